@@ -73,12 +73,20 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
+    power: Annotated[
+        bool,
+        typer.Option(
+            "--power",
+            help="Fit the power of serving devices by load instead, from scratch; it ships with meshplan, so that only "
+            "--export keeps it.",
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the errors; do not store the constants.")] = False,
     export: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.yaml",
-            help="Also write the constants; those of serving to serving_FILE.yaml.",
+            help="Also write the constants; those of serving to serving_FILE.yaml, of power to power_FILE.yaml.",
             show_default=False,
         ),
     ] = None,
@@ -98,6 +106,10 @@ def calibrate(
     rows = [row for path in observations for row in read_rows(path)]
     together = _held_out(hold_out, from_scratch=from_scratch)
     served = serving_runs(rows, catalog, traces)
+    if power:
+        fitted = _power(served, catalog, has_choices=hold_out is not None or from_scratch or free is not None)
+        _finish(fitted, catalog, form, dry_run=True, export=export, force=force)
+        return
     if served.runs:
         fitted = _serving(served, catalog, together, _serving_constants(free), from_scratch=from_scratch)
         _finish(fitted, catalog, form, dry_run=dry_run, export=export, force=force)
@@ -167,6 +179,29 @@ def _serving(
         free=free,
     )
     return serving_sets(result, served.source)
+
+
+def _power(served: Observed[PreparedRun], catalog: Catalog, *, has_choices: bool) -> FittedSets:
+    """Constants of the power curve, from the serving runs whose power was measured.
+
+    Raises:
+        SpecError: there is none, or the command line has choices of other fits.
+    """
+    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.cli.reports.calibration import power_sets
+    from meshplan.planner.serving.measured.power_fit import calibrate_power, measured_share, power_rows
+    from meshplan.planner.serving.resolve import serving_calibration
+
+    if has_choices:
+        message = "goes with none of --from-scratch, --hold-out and --constants: it leaves out all in turn"
+        raise SpecError([Problem(path="--power", message=message)])
+    runs = [run for run in served.runs if measured_share(run) is not None]
+    rows = power_rows(runs, lambda run: serving_calibration(catalog, *run.key).constants)
+    if not rows:
+        raise SpecError([Problem(path="", message="no serving run in these files has a measured power")])
+    titles = served.source.partition(": ")[2]
+    source = f"{len(rows)} serving runs with measured power of: {titles}"
+    return power_sets(calibrate_power(rows, source=source), source)
 
 
 def _training(trained: Observed[ObservedRun], catalog: Catalog, hold_out: str, *, from_scratch: bool) -> FittedSets:

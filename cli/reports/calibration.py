@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +54,10 @@ HEADER = (
     "# planner/{kind}/measured/calibrate.py.\n"
     "# Made by `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
 )
+POWER_HEADER = (
+    "# Power of serving devices by load, shares of the board's limit: see planner/serving/measured/power_fit.py.\n"
+    "# Made by `meshplan calibrate OBSERVATIONS... --power --export FILE`; do not edit by hand.\n"
+)
 
 
 class Table(NamedTuple):
@@ -96,19 +100,19 @@ class FittedSets:
                 show_rows(table.rows, table.columns, form, title=table.title)
 
     def export(self, path: Path, *, force: bool) -> None:
-        """Write the constants as a seed file of the catalog, those of serving to serving_FILE.
+        """Write the constants as a seed file of the catalog, those of serving to serving_FILE, of power to power_FILE.
 
         Raises:
             EmitError: the file cannot be written.
         """
-        path = path.with_name(f"serving_{path.name}") if self.kind == "serving" else path
+        path = path if self.kind == "training" else path.with_name(f"{self.kind}_{path.name}")
         common = ("source", "date")
         rows = [{key: value for key, value in item.items() if key not in common} for item in self.documents]
         content = {"source": self.source, "date": self.documents[0]["date"], "calibrations": rows}
         from meshplan.catalogs.untrusted.quoting import yaml_text  # start-up: only --export writes YAML
         from meshplan.catalogs.writing import write_file  # start-up: as above
 
-        header = HEADER.format(title=self.title.capitalize(), kind=self.kind)
+        header = POWER_HEADER if self.kind == "power" else HEADER.format(title=self.title.capitalize(), kind=self.kind)
         write_file(path, header + yaml_text(content, width=110), force=force)
 
 
@@ -145,6 +149,18 @@ def serving_sets(result: Calibrated[Any], source: str) -> FittedSets:
             )
             for number, (name, items) in enumerate(result.folds.items())
         ),
+    )
+
+
+def power_sets(result: Calibrated[Any], source: str) -> FittedSets:
+    """The constants of the power curve, with a table for everything that was left out in turn."""
+    serving = serving_sets(replace(result, calibrations=()), source)
+    return replace(
+        serving,
+        kind="power",
+        title="constants of the power curve",
+        names=["power"] * len(result.calibrations),
+        documents=[item.to_document() for item in result.calibrations],
     )
 
 

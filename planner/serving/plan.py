@@ -17,7 +17,7 @@ from meshplan.planner.serving.problem.nodes import place_workers, pools_by_node_
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.resolve import ResolvedServing
 from meshplan.planner.serving.search.branch import TIE, Simulated
-from meshplan.planner.serving.search.candidates import config_label
+from meshplan.planner.serving.search.candidates import config_label, power_at
 from meshplan.planner.serving.search.scores import usd_per_million_tokens
 from meshplan.planner.serving.search.search import ServingReport
 
@@ -95,10 +95,13 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
             found["usd_per_million_tokens"] = _around(
                 usd_per_million_tokens(candidate.usd_per_hour, tokens_per_s), factor
             )
-    if candidate.power_w is not None:
-        found["power_w"] = _around(candidate.power_w, 1.0)
-        if tokens_per_s > 0.0:
-            found["energy_j_per_token"] = _around(candidate.power_w / tokens_per_s, factor)
+    power_w = power_at(candidate, simulated.judged.requests_per_s)
+    if power_w is not None:
+        error = problem.power.error_p90.get("power", 0.0)
+        found["power_w"] = _around(power_w, math.exp(error))
+        if tokens_per_s > 0.0:  # errors of power and rate hardly depend on each other
+            both = math.exp(math.hypot(error, math.log(factor)))
+            found["energy_j_per_token"] = _around(power_w / tokens_per_s, both)
     return found
 
 
@@ -265,6 +268,7 @@ def provenance(resolved: ResolvedServing) -> dict[str, Any]:
             }
             for name, calibration in problem.calibrations.items()
         },
+        "power": {key: value for key, value in problem.power.to_document().items() if key != "constants"},
         "sources": dict(resolved.sources),
         "model": plain(problem.shape),
     }
@@ -278,6 +282,7 @@ def catalog_content(resolved: ResolvedServing) -> dict[str, Any]:
         "model": plain(problem.shape),
         "prices": plain(resolved.prices),
         "calibrations": {name: item.to_document() for name, item in problem.calibrations.items()},
+        "power": problem.power.to_document(),
         "rules": {"name": problem.rules.name, "version": problem.rules.version},
         "recipe": plain(problem.recipe),
     }

@@ -69,7 +69,7 @@ def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout,
 
     ``expert_copies`` are those of a layer beyond one of each expert, over all devices that hold its experts.
     """
-    attention = SCHEMES[quantization.attention].weight_bytes * _attention_parameters(shape, layout.tensor_parallel)
+    attention = SCHEMES[quantization.attention].weight_bytes * attention_parameters(shape, layout.tensor_parallel)
     mlp = SCHEMES[quantization.mlp].weight_bytes
     total = shape.num_hidden_layers * attention
     dense_layers = shape.num_hidden_layers - shape.num_moe_layers
@@ -84,7 +84,8 @@ def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout,
     return total / layout.pipeline_parallel + ends / min(layout.pipeline_parallel, 2)
 
 
-def _attention_parameters(shape: ModelShape, tensor_parallel: int) -> float:
+def attention_parameters(shape: ModelShape, tensor_parallel: int) -> float:
+    """Parameters of one attention block on one tensor-parallel device."""
     if shape.latent is not None:  # the low-rank input projections are on every device
         latent = shape.latent
         down = shape.hidden_size * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_rope_head_dim)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
+from meshplan.catalogs.constants.power import power_calibration
 from meshplan.catalogs.constants.serving import ServingConstants
-from meshplan.planner.serving.estimator.energy import average_power_w
+from meshplan.planner.serving.estimator.energy import power_share
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import worker_memory
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.measured.observations import ServedRun
-from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.deployment import serve
@@ -23,6 +24,9 @@ from meshplan.planner.serving.simulation.run import ServingRun
 # Latency and percentile in the observation format → in simulated metrics.
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "latency": "e2e"}
 PERCENTILES = {"": "mean", "_median": "p50", "_p90": "p90", "_p95": "p95", "_p99": "p99"}
+# Metrics that the power curve answers.
+SHARE_OF_LIMIT, POWER, ENERGY_PER_TOKEN = "average_power_fraction_of_tdp", "power_w", "energy_per_output_token_j"
+POWER_METRICS = (SHARE_OF_LIMIT, POWER, ENERGY_PER_TOKEN)
 # Metrics that constants are fitted to: those that a benchmark measures independently of each other, by arrival.
 FITTED_METRICS: Mapping[Arrival, tuple[str, ...]] = {
     Arrival.CLOSED_LOOP: ("ttft_s", "tpot_s"),
@@ -75,24 +79,41 @@ class PreparedRun:
 
     def predicted(self, constants: ServingConstants) -> dict[str, float]:
         """Every metric of the run that a simulation predicts; empty if a request does not fit."""
-        served = self.served(constants)
-        metrics = summarize(served, num_devices=self.run.config.num_devices)
+        return self.metrics_of(self.served(constants))
+
+    def metrics_of(self, served: ServingRun) -> dict[str, float]:
+        """Every metric of the run that one simulation of it says; empty if a request does not fit."""
+        metrics = predicted_metrics(self, served)
         if metrics.num_rejected:
             return {}
-        window = self.run.steady_window
-        if window is not None and (steady := steady_tokens_per_s(served, window)):
-            metrics = replace(
-                metrics,
-                output_tokens_per_s=steady,
-                output_tokens_per_s_per_device=steady / self.run.config.num_devices,
-            )
         wanted = {**self.run.derived, **self.run.measured}
         found = {}
         for name in wanted:
-            value = _value(name, self, metrics)
+            value = self._power(name, served, metrics) if name in POWER_METRICS else _value(name, self, metrics)
             if value is not None and value > 0.0:
                 found[name] = value
         return found
+
+    def _power(self, name: str, served: ServingRun, metrics: Metrics) -> float | None:
+        """One of the metrics of power; None for disaggregated runs and devices whose limit nobody states."""
+        run, limit = self.run, self.run.machine.device.tdp_w
+        use = None if run.config.is_disaggregated else run_utilization(served, self.workers[0], run.steady_window)
+        if use is None or limit is None:
+            return None
+        share = float(power_share(power_calibration().constants, use))
+        watts = share * limit * run.config.num_devices
+        per_token = watts / metrics.output_tokens_per_s if metrics.output_tokens_per_s > 0.0 else None
+        return {SHARE_OF_LIMIT: share, POWER: watts, ENERGY_PER_TOKEN: per_token}[name]
+
+
+def predicted_metrics(prepared: PreparedRun, served: ServingRun) -> Metrics:
+    """Figures of a run, its rates those of the steady window where the source states one and the run has it."""
+    devices, window = prepared.run.config.num_devices, prepared.run.steady_window
+    metrics = summarize(served, num_devices=devices)
+    steady = 0.0 if window is None else steady_tokens_per_s(served, window)
+    if not steady:
+        return metrics
+    return replace(metrics, output_tokens_per_s=steady, output_tokens_per_s_per_device=steady / devices)
 
 
 Rate = Callable[[PreparedRun, Metrics], float | None]
@@ -117,25 +138,6 @@ def _total_rate(prepared: PreparedRun, metrics: Metrics) -> float:
     return metrics.requests_per_s * (mean * workload.input_length + output)
 
 
-def _power_share(prepared: PreparedRun, metrics: Metrics) -> float | None:
-    """Average power over the limit: prefill's share of the time is the first token's share of a request's."""
-    e2e, device = metrics.latencies["e2e"].mean, prepared.run.machine.device
-    if device.tdp_w is None or e2e <= 0.0:
-        return None
-    watts = average_power_w(device, metrics.latencies["ttft"].mean / e2e if _is_static(prepared) else 0.0)
-    return None if watts is None else watts / device.tdp_w
-
-
-def _power_w(prepared: PreparedRun, metrics: Metrics) -> float | None:
-    share, device = _power_share(prepared, metrics), prepared.run.machine.device
-    return None if share is None or device.tdp_w is None else share * device.tdp_w * prepared.run.config.num_devices
-
-
-def _energy_per_token(prepared: PreparedRun, metrics: Metrics) -> float | None:
-    watts = _power_w(prepared, metrics)
-    return None if watts is None or metrics.output_tokens_per_s <= 0.0 else watts / metrics.output_tokens_per_s
-
-
 def _cache_blocks(prepared: PreparedRun, _: Metrics) -> float:
     run, pool = prepared.run, prepared.run.config.pools[0]
     context = run.workload.input_length + run.workload.output_length
@@ -144,17 +146,10 @@ def _cache_blocks(prepared: PreparedRun, _: Metrics) -> float:
     return memory.kv_capacity_tokens / KV_BLOCK_TOKENS
 
 
-def _is_static(prepared: PreparedRun) -> bool:
-    return prepared.run.workload.arrival is Arrival.STATIC_BATCH and prepared.run.config.pools[0].role is Role.MIXED
-
-
 RATES: Mapping[str, Rate] = {
     "output_tokens_per_s": lambda _, metrics: metrics.output_tokens_per_s,
     "output_tokens_per_s_per_device": lambda _, metrics: metrics.output_tokens_per_s_per_device,
     "total_tokens_per_s": _total_rate,
     "requests_per_s": lambda _, metrics: metrics.requests_per_s,
-    "average_power_fraction_of_tdp": _power_share,
-    "power_w": _power_w,
-    "energy_per_output_token_j": _energy_per_token,
     "kv_blocks": _cache_blocks,
 }

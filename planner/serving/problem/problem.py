@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.catalogs.constants.power import PowerCalibration, power_calibration
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
@@ -103,6 +104,7 @@ class ServingProblem:
         kv_tier: second KV cache tier of mixed workers; None without one.
         pinned: see :class:`Pinned`.
         experts: routing and the places of experts; None where nothing is known of them.
+        power: constants of the devices' power by load.
     """
 
     shape: ModelShape
@@ -119,6 +121,7 @@ class ServingProblem:
     kv_tier: KvTier | None = None
     pinned: Pinned = field(default_factory=Pinned)
     experts: ExpertRouting | None = None
+    power: PowerCalibration = field(default_factory=power_calibration)
 
     @property
     def site(self) -> Site:

@@ -8,10 +8,10 @@ The smallest bound is always the next; once the incumbent is within :data:`TIE` 
 one kind of worker the step doubles, and the numbers that were passed over are looked at again once one suffices: fewer
 identical workers under the same load are taken never to be better, so a violation rules out all smaller numbers.
 
-*Where the load is free*, scores fall as 1/rate and the highest rate that meets every SLO is unknown: a member then has
-a bracket of rates, [met, violated], with the bound s(violated), and each simulation narrows it. No bracket is narrowed
-further than needed: the first rate tried is the one at which it would equal the incumbent, and a member that violates
-an SLO there is dropped.
+*Where the load is free*, scores fall with the rate and the highest rate that meets every SLO is unknown: a member then
+has a bracket of rates, [met, violated], with the bound s(violated), and each simulation narrows it. No bracket is
+narrowed further than needed: the first rate tried is the one at which it would equal the incumbent, and a member that
+violates an SLO there is dropped.
 
 *Bound.* The least of: the bounds of everything that was not simulated, and of each member with a bracket s(violated).
 """
@@ -46,6 +46,8 @@ MAX_TIED = 12
 TIE = RATE_TOLERANCE
 # Rates that differ by less are one rate.
 SAME = 1e-9
+# Steps towards the rate of a given score: power grows with less than the 0.7th power of the rate, 0.7^60 < SAME.
+MOST_STEPS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,11 +247,7 @@ class Branch:
 
     def _narrow(self, bound: float, item: Bracket) -> None:
         """One more simulation of a deployment whose highest rate is searched for."""
-        candidate, search = item.candidate, item.search
-        most = candidate.request_rate_per_s
-        tokens_per_s = most * search.tokens_per_request
-        at_most = score_of(self.problem, candidate, request_rate_per_s=most, tokens_per_s=tokens_per_s)
-        equal = min(at_most / self.incumbent, 1.0) * most
+        search, equal = item.search, self._equal_rate(item)
         untried = search.met_per_s * (1.0 + SAME) < equal < search.violated_per_s or not search.num_runs
         search.narrow(equal if equal > 0.0 and untried else None)
         self._note(bound, item)
@@ -257,17 +255,34 @@ class Branch:
     def _note(self, bound: float, item: Bracket) -> None:
         """A deployment's bracket has changed: the incumbent, and what is left of the deployment."""
         candidate, search = item.candidate, item.search
-        most = candidate.request_rate_per_s
-        tokens_per_s = most * search.tokens_per_request
-        at_most = score_of(self.problem, candidate, request_rate_per_s=most, tokens_per_s=tokens_per_s)
         if search.met_per_s:
-            self.incumbent = min(self.incumbent, at_most * most / search.met_per_s)
-        reached = max(bound, at_most * most / search.violated_per_s)
+            self.incumbent = min(self.incumbent, self._score_at(item, search.met_per_s))
+        reached = max(bound, self._score_at(item, search.violated_per_s))
         if search.is_closed and not search.look_above():
             self._end(candidate, search.judged())
             self.unseen = min(self.unseen, reached if search.met_per_s else INFINITE)
         else:
             self._put(reached, item)
+
+    def _equal_rate(self, item: Bracket) -> float:
+        """The rate at which a deployment would equal the incumbent, requests/s, at most its highest.
+
+        Scores fall as 1/rate, so that the first step finds it; of energy more slowly, as power falls with the rate
+        too: each step then leaves a share of the distance.
+        """
+        most = item.candidate.request_rate_per_s
+        rate = min(self._score_at(item, most) / self.incumbent, 1.0) * most
+        for _ in range(MOST_STEPS):
+            score = self._score_at(item, rate) if rate > 0.0 else self.incumbent
+            if score >= self.incumbent * (1.0 - SAME):
+                break
+            rate *= score / self.incumbent
+        return rate
+
+    def _score_at(self, item: Bracket, rate_per_s: float) -> float:
+        """The objective of a deployment if it met every SLO at a rate."""
+        tokens_per_s = rate_per_s * item.search.tokens_per_request
+        return score_of(self.problem, item.candidate, request_rate_per_s=rate_per_s, tokens_per_s=tokens_per_s)
 
     def _end(self, candidate: Candidate, judged: Judged) -> None:
         """Record a result. A violated SLO on the time between tokens adds candidates with smaller batches."""

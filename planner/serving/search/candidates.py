@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.problem.config import Layout, Pool, Role, Router, ServingConfig
-from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.search.families import Counts, Family
 from meshplan.planner.serving.search.layouts import PlacedWorker
 from meshplan.planner.serving.search.scores import score_at
@@ -39,7 +39,7 @@ class Candidate:
         tpot_s: by the closed form.
         ttft_s: by the closed form, without queueing.
         usd_per_hour: price of all nodes in use; None without prices.
-        power_w: average power of all devices; None without board powers.
+        power_w: average power of all devices at that rate, by the closed form; None without board powers.
         parts: kinds of workers and the number of each.
         family: its kinds.
         counts: number of each.
@@ -224,13 +224,20 @@ def _candidate(
     return replace(unscored, score=score)
 
 
+def power_at(candidate: Candidate, request_rate_per_s: float) -> float | None:
+    """Average power of all devices at a rate, W; None without board powers."""
+    family, counts = candidate.family, candidate.counts
+    return family.power_w(counts, family.shares(counts, request_rate_per_s))
+
+
 def score_of(problem: ServingProblem, candidate: Candidate, *, request_rate_per_s: float, tokens_per_s: float) -> float:
     """The objective of a deployment at a rate; see :func:`~meshplan.planner.serving.search.scores.score_at`."""
+    needs_power = problem.objective is ServingObjective.ENERGY
     return score_at(
         problem.objective,
         num_devices=candidate.config.num_devices,
         usd_per_hour=candidate.usd_per_hour,
-        power_w=candidate.power_w,
+        power_w=power_at(candidate, request_rate_per_s) if needs_power else None,
         request_rate_per_s=request_rate_per_s,
         tokens_per_s=tokens_per_s,
     )

@@ -31,7 +31,7 @@ from functools import cached_property
 
 import numpy as np
 
-from meshplan.planner.serving.estimator.energy import average_power_w
+from meshplan.planner.serving.estimator.energy import average_power_w, least_power_w
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.nodes import by_node_type, fit_nodes, nodes_needed, usd_per_hour
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
@@ -92,7 +92,8 @@ class Family:
         """Average power of a member whose kinds finish ``rates`` requests/s; None without board powers."""
         power = 0.0
         for kind, count, rate in zip(self.kinds, counts, rates, strict=True):
-            watts = average_power_w(kind.placed.machine.device, kind.prefill_share(rate / count))
+            use = kind.utilization(rate / count)
+            watts = average_power_w(kind.placed.machine.device, self.problem.power.constants, use)
             if watts is None:
                 return None
             power += watts * kind.num_devices * count
@@ -320,9 +321,9 @@ class Family:
             return 1.0 / (rate or most) if rate or most else INFINITE
         if not all(each > 0.0 for each in self.rates):
             return INFINITE
-        costs = [self._cost(kind) / each for kind, each in zip(self.kinds, self.rates, strict=True)]
+        costs = [self._cost_at_best(kind) / each for kind, each in zip(self.kinds, self.rates, strict=True)]
         per_rate = sum(costs) if self.is_disaggregated else min(costs)
-        ones = sum(self._cost(kind) for kind in self.kinds)
+        ones = sum(self._least_cost(kind) for kind in self.kinds)
         if rate is not None:
             least = self._cost_of(rate, per_rate, ones)
         elif objective is ServingObjective.NUM_DEVICES:
@@ -345,17 +346,29 @@ class Family:
 
     def _cost_of(self, rate: float, per_rate: float, ones: float) -> float:
         """Least cost of a given rate with at least one worker of each kind."""
-        if self.is_disaggregated:
+        if self.is_disaggregated or self.problem.objective is ServingObjective.ENERGY:
             return max(per_rate * rate, ones)
         return ones + max(rate - sum(self.rates), 0.0) * per_rate
 
-    def _cost(self, kind: PricedWorker) -> float:
-        """What the objective counts of one worker: devices, USD/h or the least power of them, W."""
+    def _cost_at_best(self, kind: PricedWorker) -> float:
+        """What the objective counts of one worker at its best rate: devices, USD/h, or W.
+
+        Power grows more slowly than the rate, so that no other rate takes less energy for a request.
+        """
+        if self.problem.objective is not ServingObjective.ENERGY:
+            return self._least_cost(kind)
+        use = kind.utilization(kind.best_rate_per_s)
+        watts = average_power_w(kind.placed.machine.device, self.problem.power.constants, use)
+        return kind.num_devices * (watts or 0.0)
+
+    def _least_cost(self, kind: PricedWorker) -> float:
+        """What the objective counts of one worker at any rate: devices, USD/h, or the power of waiting devices, W."""
         match self.problem.objective:
             case ServingObjective.USD_PER_MILLION_TOKENS:
                 return kind.num_devices * (kind.placed.machine.usd_per_hour_per_device or 0.0)
             case ServingObjective.ENERGY:
-                return kind.num_devices * (average_power_w(kind.placed.machine.device, 0.0) or 0.0)
+                watts = least_power_w(kind.placed.machine.device, self.problem.power.constants)
+                return kind.num_devices * (watts or 0.0)
             case _:
                 return float(kind.num_devices)
 

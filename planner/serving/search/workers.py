@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.pools import pool_worker, scheduled
 from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill_s, steady_state
 from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.estimator.work import DeviceWork, request_work
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers, with_chunk
@@ -24,24 +27,28 @@ from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers
 CHUNK_STEP, LEAST_CHUNK = 4, 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PricedWorker:
     """A worker with the tables of its iterations and its steady states.
 
     Args:
         placed: layout, formats, memory.
+        worker: the same as the estimator takes it.
         cost: tables of its iteration times.
         steady: steady states by running requests.
         feasible: [N] whether the closed form meets every SLO at that number of running requests.
         first_token_s: TTFT of a request on an idle worker.
+        cached: prompt tokens of a request that the prefix cache holds.
         capped: its scheduler runs fewer requests than its cache holds, so that the time between tokens stays short.
     """
 
     placed: PlacedWorker
+    worker: Worker
     cost: StepCost
     steady: SteadyState
     feasible: NDArray[np.bool_]
     first_token_s: float
+    cached: float = 0.0
     capped: bool = False
 
     @property
@@ -54,9 +61,15 @@ class PricedWorker:
         """Most requests/s within the SLOs."""
         return float(self.steady.rate_per_s[self.feasible].max(initial=0.0))
 
-    def prefill_share(self, rate_per_s: float) -> float:
-        """Share of its time that a worker prefills at a rate of its own."""
-        return 0.0 if self.placed.role is Role.DECODE else rate_per_s * float(self.steady.prefill_s[-1])
+    @cached_property
+    def work_per_request(self) -> DeviceWork:
+        """[N] Work of one of its devices for a request, by running requests."""
+        return request_work(self.worker, self.steady.num_seqs.astype(np.float64), cached=self.cached)
+
+    def utilization(self, rate_per_s: float) -> DeviceWork:
+        """Utilisations of one of its devices where the worker finishes so many requests/s."""
+        reached = np.maximum.accumulate(self.steady.rate_per_s)
+        return self.work_per_request.at(rate_per_s, reached).times(rate_per_s)
 
 
 def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) -> list[PricedWorker]:
@@ -110,7 +123,8 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker, cost: StepCost |
     """
     workload, constants = problem.workload, problem.calibrations[placed.node_type].constants
     pool = pool_of(problem, placed, 1)
-    cost = cost or pool_worker(problem.site, pool, workload, problem.speculation).step_cost()
+    worker = pool_worker(problem.site, pool, workload, problem.speculation)
+    cost = cost or worker.step_cost()
     limits = scheduled(pool, problem.recipe, workload)
     prompt, output = workload.mean_lengths
     cached = prompt * workload.prefix_hit_rate
@@ -131,7 +145,15 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker, cost: StepCost |
         feasible &= first + max(output - 1.0, 0.0) * steady.tpot_s <= problem.limit_s("e2e")
     if placed.role is not Role.DECODE:
         feasible &= first <= problem.limit_s("ttft", "e2e")
-    return PricedWorker(placed=placed, cost=cost, steady=steady, feasible=feasible, first_token_s=float(first[0]))
+    return PricedWorker(
+        placed=placed,
+        worker=worker,
+        cost=cost,
+        steady=steady,
+        feasible=feasible,
+        first_token_s=float(first[0]),
+        cached=cached,
+    )
 
 
 def _violated_slo(problem: ServingProblem, worker: PricedWorker) -> str:

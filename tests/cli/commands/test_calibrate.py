@@ -81,3 +81,22 @@ def test_files_without_a_run_that_can_be_priced(meshplan: Command, tmp_path: Pat
     refused = meshplan("calibrate", file_of(tmp_path, [{"id": "a", "task": "diffusion"}]))
     assert refused.code == 2
     assert "no run in these files that can be priced" in refused.err
+
+
+def test_the_power_curve_is_fitted_and_exported(meshplan: Command, tmp_path: Path) -> None:
+    exported = tmp_path / "own.yaml"
+    done = meshplan("calibrate", FOLDER / "serving-power.jsonl", "--power", "--export", exported, "--format", "json")
+    assert done.code == 0
+    (made,) = done.json["calibrations"]
+    assert made["num_runs"] == 6
+    assert (
+        yaml.safe_load((tmp_path / "power_own.yaml").read_text())["calibrations"][0]["constants"] == made["constants"]
+    )
+    assert {row["metric"] for row in done.json["group"]} >= {"power_w", "energy_per_output_token_j"}
+
+
+def test_a_fit_of_power_needs_watts_and_takes_no_other_choice(meshplan: Command, tmp_path: Path) -> None:
+    without = meshplan("calibrate", file_of(tmp_path, some_rows("serving", "vLLM", 2)), "--power")
+    assert "no serving run in these files has a measured power" in without.err
+    both = meshplan("calibrate", FOLDER / "serving-power.jsonl", "--power", "--from-scratch")
+    assert "goes with none of --from-scratch" in both.err

@@ -18,7 +18,7 @@ from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.branch import TIE, Branch, simulate_candidate
-from meshplan.planner.serving.search.candidates import Candidate, candidate_of
+from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of
 from meshplan.planner.serving.search.families import Family, families
 from meshplan.planner.serving.search.search import search_serving
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, judge
@@ -33,6 +33,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         "slo": {"e2e_mean_s": 30.0},
         "objective": "usd_per_million_tokens",
     },
+    "8B, energy": {"model": "llama-3.1-8b", "slo": {"ttft_p95_s": 0.5}, "objective": "energy"},
 }
 
 
@@ -85,7 +86,8 @@ def test_no_deployment_searched_by_itself_is_better(catalog: Catalog, question: 
     assert solution.gap is not None
     for candidate in deployments(problem):
         rate = highest_rate(problem, candidate)
-        score = candidate.score * candidate.request_rate_per_s / rate if rate else math.inf
+        tokens_per_s = rate * problem.workload.mean_lengths[1]
+        score = score_of(problem, candidate, request_rate_per_s=rate, tokens_per_s=tokens_per_s)
         assert score >= solution.objective * (1.0 - solution.gap) * (1.0 - 1e-9)
     assert all(one.judged.violated or one.score >= solution.objective * (1.0 - TIE) for one in report.simulated)
 

@@ -1,0 +1,165 @@
+"""Bytes and multiplications of an iteration on one device, as seconds at the device's peak rates.
+
+For n decoding requests that read C tokens of KV cache and p prompt tokens, with pp pipeline stages, a attention
+data-parallel ranks and B micro-batches that traverse a stage in one iteration, 1 ≤ B ≤ pp::
+
+    bytes = B·(dense weights of the stage + experts hit by a micro-batch's tokens) + C·KV bytes of a token/(pp·cp·a)
+    FLOP  = 2·parameters of the device·tokens that it sees + attention over C and over the prompts' own tokens
+
+Experts hit are those of even, independent routing. Activations are left out: they move a tenth of the bytes or less.
+Divided by the time of the iteration these are the utilisations that power depends on (``energy``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.constants import BYTES_16_BIT
+from meshplan.planner.serving.estimator.iteration import Worker
+from meshplan.planner.serving.estimator.memory import attention_parameters, kv_bytes_per_token, window_share
+from meshplan.planner.serving.estimator.operators import distinct_experts, peak_flops_per_s
+from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.quantization import SCHEMES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWork:
+    """Work of one device, each in seconds at its peak rate; numbers or arrays of one shape.
+
+    Divided by the time that it took: utilisations.
+
+    Args:
+        wide_s: reading 16-bit weights and KV cache.
+        narrow_s: reading weights of 8 bits or fewer.
+        compute_s: multiplying.
+    """
+
+    wide_s: FloatArray
+    narrow_s: FloatArray
+    compute_s: FloatArray
+
+    def times(self, factor: FloatArray | float) -> DeviceWork:
+        """So many times the work; divide by a time for utilisations."""
+        return DeviceWork(
+            wide_s=self.wide_s * factor, narrow_s=self.narrow_s * factor, compute_s=self.compute_s * factor
+        )
+
+    def sum(self) -> DeviceWork:
+        """All of an array."""
+        return DeviceWork(wide_s=np.sum(self.wide_s), narrow_s=np.sum(self.narrow_s), compute_s=np.sum(self.compute_s))
+
+    def at(self, place: float, places: FloatArray) -> DeviceWork:
+        """Interpolated between rising places; the ends go on as they are."""
+        parts = (self.wide_s, self.narrow_s, self.compute_s)
+        wide, narrow, compute = (np.asarray(np.interp(place, places, part)) for part in parts)
+        return DeviceWork(wide_s=wide, narrow_s=narrow, compute_s=compute)
+
+
+def iteration_work(
+    worker: Worker, *, decodes: FloatArray, cached_tokens: FloatArray, prompt_tokens: FloatArray
+) -> DeviceWork:
+    """Work of a device in iterations of the whole worker, mean over its devices; arrays of one shape.
+
+    Args:
+        worker: whose iterations they are. A draft model's work is not counted.
+        decodes: n, decoding requests.
+        cached_tokens: C, tokens of KV cache that they read.
+        prompt_tokens: p, new prompt tokens.
+    """
+    layout, device = worker.layout, worker.machine.device
+    verified = 1 if worker.speculation is None else worker.speculation.verified_tokens
+    tokens = decodes * verified + prompt_tokens
+    ranks, stages = layout.attention_data_parallel, layout.pipeline_parallel
+    batches = np.clip(np.ceil((decodes + (prompt_tokens > 0)) / ranks), 1.0, stages)
+    by_width = {False: np.zeros_like(tokens), True: np.zeros_like(tokens)}
+    compute = _attention_s(worker, cached_tokens * verified, prompt_tokens)
+    for scheme, parameters in _dense_parameters(worker):
+        each = SCHEMES[scheme].weight_bytes
+        by_width[each < BYTES_16_BIT] += batches * each * parameters / stages
+        compute = compute + 2.0 * tokens / ranks * parameters / stages / _peak(worker, scheme)
+    columns = worker.shape.vocab_size * worker.shape.hidden_size / layout.tensor_parallel / stages
+    by_width[False] += batches * BYTES_16_BIT * columns
+    compute = compute + 2.0 * (decodes * verified + (prompt_tokens > 0)) / ranks * columns / _peak(worker, "bf16")
+    moe, shape = worker.shape.moe, worker.shape
+    if moe is not None:
+        scheme = worker.quantization.experts
+        spread = layout.expert_parallel * layout.expert_tensor_parallel * stages
+        held = shape.num_moe_layers * shape.expert_parameters / spread
+        hit = distinct_experts(tokens / batches, top_k=moe.num_experts_per_token, num_experts=moe.num_experts)
+        each = SCHEMES[scheme].weight_bytes
+        by_width[each < BYTES_16_BIT] += batches * each * hit * held
+        compute = compute + 2.0 * tokens * moe.num_experts_per_token * held / _peak(worker, scheme)
+    by_width[False] += cached_tokens * _cache_bytes(worker)
+    return DeviceWork(
+        wide_s=by_width[False] / device.memory_bandwidth_bytes_per_s,
+        narrow_s=by_width[True] / device.memory_bandwidth_bytes_per_s,
+        compute_s=compute,
+    )
+
+
+def request_work(worker: Worker, running: FloatArray, *, cached: float = 0.0) -> DeviceWork:
+    """Work of a device for one request in a steady state: the more requests run, the more share its iterations.
+
+    Args:
+        worker: whose steady state it is.
+        running: [N] requests that run at once.
+        cached: prompt tokens that the prefix cache holds.
+    """
+    contexts, role = worker.contexts, worker.role
+    speed = 1.0 if worker.speculation is None else worker.speculation.tokens_per_step
+    steps = 0.0 if role is Role.PREFILL else (contexts.most - contexts.least - 1.0) / speed
+    prompt = np.full_like(running, 0.0 if role is Role.DECODE else max(contexts.prompt - cached, 1.0))
+    if steps > 0.0:
+        iterations, decodes = steps / running, running
+    else:
+        iterations, decodes = np.ceil(prompt / worker.limits.max_batched_tokens), np.zeros_like(running)
+    held = decodes * (contexts.least + contexts.most) / 2.0
+    one = iteration_work(worker, decodes=decodes, cached_tokens=held, prompt_tokens=prompt / iterations)
+    return one.times(iterations)
+
+
+def _dense_parameters(worker: Worker) -> list[tuple[str, float]]:
+    """(scheme, parameters of all stages on one tensor-parallel device) that every token uses, without the LM head."""
+    shape, formats, tensor = worker.shape, worker.quantization, worker.layout.tensor_parallel
+    shared = 0.0 if shape.moe is None else shape.num_moe_layers * shape.shared_expert_parameters / tensor
+    dense = (shape.num_hidden_layers - shape.num_moe_layers) * shape.dense_mlp_parameters / tensor
+    return [
+        (formats.attention, shape.num_hidden_layers * attention_parameters(shape, tensor)),
+        (formats.mlp, dense + shared),
+        ("bf16", float(shape.num_moe_layers * shape.router_parameters)),
+    ]
+
+
+def _attention_s(worker: Worker, cached_tokens: FloatArray, prompt_tokens: FloatArray) -> FloatArray:
+    """Attention over the cache of decodes and over whole prompts: each prompt token sees half of its prompt."""
+    shape, layout = worker.shape, worker.layout
+    heads = shape.num_attention_heads / layout.tensor_parallel
+    if shape.latent is None:
+        decode = prefill = 4.0 * heads * shape.head_dim
+    else:  # absorbed in the low rank for decodes, expanded for prompts
+        latent = shape.latent
+        decode = 2.0 * heads * (2.0 * latent.kv_lora_rank + latent.qk_rope_head_dim)
+        prefill = 2.0 * heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
+    prompt, share = worker.contexts.prompt, window_share(shape, _context(worker))
+    pairs = decode * cached_tokens + prefill * prompt_tokens * (prompt + 1.0) / 2.0
+    split = layout.attention_data_parallel * layout.pipeline_parallel * layout.context_parallel
+    return shape.num_hidden_layers * share * pairs / split / _peak(worker, "bf16")
+
+
+def _cache_bytes(worker: Worker) -> float:
+    """KV cache of one token that one device holds, mean over the worker's devices."""
+    layout = worker.layout
+    full = kv_bytes_per_token(worker.shape, worker.quantization, tensor_parallel=layout.tensor_parallel)
+    split = layout.pipeline_parallel * layout.context_parallel * layout.attention_data_parallel
+    return full * window_share(worker.shape, _context(worker)) / split
+
+
+def _context(worker: Worker) -> float:
+    return (worker.contexts.least + worker.contexts.most) / 2.0
+
+
+def _peak(worker: Worker, scheme: str) -> float:
+    return peak_flops_per_s(worker.machine.device, SCHEMES[scheme].peak_dtype)

@@ -1,0 +1,53 @@
+"""How busy the devices of a measured run were, by its simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshplan.planner.serving.estimator.iteration import Worker
+from meshplan.planner.serving.estimator.work import DeviceWork, iteration_work
+from meshplan.planner.serving.simulation.metrics import steady_window_s
+from meshplan.planner.serving.simulation.run import Segments, ServingRun
+
+
+def run_utilization(served: ServingRun, worker: Worker, steady: int | None = None) -> DeviceWork | None:
+    """Utilisations of a device, mean over the run's identical workers.
+
+    Args:
+        served: the simulated run.
+        worker: of which kind its workers are.
+        steady: only the time in which so many requests run (:func:`steady_window_s`); None, or where there is no such
+            time: the whole run.
+    """
+    window = None if steady is None else steady_window_s(served, steady)
+    start, end = window or (float(served.arrival_s[served.is_served].min(initial=np.inf)), served.end_s)
+    if not end > start or not served.workers:
+        return None
+    each = [_work(worker, run.segments, start, end) for run in served.workers]
+    return _total(each).times(1.0 / (len(each) * (end - start)))
+
+
+def _work(worker: Worker, segments: Segments, start_s: float, end_s: float) -> DeviceWork:
+    """Work between two times; iterations of a segment are spread evenly over it."""
+    seconds = np.maximum(segments.end_s - segments.start_s, np.finfo(float).tiny)
+    inside = np.clip(segments.end_s, start_s, end_s) - np.clip(segments.start_s, start_s, end_s)
+    iterations = np.maximum(segments.steps, 1.0)
+    speed = 1.0 if worker.speculation is None else worker.speculation.tokens_per_step
+    grown = segments.num_decoding * speed * (iterations - 1.0) / 2.0
+    one = iteration_work(
+        worker,
+        decodes=segments.num_decoding,
+        cached_tokens=np.where(segments.num_decoding > 0, segments.kv_tokens + grown, 0.0),
+        prompt_tokens=segments.prompt_tokens,
+    )
+    return one.times(iterations * inside / seconds).sum()
+
+
+def _total(parts: Sequence[DeviceWork]) -> DeviceWork:
+    return DeviceWork(
+        wide_s=np.asarray(sum(part.wide_s for part in parts)),
+        narrow_s=np.asarray(sum(part.narrow_s for part in parts)),
+        compute_s=np.asarray(sum(part.compute_s for part in parts)),
+    )

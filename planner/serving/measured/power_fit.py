@@ -1,0 +1,183 @@
+"""Fitting the power curve to measured runs, and saying how well it carries over.
+
+Utilisations are those of the simulation with the catalog's serving constants, because a plan has no others; the curve
+thus carries their error too, and the errors are taken both ways: as predicted, and with utilisations corrected by the
+rate that was measured. Objective: that of :mod:`meshplan.planner.validation.fitting` for the logarithm of the power,
+with the logarithms of the constants as parameters and the weight 1/(runs of the group).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.catalogs.constants.power import PowerCalibration, PowerConstants
+from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.energy import power_share
+from meshplan.planner.serving.estimator.work import DeviceWork
+from meshplan.planner.serving.measured.power import run_utilization
+from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.simulation.run import ServingRun
+from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
+from meshplan.planner.validation.held_out import Calibrated, HeldOut, leave_one_out, today
+
+POWER = Parameters(names=("waiting_share", "memory_share", "narrow_share", "compute_share", "compute_exponent"))
+# Scatter of a board's power that no constant explains, in the logarithm: the same model on the same devices, under
+# another set of prompts at the same number of requests (ML.ENERGY, Qwen3-30B on two H100: 3 to 7 %).
+NOISE = 0.05
+LOSS = Loss(huber=1.0)
+# Prior of every constant about its default: a factor of e.
+SPREAD = 1.0
+STEP, MAX_MOVE, ITERATIONS, REWEIGHTINGS, CONVERGED = 1e-4, 0.5, 60, 1, 1e-4
+# Metrics of the held-out errors: as a plan predicts them, and with the measured rate, where energy errs as power does.
+PREDICTED, AT_MEASURED_RATE = "power_w", "power_w (measured rate)"
+ENERGY = "energy_per_output_token_j"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerRow:
+    """One run whose power was measured.
+
+    Args:
+        prepared: the run.
+        share: measured power over the board's limit.
+        use: utilisations by its simulation.
+        rate_error: predicted over measured rate of output tokens; None where the rate was not measured.
+    """
+
+    prepared: PreparedRun
+    share: float
+    use: DeviceWork
+    rate_error: float | None
+
+    @property
+    def group(self) -> str:
+        """Near-duplicates share it."""
+        return self.prepared.run.group
+
+    def held_out(self, constants: PowerConstants) -> list[HeldOut]:
+        """Errors under constants that were fitted without the run."""
+        power = float(power_share(constants, self.use)) / self.share
+        found = {PREDICTED: power}
+        if self.rate_error is not None:
+            corrected = self.use.times(1.0 / self.rate_error)
+            found[AT_MEASURED_RATE] = float(power_share(constants, corrected)) / self.share
+            found[ENERGY] = power / self.rate_error
+        run = self.prepared.run
+        return [
+            HeldOut(id=run.id, group=self.group, key=self.prepared.key, metric=name, error=ratio - 1.0)
+            for name, ratio in found.items()
+        ]
+
+
+# What is left out together; the first is the headline.
+TOGETHER: Mapping[str, Callable[[PowerRow], Hashable]] = {
+    "group": lambda row: row.group,
+    "source": lambda row: row.group.partition("|")[0],
+    "device": lambda row: row.prepared.run.machine.device.slug,
+}
+
+
+def power_rows(runs: Iterable[PreparedRun], constants: Callable[[PreparedRun], ServingConstants]) -> list[PowerRow]:
+    """The aggregated runs with a measured power.
+
+    Args:
+        runs: measured serving runs.
+        constants: of the serving estimator, for a run.
+    """
+    return [row for run in runs if (row := _row(run, constants)) is not None]
+
+
+def _row(prepared: PreparedRun, constants: Callable[[PreparedRun], ServingConstants]) -> PowerRow | None:
+    share = measured_share(prepared)
+    if share is None or prepared.run.config.is_disaggregated:
+        return None
+    served = prepared.served(constants(prepared))
+    use = run_utilization(served, prepared.workers[0], prepared.run.steady_window)
+    if use is None:
+        return None
+    return PowerRow(prepared=prepared, share=share, use=use, rate_error=_rate_error(prepared, served))
+
+
+def _rate_error(prepared: PreparedRun, served: ServingRun) -> float | None:
+    """Predicted over measured rate of tokens, by the first of these that was measured: tokens/s, time per token."""
+    measured = prepared.run.measured
+    predicted = prepared.metrics_of(served)
+    for name in ("output_tokens_per_s", "total_tokens_per_s"):
+        if measured.get(name) and predicted.get(name):
+            return float(predicted[name] / measured[name])
+    if measured.get("tpot_s") and predicted.get("tpot_s"):
+        return float(measured["tpot_s"] / predicted["tpot_s"])
+    return None
+
+
+def measured_share(prepared: PreparedRun) -> float | None:
+    """Measured average power over the limit of all boards; None where it was not measured."""
+    run, limit = prepared.run, prepared.run.machine.device.tdp_w
+    share = run.measured.get("average_power_fraction_of_tdp")
+    if share is None and limit is not None and "power_w" in run.measured:
+        share = run.measured["power_w"] / run.config.num_devices / limit
+    return None if not share else float(share)
+
+
+def calibrate_power(rows: Sequence[PowerRow], *, source: str, date: str | None = None) -> Calibrated[PowerCalibration]:
+    """The curve of all rows, with its errors on rows held out.
+
+    Args:
+        rows: runs whose power was measured.
+        source: what they are.
+        date: day of the fit, ISO 8601; None for today.
+    """
+    folds = {
+        name: tuple(
+            leave_one_out(
+                rows,
+                together,
+                lambda left, together=together: fitted([row for row in rows if together(row) != left]),  # type: ignore[misc]
+                lambda row, constants: row.held_out(constants),
+            )
+        )
+        for name, together in TOGETHER.items()
+    }
+    sizes = [abs(np.log1p(item.error)) for item in folds["group"] if item.metric == PREDICTED]
+    calibration = PowerCalibration(
+        constants=fitted(rows),
+        error_p90={"power": round(float(np.quantile(sizes, 0.9)), 4)},
+        num_runs=len(rows),
+        source=source,
+        date=date or today(),
+    )
+    return Calibrated(calibrations=(calibration,), folds=folds)
+
+
+def fitted(rows: Sequence[PowerRow]) -> PowerConstants:
+    """The most probable constants; the defaults without rows."""
+    if not rows:
+        return PowerConstants()
+    count = Counter(row.group for row in rows)
+    weight = np.array([1.0 / count[row.group] for row in rows])
+    measured = np.log([row.share for row in rows])
+    use = DeviceWork(
+        wide_s=np.array([float(row.use.wide_s) for row in rows]),
+        narrow_s=np.array([float(row.use.narrow_s) for row in rows]),
+        compute_s=np.array([float(row.use.compute_s) for row in rows]),
+    )
+    start = POWER.vector(PowerConstants())
+    prior = Prior(mean=start, spread=np.full(len(start), SPREAD))
+
+    def predicted(theta: FloatArray) -> FloatArray:
+        constants = PowerConstants(**{name: float(value) for name, value in POWER.values(theta).items()})
+        return np.log(power_share(constants, use))
+
+    def step(theta: FloatArray) -> FloatArray:
+        here = predicted(theta)
+        slope = np.stack([(predicted(theta + STEP * unit) - here) / STEP for unit in np.eye(len(theta))], axis=1)
+        linear = Linear(at=theta, residual=measured - here, slope=slope, noise=np.full(len(rows), NOISE), weight=weight)
+        return limited(theta, most_probable(linear, prior, LOSS, rounds=REWEIGHTINGS), MAX_MOVE)
+
+    theta = gauss_newton(step, start, iterations=ITERATIONS, converged=CONVERGED)
+    return POWER.replaced(PowerConstants(), theta)

@@ -1,0 +1,168 @@
+"""Power by load: work counted by hand, the curve's shape, published watts, and two ways to the same utilisation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshplan.catalogs.constants.power import PowerConstants, power_calibration
+from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.database.seeds import seed_model_shape
+from meshplan.planner.serving.estimator.energy import average_power_w, least_power_w, power_share
+from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
+from meshplan.planner.serving.estimator.memory import kv_bytes_per_token, weights_bytes
+from meshplan.planner.serving.estimator.operators import distinct_experts
+from meshplan.planner.serving.estimator.work import DeviceWork, iteration_work, request_work
+from meshplan.planner.serving.measured.observations import served_run
+from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
+from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.resolve import serving_calibration
+from meshplan.planner.validation.machines import MachineReader, read_rows
+
+MEASURED = Path(__file__).parents[3] / "validation" / "serving-power.jsonl"
+PROMPT, OUTPUT = 1000.0, 200.0
+
+
+@pytest.fixture(scope="module")
+def runs(catalog: Catalog) -> dict[str, PreparedRun]:
+    reader = MachineReader(catalog)
+    return {row["id"]: PreparedRun(served_run(row, reader)) for row in read_rows(MEASURED)}
+
+
+@pytest.fixture(scope="module")
+def worker(runs: dict[str, PreparedRun]) -> Worker:
+    """Llama-3.1-8B on one H100."""
+    machine = next(run for name, run in runs.items() if "Llama-3.1-8B" in name).run.machine
+    return Worker(
+        shape=seed_model_shape("llama-3.1-8b"),
+        machine=machine,
+        engine="vllm",
+        layout=Layout(),
+        limits=EngineLimits(),
+        quantization=Quantization.uniform("bf16"),
+        constants=ServingConstants(),
+        contexts=ContextRange(prompt=PROMPT, least=PROMPT, most=PROMPT + OUTPUT),
+    )
+
+
+def one(**counts: float) -> dict[str, np.ndarray]:
+    return {name: np.array([float(counts.get(name, 0))]) for name in ("decodes", "cached_tokens", "prompt_tokens")}
+
+
+def use(wide: float = 0.0, narrow: float = 0.0, compute: float = 0.0) -> DeviceWork:
+    return DeviceWork(wide_s=np.array(wide), narrow_s=np.array(narrow), compute_s=np.array(compute))
+
+
+# --- work -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_decode_iteration_reads_every_weight_once_and_the_cache(worker: Worker) -> None:
+    work = iteration_work(worker, **one(decodes=8, cached_tokens=8000))
+    shape, device = worker.shape, worker.machine.device
+    embedding = 2.0 * shape.embedding_parameters  # looked up, not read
+    weights = weights_bytes(shape, worker.quantization, worker.layout) - embedding
+    cache = 8000 * kv_bytes_per_token(shape, worker.quantization)
+    assert work.wide_s * device.memory_bandwidth_bytes_per_s == pytest.approx(weights + cache, rel=0.001)
+    assert work.narrow_s == 0.0
+
+
+def test_a_token_multiplies_by_every_parameter_twice(worker: Worker) -> None:
+    shape, peak = worker.shape, worker.machine.device.peak_flops_per_s["bf16"]
+    used = shape.num_parameters - shape.embedding_parameters
+    attended = 4.0 * shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers * 8000
+    work = iteration_work(worker, **one(decodes=8, cached_tokens=8000))
+    assert work.compute_s * peak == pytest.approx(2.0 * 8 * used + attended, rel=0.001)
+    prompts = iteration_work(worker, **one(prompt_tokens=PROMPT))
+    assert prompts.compute_s * peak > 2.0 * PROMPT * (used - shape.vocab_size * shape.hidden_size)
+    assert prompts.compute_s > prompts.wide_s  # a prompt is bound by compute, a decode by memory
+    assert work.compute_s < work.wide_s
+
+
+def test_narrow_weights_are_counted_by_themselves(worker: Worker) -> None:
+    narrow = replace(worker, quantization=Quantization.uniform("fp8"))
+    wide_work, narrow_work = (iteration_work(item, **one(decodes=8)) for item in (worker, narrow))
+    head = 2.0 * worker.shape.vocab_size * worker.shape.hidden_size / worker.machine.device.memory_bandwidth_bytes_per_s
+    assert narrow_work.wide_s == pytest.approx(head)  # the LM head stays in 16 bits
+    assert narrow_work.narrow_s == pytest.approx((wide_work.wide_s - head) / 2.0)
+
+
+def test_experts_are_read_where_they_are_hit(worker: Worker) -> None:
+    moe = replace(worker, shape=seed_model_shape("qwen3-30b-a3b"))
+    few, many = (iteration_work(moe, **one(decodes=count)) for count in (1, 10_000))
+    each = 2.0 * moe.shape.expert_parameters * moe.shape.num_moe_layers
+    hit = distinct_experts(np.array([1.0, 10_000.0]), top_k=8, num_experts=128)
+    read = (many.wide_s - few.wide_s) * moe.machine.device.memory_bandwidth_bytes_per_s
+    assert read == pytest.approx(each * (hit[1] - hit[0]), rel=0.001)
+
+
+def test_devices_share_the_work(worker: Worker) -> None:
+    alone = iteration_work(worker, **one(decodes=64, cached_tokens=64_000, prompt_tokens=100))
+    for layout in (Layout(tensor_parallel=4), Layout(pipeline_parallel=4)):
+        split = iteration_work(
+            replace(worker, layout=layout), **one(decodes=64, cached_tokens=64_000, prompt_tokens=100)
+        )
+        assert 4.0 * split.compute_s == pytest.approx(alone.compute_s)
+        # Every micro-batch reads its stage's weights again.
+        passes = layout.pipeline_parallel
+        cache = 64_000 * kv_bytes_per_token(worker.shape, worker.quantization)
+        cache_s = cache / worker.machine.device.memory_bandwidth_bytes_per_s
+        assert 4.0 * split.wide_s == pytest.approx(passes * (alone.wide_s - cache_s) + cache_s)
+
+
+def test_a_request_takes_less_work_the_more_run(worker: Worker) -> None:
+    running = np.array([1.0, 8.0, 64.0, 256.0])
+    for role in (Role.MIXED, Role.DECODE):
+        work = request_work(replace(worker, role=role), running)
+        assert (np.diff(work.wide_s) < 0).all()
+    assert work.compute_s == pytest.approx(np.full(4, work.compute_s[0]))  # multiplications are not shared
+    prefill = request_work(replace(worker, role=Role.PREFILL), running)
+    assert prefill.compute_s[0] < request_work(worker, running).compute_s[0]
+
+
+# --- the curve ------------------------------------------------------------------------------------------------------
+
+
+def test_power_rises_with_every_use_and_stays_below_the_limit() -> None:
+    constants = power_calibration().constants
+    idle = float(power_share(constants, use()))
+    assert idle == pytest.approx(constants.waiting_share, rel=0.01)
+    for name in ("wide", "narrow", "compute"):
+        shares = [float(power_share(constants, use(**{name: u}))) for u in (0.0, 0.1, 0.3, 1.0, 5.0)]
+        assert shares == sorted(shares)
+        assert shares[1] > idle
+    assert float(power_share(constants, use(1.0, 1.0, 1.0))) <= 1.0
+
+
+def test_unknown_limits_give_no_watts(worker: Worker) -> None:
+    device = worker.machine.device
+    assert least_power_w(device, PowerConstants(waiting_share=0.25)) == 0.25 * 700.0
+    unknown = replace(device, tdp_w=None)
+    assert average_power_w(unknown, PowerConstants(), use()) is None
+    assert least_power_w(unknown, PowerConstants()) is None
+
+
+# --- measurements ---------------------------------------------------------------------------------------------------
+
+
+def test_published_watts_are_met(catalog: Catalog, runs: dict[str, PreparedRun]) -> None:
+    """ML.ENERGY leaderboard v3.0, six of the rows that were fitted to; the bound is p90 of groups held out."""
+    bound = np.expm1(power_calibration().error_p90["power"])
+    for prepared in runs.values():
+        constants = serving_calibration(catalog, *prepared.key).constants
+        predicted = prepared.predicted(constants)["power_w"]
+        assert predicted == pytest.approx(prepared.run.measured["power_w"], rel=bound), prepared.run.id
+
+
+def test_watts_follow_the_load(catalog: Catalog, runs: dict[str, PreparedRun]) -> None:
+    """Measured from 8 to 256 requests in flight: 486 to 691 W."""
+    few, many = (
+        next(run for name, run in runs.items() if "Llama-3.1-8B" in name and name.endswith(load))
+        for load in ("b8", "b256")
+    )
+    watts = [run.predicted(serving_calibration(catalog, *run.key).constants)["power_w"] for run in (few, many)]
+    assert watts[1] / watts[0] > 1.25

@@ -1,0 +1,96 @@
+"""The power curve: planted constants come back, what is left out was not seen, a plan's watts are its simulation's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshplan.catalogs.constants.power import PowerConstants, power_calibration
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.serving.estimator.energy import power_share
+from meshplan.planner.serving.estimator.work import DeviceWork
+from meshplan.planner.serving.measured.observations import served_run
+from meshplan.planner.serving.measured.power import run_utilization
+from meshplan.planner.serving.measured.power_fit import PREDICTED, PowerRow, calibrate_power, fitted, power_rows
+from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.problem.spec import read_serving_spec
+from meshplan.planner.serving.resolve import resolve_serving, serving_calibration
+from meshplan.planner.serving.search.candidates import power_at
+from meshplan.planner.serving.search.search import estimate_pinned
+from meshplan.planner.validation.machines import MachineReader, read_rows
+
+MEASURED = Path(__file__).parents[3] / "validation" / "serving-power.jsonl"
+PLANTED = PowerConstants(
+    waiting_share=0.2, memory_share=0.35, narrow_share=0.6, compute_share=0.8, compute_exponent=0.6
+)
+
+
+@pytest.fixture(scope="module")
+def rows(catalog: Catalog) -> list[PowerRow]:
+    reader = MachineReader(catalog)
+    runs = [PreparedRun(served_run(row, reader)) for row in read_rows(MEASURED)]
+    return power_rows(runs, lambda run: serving_calibration(catalog, *run.key).constants)
+
+
+def planted(rows: list[PowerRow], *, count: int = 120) -> list[PowerRow]:
+    """Rows over all utilisations whose power is that of the planted constants, in six groups."""
+    draws = np.random.default_rng(0)
+    found = []
+    for number in range(count):
+        wide, narrow, compute = draws.uniform(0.0, 1.0, 3) * (0.8, 0.5, 0.4)
+        use = DeviceWork(wide_s=np.array(wide), narrow_s=np.array(narrow), compute_s=np.array(compute))
+        row = rows[number % len(rows)]
+        found.append(replace(row, use=use, share=float(power_share(PLANTED, use)), rate_error=None))
+    return found
+
+
+def test_planted_constants_come_back(rows: list[PowerRow]) -> None:
+    found = fitted(planted(rows))
+    for name in ("waiting_share", "memory_share", "narrow_share", "compute_share", "compute_exponent"):
+        assert getattr(found, name) == pytest.approx(getattr(PLANTED, name), rel=0.1), name
+
+
+def test_every_run_is_judged_by_a_fit_without_its_group(rows: list[PowerRow]) -> None:
+    result = calibrate_power(rows, source="six runs", date="2026-11-23")
+    (calibration,) = result.calibrations
+    assert calibration.num_runs == len(rows) == 6
+    group = rows[0].group
+    without = fitted([row for row in rows if row.group != group])
+    (error,) = (
+        item.error for item in result.held_out if item.id == rows[0].prepared.run.id and item.metric == PREDICTED
+    )
+    assert error == pytest.approx(rows[0].held_out(without)[0].error)
+    assert set(result.folds) == {"group", "source", "device"}
+
+
+def test_no_rows_leave_the_defaults() -> None:
+    assert fitted([]) == PowerConstants()
+
+
+def test_the_shipped_curve_says_where_it_comes_from() -> None:
+    shipped = power_calibration()
+    assert shipped.num_runs > 300
+    assert "ML.ENERGY" in shipped.source
+    assert 0.0 < shipped.error_p90["power"] < 0.5
+
+
+@pytest.mark.parametrize("rate", [2.0, 12.0])
+def test_the_closed_form_agrees_with_the_simulation(catalog: Catalog, rate: float) -> None:
+    """Watts of a plan come from its rate; the same worker's iterations, one by one, say the same."""
+    document = {
+        "kind": "serving",
+        "model": "llama-3.1-8b",
+        "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+        "workload": {"input_length": 1000, "output_length": 300, "request_rate_per_s": rate, "num_requests": 600},
+        "fixed": {"mode": "aggregated", "tensor_parallel": 1, "num_workers": 1},
+    }
+    problem = resolve_serving(read_serving_spec(document), catalog, Path()).problem
+    simulated, _ = estimate_pinned(problem)
+    candidate = simulated.candidate
+    use = run_utilization(simulated.judged.run, candidate.parts[0][0].worker)
+    assert use is not None
+    by_iteration = 700.0 * float(power_share(problem.power.constants, use))
+    assert power_at(candidate, simulated.judged.requests_per_s) == pytest.approx(by_iteration, rel=0.05)
