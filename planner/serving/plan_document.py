@@ -74,6 +74,7 @@ class _Pool(Closed):
     quantization: Annotated[Quantization, AfterValidator(_sound_formats)]
     node_type: Name
     kv_tier: KvTier | None = None
+    weight: Annotated[Count, Field(ge=1)] = 1
     kind: Text = ""  # of an allocation's pools
     offer: Text = ""
 
@@ -107,13 +108,13 @@ class ServingChoices(Closed):
 
 
 def _is_config(document: dict[str, Any]) -> dict[str, Any]:
-    """The choices of a deployment whose pools are one of role mixed, or one prefill and one decode."""
+    """The choices of a deployment whose pools are of role mixed, or one prefill and one decode."""
     if not document:
         return document
     as_json(ServingChoices, document)
     roles = sorted(pool["role"] for pool in document["pools"])
-    if roles not in (["mixed"], ["decode", "prefill"]):
-        raise ValueError(f"pools have the roles {', '.join(roles)}; one mixed, or one prefill and one decode")
+    if set(roles) != {"mixed"} and roles != ["decode", "prefill"]:
+        raise ValueError(f"pools have the roles {', '.join(roles)}; all mixed, or one prefill and one decode")
     config = serving_config_from_document(document)
     for pool, stated in zip(config.pools, document["pools"], strict=True):
         if pool.num_devices != stated["num_devices"]:

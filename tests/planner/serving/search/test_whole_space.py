@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import estimate_plan, make_plan
+from meshplan.planner.store import plan_from_document
 
 ONE_WORKER: dict[str, Any] = {
     "kind": "serving",
@@ -155,3 +157,4 @@ def test_the_older_half_of_a_cluster_is_used_too_in_whatever_order(catalog: Cata
     assert {pool["node_type"] for pool in whole.config["pools"]} == {"dgx-h100", "dgx-a100-80gb"}
     assert whole.config["router"] == "least_connections"
     assert next(pool["weight"] for pool in whole.config["pools"] if pool["node_type"] == "dgx-h100") > 1
+    assert plan_from_document(json.loads(json.dumps(whole.to_document())), name="plan").config == whole.config
