@@ -43,7 +43,7 @@ class PowerCalibration:
 
     Args:
         constants: see :class:`PowerConstants`.
-        error_p90: metric (``power``) → 90th percentile of |log(measured/predicted)| on (model, device) groups held out.
+        error_p90: metric (``power``) → 90th percentile of |log(measured/predicted)| on sources held out.
         num_runs: runs behind the fit; 0 where nothing was fitted.
         source: which observations.
         date: day of the fit, ISO 8601.

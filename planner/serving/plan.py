@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -98,7 +99,8 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
     power_w = power_at(candidate, simulated.judged.requests_per_s)
     if power_w is not None:
         error = problem.power.error_p90.get("power", 0.0)
-        found["power_w"] = _around(power_w, math.exp(error))
+        around = _around(power_w, math.exp(error))
+        found["power_w"] = replace(around, high=min(around.high, power_limit_w(problem, candidate.config)))
         if tokens_per_s > 0.0:  # errors of power and rate hardly depend on each other
             both = math.exp(math.hypot(error, math.log(factor)))
             found["energy_j_per_token"] = _around(power_w / tokens_per_s, both)
@@ -113,6 +115,12 @@ def error_factors(problem: ServingProblem, config: ServingConfig) -> dict[str, f
         for name, error in calibration.error_p90.items():
             widest[name] = max(widest.get(name, 1.0), math.exp(error))
     return widest
+
+
+def power_limit_w(problem: ServingProblem, config: ServingConfig) -> float:
+    """Power limit of all devices in use, W: no average exceeds it. Infinite where one is unknown."""
+    each = [(pool, problem.machines[pool.node_type].device.tdp_w) for pool in config.pools]
+    return sum(math.inf if limit is None else pool.num_devices * limit for pool, limit in each)
 
 
 def _around(value: float, factor: float) -> Interval:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,11 +19,12 @@ from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.energy import power_share
 from meshplan.planner.serving.estimator.work import DeviceWork
+from meshplan.planner.serving.measured.evidence import FEWEST_FOR_P90, UNJUDGED_P90, log_size
 from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
-from meshplan.planner.validation.held_out import Calibrated, HeldOut, leave_one_out, today
+from meshplan.planner.validation.held_out import Calibrated, HeldOut, leave_one_out, p90, today
 
 POWER = Parameters(names=("waiting_share", "memory_share", "narrow_share", "compute_share", "compute_exponent"))
 # Scatter of a board's power that no constant explains, in the logarithm: the same model on the same devices, under
@@ -74,10 +75,10 @@ class PowerRow:
         ]
 
 
-# What is left out together; the first is the headline.
+# What is left out together; the first is the headline, and what intervals rest on: nobody's power was measured here.
 TOGETHER: Mapping[str, Callable[[PowerRow], Hashable]] = {
-    "group": lambda row: row.group,
     "source": lambda row: row.group.partition("|")[0],
+    "group": lambda row: row.group,
     "device": lambda row: row.prepared.run.machine.device.slug,
 }
 
@@ -143,15 +144,31 @@ def calibrate_power(rows: Sequence[PowerRow], *, source: str, date: str | None =
         )
         for name, together in TOGETHER.items()
     }
-    sizes = [abs(np.log1p(item.error)) for item in folds["group"] if item.metric == PREDICTED]
+    found = [item for item in folds["source"] if item.metric == PREDICTED]
     calibration = PowerCalibration(
         constants=fitted(rows),
-        error_p90={"power": round(float(np.quantile(sizes, 0.9)), 4)},
+        error_p90={"power": _width(found)},
         num_runs=len(rows),
         source=source,
         date=date or today(),
     )
-    return Calibrated(calibrations=(calibration,), folds=folds)
+    return Calibrated(
+        calibrations=(calibration,), folds={name: _with_coverage(items, found) for name, items in folds.items()}
+    )
+
+
+def _width(found: Sequence[HeldOut]) -> float:
+    """Half-width of the interval of power in the logarithm, from predictions of sources that were left out."""
+    return p90([[log_size(item) for item in found]], fewest=FEWEST_FOR_P90, otherwise=UNJUDGED_P90)
+
+
+def _with_coverage(judged: Sequence[HeldOut], found: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
+    """Predictions of power with whether their interval, that of the other sources, holds the measurement."""
+    widths = {left: _width([item for item in found if item.source != left]) for left in {i.source for i in judged}}
+    return tuple(
+        replace(item, is_covered=log_size(item) <= widths[item.source]) if item.metric == PREDICTED else item
+        for item in judged
+    )
 
 
 def fitted(rows: Sequence[PowerRow]) -> PowerConstants:

@@ -53,6 +53,7 @@ def test_a_plan_meets_its_slos_within_its_devices(plan: Plan) -> None:
     assert len(set(plan.rank_table)) == len(plan.rank_table) == config.num_devices
     for interval in plan.predicted.values():
         assert 0 < interval.low <= interval.value <= interval.high
+    assert plan.predicted["power_w"].high <= 700.0 * config.num_devices
     for pool in {row["pool"] for row in plan.breakdown}:
         assert sum(row["share"] for row in plan.breakdown if row["pool"] == pool) == pytest.approx(1.0)
     for row in plan.memory["pools"]:

@@ -47,6 +47,10 @@ def planted(rows: list[PowerRow], *, count: int = 120) -> list[PowerRow]:
     return found
 
 
+def _published_by(prepared: PreparedRun, source: str) -> PreparedRun:
+    return PreparedRun(replace(prepared.run, group=f"{source}|{prepared.run.group}"))
+
+
 def test_planted_constants_come_back(rows: list[PowerRow]) -> None:
     found = fitted(planted(rows))
     for name in ("waiting_share", "memory_share", "narrow_share", "compute_share", "compute_exponent"):
@@ -60,10 +64,22 @@ def test_every_run_is_judged_by_a_fit_without_its_group(rows: list[PowerRow]) ->
     group = rows[0].group
     without = fitted([row for row in rows if row.group != group])
     (error,) = (
-        item.error for item in result.held_out if item.id == rows[0].prepared.run.id and item.metric == PREDICTED
+        item.error for item in result.folds["group"] if item.id == rows[0].prepared.run.id and item.metric == PREDICTED
     )
     assert error == pytest.approx(rows[0].held_out(without)[0].error)
-    assert set(result.folds) == {"group", "source", "device"}
+    assert list(result.folds) == ["source", "group", "device"]
+
+
+def test_the_interval_is_that_of_sources_held_out(rows: list[PowerRow]) -> None:
+    """Rows of two sources, the second of which draws half as much again: neither tells the other so."""
+    sources = [replace(row, prepared=_published_by(row.prepared, "ab"[number % 2])) for number, row in enumerate(rows)]
+    many = [replace(row, share=row.share * (1.5 if row.group[0] == "b" else 1.0)) for row in planted(sources)]
+    result = calibrate_power(many, source="two", date="2026-11-23")
+    (calibration,) = result.calibrations
+    found = [abs(np.log1p(item.error)) for item in result.held_out if item.metric == PREDICTED]
+    assert calibration.error_p90["power"] == pytest.approx(np.quantile(found, 0.9), abs=1e-4)
+    assert np.median(found) == pytest.approx(np.log(1.5), rel=0.3)
+    assert {item.is_covered for item in result.held_out if item.metric == PREDICTED} == {True, False}
 
 
 def test_no_rows_leave_the_defaults() -> None:
