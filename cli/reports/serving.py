@@ -159,10 +159,11 @@ def tie_text(plan: Plan, width: int) -> str:
     tied = [row["label"] for row in plan.alternatives if row["reason"].startswith(TIED)]
     if not tied:
         return ""
+    limits = ", a higher power limit" if plan.spec.get("power_caps_w") else ""
     text = (
         f"A tie: {', '.join(tied)} within {percent(float(plan.solution.get('tie', 0.0)))} of the same objective, which "
         "is as near as a highest rate is known; the simpler deployment is chosen: fewer kinds of workers, then a lower "
-        "rent, whole nodes, no router, fewer stages, lower latency."
+        f"rent, whole nodes, no router, fewer stages{limits}, lower latency."
     )
     return paragraph(text, width)
 
@@ -176,9 +177,15 @@ def pool_text(pool: Mapping[str, Any]) -> str:
     schemes = dict.fromkeys((formats["mlp"], formats["attention"], formats["experts"]))
     return (
         f"{workers} on {pool['node_type']}: {degrees}; weights {' / '.join(schemes)}, "
-        f"KV cache {formats['kv_cache']}{_tier_text(pool)}; max_num_seqs {limits['max_num_seqs']}, "
+        f"KV cache {formats['kv_cache']}{_tier_text(pool)}; {_limit_text(pool)}max_num_seqs {limits['max_num_seqs']}, "
         f"max_batched_tokens {limits['max_batched_tokens']}."
     )
+
+
+def _limit_text(pool: Mapping[str, Any]) -> str:
+    """The power limit of its devices, if it is not the board's own."""
+    cap = pool.get("power_cap_w")
+    return "" if cap is None else f"every device held to {cap:g} W; "
 
 
 def _tier_text(pool: Mapping[str, Any]) -> str:
@@ -215,7 +222,7 @@ def predicted_section(plan: Plan, width: int) -> str:
         Column(key="between", title="between"),
     )
     text = rendered_rows(rows, columns, Format.TABLE, width=width)
-    return text + sampling_text(plan, width) + calibration_text(plan, width)
+    return text + sampling_text(plan, width) + calibration_text(plan, width) + power_text(plan, width)
 
 
 def sampling_text(plan: Plan, width: int) -> str:
@@ -261,6 +268,21 @@ def calibration_text(plan: Plan, width: int) -> str:
         else:
             lines.append(f"Intervals on {node_type}: {shown}, assumed: no constants are fitted for this engine here.")
     return "".join(paragraph(line, width) for line in lines)
+
+
+def power_text(plan: Plan, width: int) -> str:
+    """What the interval of the watts rests on, and what a power limit adds to those of times."""
+    power = plan.provenance.get("power", {})
+    error, slowed = power.get("error_p90", {}).get("power"), power.get("slowdown_error_p90")
+    if "power_w" not in plan.predicted or error is None:
+        return ""
+    text = (
+        f"Watts ×/÷ {math.exp(error):.2f}, 90 % of runs of sources held out, up to the boards' limit; "
+        f"fitted to {counted(power['num_runs'], 'published run')}."
+    )
+    if slowed and any("power_cap_w" in pool for pool in plan.config["pools"]):
+        text += f" Under a power limit times err by ×/÷ {math.exp(slowed):.2f} besides, 90 % of published epochs."
+    return paragraph(text, width)
 
 
 def _factors(errors: Mapping[str, float]) -> Iterable[tuple[str, float]]:

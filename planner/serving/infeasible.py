@@ -25,7 +25,7 @@ from meshplan.planner.serving.binding import (
     nearest_miss,
 )
 from meshplan.planner.serving.problem.config import Role
-from meshplan.planner.serving.problem.problem import Pinned, ServingObjective, ServingProblem
+from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import SCHEMES, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.slo import Slo
@@ -206,21 +206,27 @@ class _Changes:
                 return
 
     def _pins(self) -> Iterator[dict[str, Any]]:
-        """Each pinned choice dropped alone."""
-        pinned = self.problem.pinned
+        """Each pinned choice dropped alone, and power limits that leave out the boards' own."""
+        problem, pinned = self.problem, self.problem.pinned
         for role, choices in pinned.by_role.items():
             for name, value in choices.items():
                 where = f"fixed.{name}" if role is Role.MIXED else f"fixed.{role.value}.{name}"
                 self.tried.append(f"{where} dropped")
                 rest = {key: other for key, other in choices.items() if key != name}
-                yield from self._without(replace(pinned, by_role={**pinned.by_role, role: rest}), f"{where}: {value}")
+                fewer = replace(pinned, by_role={**pinned.by_role, role: rest})
+                yield from self._without(replace(problem, pinned=fewer), f"{where}: {value}")
         if pinned.is_disaggregated is not None:
             mode = "disaggregated" if pinned.is_disaggregated else "aggregated"
             self.tried.append("fixed.mode dropped")
-            yield from self._without(replace(pinned, is_disaggregated=None), f"fixed.mode: {mode}")
+            free = replace(pinned, is_disaggregated=None)
+            yield from self._without(replace(problem, pinned=free), f"fixed.mode: {mode}")
+        if any(None not in problem.caps_of(machine.device) for machine in problem.machines.values()):
+            self.tried.append("power_caps_w dropped")
+            listed = ", ".join(f"{cap:g}" for cap in problem.power_caps_w)
+            yield from self._without(replace(problem, power_caps_w=()), f"power_caps_w: {listed}")
 
-    def _without(self, pinned: Pinned, text: str) -> Iterator[dict[str, Any]]:
-        found = self._best(replace(self.problem, pinned=pinned))
+    def _without(self, problem: ServingProblem, text: str) -> Iterator[dict[str, Any]]:
+        found = self._best(problem)
         if found is not None:
             yield {"constraint": text, "change": f"without {text}", "label": config_label(found.candidate.config)}
 

@@ -13,6 +13,7 @@ from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
 from meshplan.planner.serving.estimator.memory import caches
 from meshplan.planner.serving.estimator.pools import pool_memory
+from meshplan.planner.serving.estimator.power_cap import SLOWDOWN_ERROR_P90
 from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_document
 from meshplan.planner.serving.problem.nodes import place_workers, pools_by_node_type
 from meshplan.planner.serving.problem.problem import ServingProblem
@@ -108,18 +109,20 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
 
 
 def error_factors(problem: ServingProblem, config: ServingConfig) -> dict[str, float]:
-    """Metric → factor by which its 90 % interval extends each way: the widest over the node types in use."""
+    """Metric → factor by which its 90 % interval extends each way: the widest over the pools, a power limit's error
+    included.
+    """
     widest: dict[str, float] = {}
-    for node_type in dict.fromkeys(pool.node_type for pool in config.pools):
-        calibration = problem.calibrations[node_type]
-        for name, error in calibration.error_p90.items():
-            widest[name] = max(widest.get(name, 1.0), math.exp(error))
+    for pool in config.pools:
+        slowed = 0.0 if pool.power_cap_w is None else SLOWDOWN_ERROR_P90
+        for name, error in problem.calibrations[pool.node_type].error_p90.items():
+            widest[name] = max(widest.get(name, 1.0), math.exp(math.hypot(error, slowed)))
     return widest
 
 
 def power_limit_w(problem: ServingProblem, config: ServingConfig) -> float:
     """Power limit of all devices in use, W: no average exceeds it. Infinite where one is unknown."""
-    each = [(pool, problem.machines[pool.node_type].device.tdp_w) for pool in config.pools]
+    each = [(pool, pool.power_cap_w or problem.machines[pool.node_type].device.tdp_w) for pool in config.pools]
     return sum(math.inf if limit is None else pool.num_devices * limit for pool, limit in each)
 
 
@@ -262,6 +265,9 @@ def rejected_rows(report: ServingReport) -> list[dict[str, Any]]:
 def provenance(resolved: ResolvedServing) -> dict[str, Any]:
     """Version, calibration and sources of the figures."""
     problem = resolved.problem
+    power = {key: value for key, value in problem.power.to_document().items() if key != "constants"}
+    if problem.power_caps_w:
+        power["slowdown_error_p90"] = SLOWDOWN_ERROR_P90
     return {
         "meshplan": version("meshplan"),
         "calibration": {
@@ -276,7 +282,7 @@ def provenance(resolved: ResolvedServing) -> dict[str, Any]:
             }
             for name, calibration in problem.calibrations.items()
         },
-        "power": {key: value for key, value in problem.power.to_document().items() if key != "constants"},
+        "power": power,
         "sources": dict(resolved.sources),
         "model": plain(problem.shape),
     }

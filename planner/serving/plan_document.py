@@ -75,6 +75,7 @@ class _Pool(Closed):
     node_type: Name
     kv_tier: KvTier | None = None
     weight: Annotated[Count, Field(ge=1)] = 1
+    power_cap_w: Positive | None = None
     kind: Text = ""  # of an allocation's pools
     offer: Text = ""
 
@@ -153,8 +154,15 @@ class _Calibration(Section):
     basis: dict[Text, Text] = Field(default_factory=dict)
 
 
+class _Power(Section):
+    error_p90: dict[Text, Share] = Field(default_factory=dict)
+    num_runs: Count = 0
+    slowdown_error_p90: Share = 0.0
+
+
 class _Provenance(Section):
     model: Model
+    power: _Power = _Power()
     calibration: dict[Text, _Calibration] = Field(default_factory=dict)
     sources: dict[Text, Text] = Field(default_factory=dict)
 

@@ -15,6 +15,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.lookup import choose_price, look_up_shape, node_in_place, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
+from meshplan.planner.serving.estimator.power_cap import CAPPED_VENDOR, LEAST_CAP_SHARE
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
@@ -104,6 +105,7 @@ def resolve_serving(
         kv_tier=None if spec.kv_tier is None else spec.kv_tier.value,
         pinned=_pinned(spec),
         experts=experts,
+        power_caps_w=tuple(spec.power_caps_w or ()),
     )
     return ResolvedServing(problem=problem, prices=prices, sources=_sources(problem, prices))
 
@@ -242,6 +244,7 @@ def _check(
     if shape.moe is None and (spec.fixed.expert_parallel or 1) > 1:
         problems.say("fixed.expert_parallel", f"{spec.fixed.expert_parallel}: a dense model has no experts")
     _check_tier(spec, machines, rules, problems)
+    _check_caps(spec, machines, problems)
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
     if needs_rate:
         problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
@@ -258,6 +261,25 @@ def _check(
         problems.say(
             "workload", f"{length} tokens per request; {shape.name} was trained for {shape.max_sequence_length}"
         )
+
+
+def _check_caps(spec: ServingSpec, machines: Mapping[str, Machine], problems: Problems) -> None:
+    """Power limits need boards whose own is known, and lie where the law of clocks was held against runs."""
+    if not spec.power_caps_w:
+        return
+    lowest = min(spec.power_caps_w)
+    for device in {machine.device.slug: machine.device for machine in machines.values()}.values():
+        if device.tdp_w is None:
+            problems.say("power_caps_w", f"no source gives the board power of {device.slug}: leave it out")
+        elif device.vendor != CAPPED_VENDOR:
+            problems.say("power_caps_w", f"{device.slug}: only {CAPPED_VENDOR} devices were measured under limits")
+        elif lowest < LEAST_CAP_SHARE * device.tdp_w:
+            least = LEAST_CAP_SHARE * device.tdp_w
+            problems.say(
+                "power_caps_w",
+                f"{lowest:g} W is below {least:g} W, half of the limit of {device.slug}: how much slower a device is "
+                "below that is not known",
+            )
 
 
 def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: EngineRules, problems: Problems) -> None:

@@ -94,12 +94,28 @@ class Engine:
             programs=programs,
             router=self.router(request),
             files=tuple(file for pool in pools for file in self.files(request, pool)),
-            notes=(*self.notes(request), *release_notes(name, request.framework_version)),
+            notes=(
+                *self.notes(request),
+                *power_cap_notes(request),
+                *release_notes(name, request.framework_version),
+            ),
         )
 
     def features(self) -> tuple[Feature, ...]:
         """Rows of the support matrix."""
-        return (*feature_rows(self.terms), *self.more_features)
+        # Servers may not set it: the plan's notes name who does, see power_cap_notes.
+        cap = Feature(name="power_cap_w", expressed_by="", verified_by="not written")
+        return (*feature_rows(self.terms), *self.more_features, cap)
+
+
+def power_cap_notes(request: ServingRequest) -> tuple[str, ...]:
+    """Power limits of the plan, which an administrator sets on the hosts: servers may not."""
+    return tuple(
+        f"The plan holds every device of the {name} pool to {pool.power_cap_w:g} W. These files do not set that: run "
+        f"nvidia-smi --power-limit={pool.power_cap_w:g} as root on its hosts first, and again after a restart."
+        for name, pool in zip(request.config.pool_names, request.config.pools, strict=True)
+        if pool.power_cap_w is not None
+    )
 
 
 def router_program(

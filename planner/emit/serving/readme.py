@@ -70,6 +70,7 @@ def _pool_text(name: str, pool: Pool) -> str:
     choices += [(name, getattr(pool.layout, name)) for name in pool.layout.__dataclass_fields__]
     choices += [(name, getattr(pool.limits, name)) for name in pool.limits.__dataclass_fields__ if name != "admission"]
     choices += [("weight", pool.weight)] if pool.weight > 1 else []
+    choices += [] if pool.power_cap_w is None else [("power_cap_w", f"{pool.power_cap_w:g}")]
     choices += [("formats", pool.quantization.label), ("hosts", plain(pool.node_type))]
     rows = "\n".join(f"| {name} | {value} |" for name, value in choices)
     return f"## Role {name}\n\n| choice | value |\n|---|---|\n{rows}"

@@ -47,10 +47,10 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
     stage_tokens = tokens * pool.layout.attention_data_parallel
     routed = problem.shape.num_moe_layers * factor
     if is_prefill:
-        attention = constants.prefill_factor * worker.prefill_attention_s(tokens)
+        attention = constants.prefill_factor * worker.slower(tokens) * worker.prefill_attention_s(tokens)
     else:
         context = np.array([(worker.contexts.least + worker.contexts.most) / 2.0])
-        attention = constants.decode_factor * worker.decode_attention_s(sequences, context)
+        attention = constants.decode_factor * worker.slower(tokens) * worker.decode_attention_s(sequences, context)
     host = constants.host_step_s + constants.host_s_per_seq * sequences
     dense = {name: factor * seconds for name, seconds in worker.dense_parts_s(tokens).items()}
     levels = {
@@ -63,7 +63,7 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
         ("routed experts", routed * worker.routed_s(stage_tokens), gemm_level(pool.quantization.experts)),
         ("expert exchange", routed * worker.expert_exchange_s(stage_tokens), worker.machine.link_level),
         ("attention", attention, worker.operators.attention_level(pool.role)),
-        ("LM head and sampling", worker.head_s(sequences), gemm_level("bf16")),
+        ("LM head and sampling", worker.slower(sequences) * worker.head_s(sequences), gemm_level("bf16")),
         ("host and scheduler", host, EvidenceLevel.FITTED if calibration.num_runs else EvidenceLevel.ASSUMED),
     ]
     return [Part(name=name, seconds=float(seconds[0]), level=level) for name, seconds, level in parts]

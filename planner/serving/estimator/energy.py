@@ -26,7 +26,7 @@ LIMIT_SHARPNESS = 12.0
 
 
 def power_share(constants: PowerConstants, use: DeviceWork) -> FloatArray:
-    """Average power over the board's limit.
+    """Average power over the board's own limit.
 
     Args:
         constants: of the curve.
@@ -42,14 +42,39 @@ def power_share(constants: PowerConstants, use: DeviceWork) -> FloatArray:
         + constants.narrow_share * np.minimum(use.narrow_s, 1.0)
         + constants.compute_share * np.minimum(use.compute_s, 1.0) ** constants.compute_exponent
     )
-    return np.asarray(asked / (1.0 + asked**LIMIT_SHARPNESS) ** (1.0 / LIMIT_SHARPNESS))
+    return _held(asked, 1.0)
 
 
-def average_power_w(device: Device, constants: PowerConstants, use: DeviceWork) -> float | None:
-    """Average power of a device, W; None without a known limit."""
-    return None if device.tdp_w is None else device.tdp_w * float(power_share(constants, use))
+def average_power_w(
+    device: Device, constants: PowerConstants, use: DeviceWork, *, cap_w: float | None = None
+) -> float | None:
+    """Average power of a device, W; None without a known limit.
+
+    Args:
+        device: the board.
+        constants: of the curve.
+        use: utilisations. Under a lower limit they are those of a slower device: see ``power_cap``.
+        cap_w: power limit that is set, W; None for the board's own.
+    """
+    if device.tdp_w is None:
+        return None
+    share = power_share(constants, use)
+    return device.tdp_w * float(share if cap_w is None else capped_share(share, cap_w / device.tdp_w))
 
 
-def least_power_w(device: Device, constants: PowerConstants) -> float | None:
-    """Power of a device whose engine waits for requests, W: no load takes less. None without a known limit."""
-    return None if device.tdp_w is None else device.tdp_w * constants.waiting_share
+def capped_share(share: FloatArray, cap_share: float) -> FloatArray:
+    """Average power under a lower limit, both over the board's own.
+
+    A board below the limit keeps its clock, so that a limit saves nothing where the load is low; one that asks for more
+    is held where :data:`LIMIT_SHARPNESS` says that a board stays which asks for just its limit. Of 290 published epochs
+    under limits that bind (Zeus, see ``power_cap``) power is met within 3 % and energy within 7 % (medians).
+
+    >>> capped_share(np.array([0.4, 0.6, 0.9]), 0.6).round(3).tolist()
+    [0.4, 0.566, 0.566]
+    """
+    return _held(np.minimum(share, cap_share), cap_share)
+
+
+def _held(asked: FloatArray, limit: float) -> FloatArray:
+    """P of the module's equation."""
+    return np.asarray(asked / (1.0 + (asked / limit) ** LIMIT_SHARPNESS) ** (1.0 / LIMIT_SHARPNESS))

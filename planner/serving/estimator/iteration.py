@@ -29,7 +29,7 @@ from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.estimator.operators import Operators
-from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role, Speculation
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
@@ -105,6 +105,7 @@ class Worker:
         speculation: None without a draft.
         all_reduce: engine whose all-reduce kernels are called; empty for its own.
         experts: routing and the places of experts; None prices the skew that kernels were timed with.
+        slowdown: under a power limit; None at full clocks.
     """
 
     shape: ModelShape
@@ -119,6 +120,7 @@ class Worker:
     speculation: Speculation | None = None
     all_reduce: str = ""
     experts: ExpertRouting | None = None
+    slowdown: Slowdown | None = None
 
     @cached_property
     def operators(self) -> Operators:
@@ -312,8 +314,12 @@ class Worker:
     # --- tables -------------------------------------------------------------------------------------------------------
 
     def scale(self, tokens: FloatArray) -> FloatArray:
-        """Calibrated factor on device time at ``tokens`` per batch; see :func:`scale`."""
-        return scale(self.constants, tokens)
+        """Factor on device time at ``tokens`` per batch: calibrated, see :func:`scale`, and of the clocks."""
+        return scale(self.constants, tokens) * self.slower(tokens)
+
+    def slower(self, tokens: FloatArray) -> FloatArray:
+        """Device time at ``tokens`` per batch over that at full clocks."""
+        return np.ones_like(tokens) if self.slowdown is None else self.slowdown.at(tokens)
 
     @property
     def _verified_tokens(self) -> int:
@@ -352,19 +358,22 @@ class Worker:
         use, times, batches = constants or self.constants, self.device_times, self.layout.concurrent_batches
         launch = use.launch_s_per_layer * self.shape.num_hidden_layers
         host = use.host_step_s if self.limits.cuda_graphs else use.host_step_s + launch
-        ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor
+        ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
+
+        def factor(tokens: FloatArray) -> FloatArray:
+            return scale(use, tokens) * self.slower(tokens)
+
+        decodes = self.slower(times.seqs * self._verified_tokens)
         fixed, slope = (
-            self._by_request(times.seqs, use.decode_factor * values)
+            self._by_request(times.seqs, use.decode_factor * decodes * values)
             for values in (times.decode_fixed_s, times.decode_context_s / batches)
         )
         cost = StepCost(
             concurrent_batches=batches,
             pipeline_parallel=self.layout.pipeline_parallel,
-            dense_s=Table(times.knots, host + scale(use, times.knots) * times.dense_s, int(times.knots[-1])),
-            experts_s=Table(
-                times.together, scale(use, times.together / ranks) * times.experts_s, int(times.together[-1])
-            ),
-            outputs_s=Table(times.seqs, times.head_s + use.host_s_per_seq * times.seqs, int(times.seqs[-1])),
+            dense_s=Table(times.knots, host + factor(times.knots) * times.dense_s, int(times.knots[-1])),
+            experts_s=Table(times.together, factor(times.together / ranks) * times.experts_s, int(times.together[-1])),
+            outputs_s=Table(times.seqs, decodes * times.head_s + use.host_s_per_seq * times.seqs, int(times.seqs[-1])),
             decode_fixed_s=fixed,
             decode_context_s=slope,
             prefill_fixed_s=prefill * times.prefill_fixed_s,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
+from meshplan.planner.serving.estimator.power_cap import capped
 from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Speculation
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import ServingWorkload
@@ -38,7 +39,7 @@ def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> En
 def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: Speculation | None = None) -> Worker:
     """One worker of a pool, priced at the context lengths of the workload."""
     prompt, output = workload.mean_lengths
-    return Worker(
+    worker = Worker(
         shape=site.shape,
         machine=site.machines[pool.node_type],
         engine=site.recipe.engine,
@@ -52,6 +53,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         speculation=speculation,
         experts=site.experts,
     )
+    return worker if pool.power_cap_w is None else capped(worker, pool.power_cap_w, site.power)
 
 
 def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemory:

@@ -23,9 +23,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray
+
 # Exponent of the smooth maximum of device and kernel-launch time: 19 % above either where they are equal, 1.5 % where
 # one is twice the other. A plain maximum would hide the launch time from a fit that starts below it.
 OVERLAP_POWER = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """Device time over that at full clocks, by the tokens of one batch: :mod:`~.power_cap` makes it.
+
+    Args:
+        tokens: [N] rising.
+        factor: [N] at least 1, not falling; beyond the ends as there.
+    """
+
+    tokens: FloatArray
+    factor: FloatArray
+
+    def at(self, tokens: FloatArray) -> FloatArray:
+        """Interpolated.
+
+        >>> Slowdown(tokens=np.array([1.0, 3.0]), factor=np.array([1.0, 1.2])).at(np.array([2.0, 9.0])).tolist()
+        [1.1, 1.2]
+        """
+        return np.asarray(np.interp(tokens, self.tokens, self.factor))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

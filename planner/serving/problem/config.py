@@ -150,6 +150,7 @@ class Pool:
         node_type: catalog name of the nodes that the workers run on.
         kv_tier: second tier of KV cache; None: prefixes evicted from the devices are lost.
         weight: of each worker, for a router between pools of one role; relative to the others' weights.
+        power_cap_w: power limit of each device, W; None for the board's own.
     """
 
     role: Role
@@ -160,6 +161,7 @@ class Pool:
     node_type: str
     kv_tier: KvTier | None = None
     weight: int = 1
+    power_cap_w: float | None = None
 
     @property
     def num_devices(self) -> int:
@@ -307,6 +309,7 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
     del limits["admission"]  # not a choice of a plan
     tier: dict[str, Any] = {} if pool.kv_tier is None else {"kv_tier": asdict(pool.kv_tier)}
     weight = {} if pool.weight == 1 else {"weight": pool.weight}
+    cap = {} if pool.power_cap_w is None else {"power_cap_w": pool.power_cap_w}
     return {
         "role": pool.role.value,
         "layout": asdict(pool.layout),
@@ -317,6 +320,7 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
         "node_type": pool.node_type,
         **tier,
         **weight,
+        **cap,
     }
 
 
@@ -330,4 +334,5 @@ def _pool_from(document: Mapping[str, Any]) -> Pool:
         node_type=str(document["node_type"]),
         kv_tier=KvTier(**document["kv_tier"]) if "kv_tier" in document else None,
         weight=int(document.get("weight", 1)),
+        power_cap_w=float(document["power_cap_w"]) if "power_cap_w" in document else None,
     )

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
-from meshplan.catalogs.constants.power import PowerCalibration, power_calibration
+from meshplan.catalogs.constants.power import PowerCalibration, PowerConstants, power_calibration
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
+from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.problem.config import KvTier, Role, Speculation
@@ -76,6 +77,7 @@ class Site:
         recipe: how the engine schedules.
         constants: node type → calibrated constants.
         experts: routing and the places of experts; None where nothing is known of them.
+        power: constants of the devices' power by load, which say what a power limit slows.
     """
 
     shape: ModelShape
@@ -83,6 +85,7 @@ class Site:
     recipe: EngineRecipe
     constants: Mapping[str, ServingConstants]
     experts: ExpertRouting | None = None
+    power: PowerConstants = field(default_factory=lambda: power_calibration().constants)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,7 @@ class ServingProblem:
         pinned: see :class:`Pinned`.
         experts: routing and the places of experts; None where nothing is known of them.
         power: constants of the devices' power by load.
+        power_caps_w: power limits of a device to choose from, W; empty for the board's own.
     """
 
     shape: ModelShape
@@ -122,14 +126,26 @@ class ServingProblem:
     pinned: Pinned = field(default_factory=Pinned)
     experts: ExpertRouting | None = None
     power: PowerCalibration = field(default_factory=power_calibration)
+    power_caps_w: tuple[float, ...] = ()
 
     @property
     def site(self) -> Site:
         """Model, hardware and engine alone."""
         constants = {name: calibration.constants for name, calibration in self.calibrations.items()}
         return Site(
-            shape=self.shape, machines=self.machines, recipe=self.recipe, constants=constants, experts=self.experts
+            shape=self.shape,
+            machines=self.machines,
+            recipe=self.recipe,
+            constants=constants,
+            experts=self.experts,
+            power=self.power.constants,
         )
+
+    def caps_of(self, device: Device) -> tuple[float | None, ...]:
+        """Power limits of a device to choose from, W, the highest first; None: its board's own, which none exceeds."""
+        own = device.tdp_w
+        caps = sorted(self.power_caps_w, reverse=True)
+        return tuple(dict.fromkeys(None if own is not None and cap >= own else cap for cap in caps)) or (None,)
 
     @property
     def num_devices(self) -> int:

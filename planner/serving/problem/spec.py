@@ -200,6 +200,12 @@ class ServingSpec(SpecModel):
         default=None,
         description="recorded or named routing of a mixture of experts; default: the skew that kernels were timed with",
     )
+    power_caps_w: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="power limits of a device that the plan may choose from (nvidia-smi --power-limit); one pins it; "
+        "default: the board's own",
+    )
     constraints: ServingConstraintsSpec = ServingConstraintsSpec()
     fixed: ServingFixedSpec = ServingFixedSpec()
 

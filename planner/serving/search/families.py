@@ -31,7 +31,6 @@ from functools import cached_property
 
 import numpy as np
 
-from meshplan.planner.serving.estimator.energy import average_power_w, least_power_w
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.nodes import by_node_type, fit_nodes, nodes_needed, usd_per_hour
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
@@ -92,11 +91,10 @@ class Family:
         """Average power of a member whose kinds finish ``rates`` requests/s; None without board powers."""
         power = 0.0
         for kind, count, rate in zip(self.kinds, counts, rates, strict=True):
-            use = kind.utilization(rate / count)
-            watts = average_power_w(kind.placed.machine.device, self.problem.power.constants, use)
+            watts = kind.power_w(rate / count, self.problem.power.constants)
             if watts is None:
                 return None
-            power += watts * kind.num_devices * count
+            power += watts * count
         return power
 
     def shares(self, counts: Counts, rate: float) -> tuple[float, ...]:
@@ -108,7 +106,7 @@ class Family:
 
     def simplicity(self, counts: Counts) -> tuple[float, ...]:
         """What an operator would rather not have, the worst first: kinds of workers, a dearer rent (or, without prices,
-        more devices), partly used nodes, a router, pipeline stages.
+        more devices), partly used nodes, a router, pipeline stages, power limits.
         """
         machines = self.problem.machines
         idle = sum(
@@ -123,6 +121,7 @@ class Family:
             float(idle > 0),
             float(sum(counts) > 1),
             float(max(kind.placed.layout.pipeline_parallel for kind in self.kinds)),
+            max(kind.placed.withheld_share for kind in self.kinds),
         )
 
     def fits(self, counts: Counts) -> bool:
@@ -321,9 +320,9 @@ class Family:
             return 1.0 / (rate or most) if rate or most else INFINITE
         if not all(each > 0.0 for each in self.rates):
             return INFINITE
-        costs = [self._cost_at_best(kind) / each for kind, each in zip(self.kinds, self.rates, strict=True)]
+        costs = [self._cost(kind, each) / each for kind, each in zip(self.kinds, self.rates, strict=True)]
         per_rate = sum(costs) if self.is_disaggregated else min(costs)
-        ones = sum(self._least_cost(kind) for kind in self.kinds)
+        ones = sum(self._cost(kind, 0.0) for kind in self.kinds)
         if rate is not None:
             least = self._cost_of(rate, per_rate, ones)
         elif objective is ServingObjective.NUM_DEVICES:
@@ -350,25 +349,15 @@ class Family:
             return max(per_rate * rate, ones)
         return ones + max(rate - sum(self.rates), 0.0) * per_rate
 
-    def _cost_at_best(self, kind: PricedWorker) -> float:
-        """What the objective counts of one worker at its best rate: devices, USD/h, or W.
-
-        Power grows more slowly than the rate, so that no other rate takes less energy for a request.
+    def _cost(self, kind: PricedWorker, rate_per_s: float) -> float:
+        """What the objective counts of one worker at a rate: devices, USD/h, or W, which grow less than the rate does:
+        least for a request at the best rate, and least of all at none.
         """
-        if self.problem.objective is not ServingObjective.ENERGY:
-            return self._least_cost(kind)
-        use = kind.utilization(kind.best_rate_per_s)
-        watts = average_power_w(kind.placed.machine.device, self.problem.power.constants, use)
-        return kind.num_devices * (watts or 0.0)
-
-    def _least_cost(self, kind: PricedWorker) -> float:
-        """What the objective counts of one worker at any rate: devices, USD/h, or the power of waiting devices, W."""
         match self.problem.objective:
             case ServingObjective.USD_PER_MILLION_TOKENS:
                 return kind.num_devices * (kind.placed.machine.usd_per_hour_per_device or 0.0)
             case ServingObjective.ENERGY:
-                watts = least_power_w(kind.placed.machine.device, self.problem.power.constants)
-                return kind.num_devices * (watts or 0.0)
+                return kind.power_w(rate_per_s, self.problem.power.constants) or 0.0
             case _:
                 return float(kind.num_devices)
 

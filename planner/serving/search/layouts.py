@@ -38,6 +38,7 @@ class PlacedWorker:
         quantization: its formats.
         limits: limits of its scheduler; ``max_num_seqs`` is capped by what the KV cache can hold.
         memory: memory of its fullest device.
+        power_cap_w: power limit of each device, W; None for the board's own.
     """
 
     role: Role
@@ -47,6 +48,13 @@ class PlacedWorker:
     quantization: Quantization
     limits: EngineLimits
     memory: WorkerMemory
+    power_cap_w: float | None = None
+
+    @property
+    def withheld_share(self) -> float:
+        """How far below its board's own limit each device is held, as a share of that; 0 without a power limit."""
+        own = self.machine.device.tdp_w
+        return 0.0 if self.power_cap_w is None or own is None else 1.0 - self.power_cap_w / own
 
 
 def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) -> Iterator[PlacedWorker]:
@@ -80,7 +88,8 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                 if worker is None:
                     rejected["weights, workspace and one request's KV cache do not fit the device"] += 1
                 else:
-                    yield worker
+                    for cap in problem.caps_of(machine.device):
+                        yield replace(worker, power_cap_w=cap)
 
 
 def layouts(problem: ServingProblem, machine: Machine, role: Role) -> list[Layout]:
@@ -193,9 +202,10 @@ def _placed(
 
 def with_chunk(problem: ServingProblem, placed: PlacedWorker, chunk: int) -> PlacedWorker | None:
     """The worker with another token budget of one iteration, whose workspace and running requests follow it."""
-    return _placed(
+    found = _placed(
         problem, placed.role, placed.node_type, placed.machine, placed.layout, placed.quantization, chunk=chunk
     )
+    return None if found is None else replace(found, power_cap_w=placed.power_cap_w)
 
 
 def default_limits(problem: ServingProblem, role: Role, device: Device, layout: Layout) -> EngineLimits:

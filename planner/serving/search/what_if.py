@@ -240,6 +240,7 @@ def _worker(problem: ServingProblem, node_type: str, layout: Layout, quantizatio
         limits=problem.rules.default_limits(machine.device),
         quantization=quantization,
         node_type=node_type,
+        power_cap_w=problem.caps_of(machine.device)[0],
     )
     # Bounds on shapes whose experts lie elsewhere than a map or a recording says.
     return pool_worker(replace(problem.site, experts=None), pool, problem.workload)

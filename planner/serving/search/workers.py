@@ -14,6 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from meshplan.catalogs.constants.power import PowerConstants
+from meshplan.planner.serving.estimator.energy import average_power_w
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.pools import pool_worker, scheduled
 from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill_s, steady_state
@@ -66,10 +68,13 @@ class PricedWorker:
         """[N] Work of one of its devices for a request, by running requests."""
         return request_work(self.worker, self.steady.num_seqs.astype(np.float64), cached=self.cached)
 
-    def utilization(self, rate_per_s: float) -> DeviceWork:
-        """Utilisations of one of its devices where the worker finishes so many requests/s."""
+    def power_w(self, rate_per_s: float, constants: PowerConstants) -> float | None:
+        """Average power of all its devices where it finishes so many requests/s, W; None without a known limit."""
         reached = np.maximum.accumulate(self.steady.rate_per_s)
-        return self.work_per_request.at(rate_per_s, reached).times(rate_per_s)
+        use = self.work_per_request.at(rate_per_s, reached).times(rate_per_s)
+        device, cap = self.placed.machine.device, self.placed.power_cap_w
+        watts = average_power_w(device, constants, use, cap_w=cap)
+        return None if watts is None else watts * self.num_devices
 
 
 def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) -> list[PricedWorker]:
@@ -178,5 +183,6 @@ def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num
         limits=limits,
         quantization=placed.quantization,
         node_type=placed.node_type,
+        power_cap_w=placed.power_cap_w,
         kv_tier=problem.kv_tier if placed.role is Role.MIXED and placed.limits.prefix_caching else None,
     )

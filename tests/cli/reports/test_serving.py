@@ -34,6 +34,16 @@ def test_the_report_fits_a_terminal_and_names_the_slo(meshplan: Command, spec: P
         assert word in outcome.out
 
 
+def test_a_power_limit_is_shown_with_what_its_interval_rests_on(meshplan: Command, spec: Path) -> None:
+    free = " ".join(meshplan("plan", spec, "--full").out.split())
+    assert "Watts ×/÷" in free
+    assert "power limit" not in free
+    spec.write_text(SPEC + "objective: energy\npower_caps_w: [400]\n")
+    shown = " ".join(meshplan("plan", spec, "--full").out.split())
+    assert "every device held to 400 W" in shown
+    assert "Under a power limit times err by ×/÷ 1.14" in shown
+
+
 def test_json_has_the_plan_and_csv_its_rivals(meshplan: Command, spec: Path) -> None:
     document = meshplan("plan", spec, "--format", "json").json
     assert document["kind"] == "serving"

@@ -12,7 +12,7 @@ from meshplan.catalogs.constants.power import PowerConstants, power_calibration
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.database.seeds import seed_model_shape
-from meshplan.planner.serving.estimator.energy import average_power_w, least_power_w, power_share
+from meshplan.planner.serving.estimator.energy import average_power_w, power_share
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token, weights_bytes
 from meshplan.planner.serving.estimator.operators import distinct_experts
@@ -140,10 +140,8 @@ def test_power_rises_with_every_use_and_stays_below_the_limit() -> None:
 
 def test_unknown_limits_give_no_watts(worker: Worker) -> None:
     device = worker.machine.device
-    assert least_power_w(device, PowerConstants(waiting_share=0.25)) == 0.25 * 700.0
-    unknown = replace(device, tdp_w=None)
-    assert average_power_w(unknown, PowerConstants(), use()) is None
-    assert least_power_w(unknown, PowerConstants()) is None
+    assert average_power_w(device, PowerConstants(waiting_share=0.25), use()) == pytest.approx(0.25 * 700.0)
+    assert average_power_w(replace(device, tdp_w=None), PowerConstants(), use()) is None
 
 
 # --- measurements ---------------------------------------------------------------------------------------------------
