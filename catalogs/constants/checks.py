@@ -65,16 +65,18 @@ def calibration_problems(framework: object, architecture: object, document: Mapp
 def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:
     """Problems of the intervals' half-widths, and of the words for what they rest on."""
     wanted = ("ttft", "tpot", "throughput") if serves else KINDS_OF_WORK
-    for name in ("error_p90",) if serves else ("error_p90", *_OTHER_ERRORS):
+    of = "metrics" if serves else "kinds of work"
+    for name in ("error_p90", "start_error_p90") if serves else ("error_p90", "start_error_p90", *_OTHER_ERRORS):
         errors = document.get(name, {})
-        if not isinstance(errors, Mapping):
-            yield f"{name} must map {'metrics' if serves else 'kinds of work'} to errors, not {errors!r}"
-            continue
-        if errors and set(errors) != set(wanted):
+        yield from _widths(name, errors, of)
+        if isinstance(errors, Mapping) and errors and set(errors) != set(wanted):
             yield f"{name} must hold {', '.join(wanted)}, not {', '.join(map(str, errors))}"
-        for key, value in errors.items():
-            if not _is_number(value) or not 0.0 <= value <= _MOST_ERROR:
-                yield f"{name}.{key} must be within 0 and {_MOST_ERROR:g}, not {value!r}"
+    by_kind = document.get("model_error_p90", {})
+    if not isinstance(by_kind, Mapping) or not set(by_kind) <= set(wanted):
+        yield f"model_error_p90 must map {of} to errors by model, not {by_kind!r}"
+    else:
+        for kind, errors in by_kind.items():
+            yield from _widths(f"model_error_p90.{kind}", errors, "models")
     basis = document.get("basis", {} if serves else "")
     if serves and not (isinstance(basis, Mapping) and all(isinstance(text, str) for text in (*basis, *basis.values()))):
         yield f"basis must map metrics to texts, not {basis!r}"
@@ -83,6 +85,15 @@ def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:
         yield f"generations must be a list of names, not {generations!r}"
     if not serves and not isinstance(basis, str):
         yield f"basis must be a text, not {basis!r}"
+
+
+def _widths(name: str, errors: object, of: str) -> Iterator[str]:
+    if not isinstance(errors, Mapping):
+        yield f"{name} must map {of} to errors, not {errors!r}"
+        return
+    for key, value in errors.items():
+        if not _is_number(value) or not 0.0 <= value <= _MOST_ERROR:
+            yield f"{name}.{key} must be within 0 and {_MOST_ERROR:g}, not {value!r}"
 
 
 def _unknown(document: Mapping[str, Any], kind: type[Any], path: str) -> Iterator[str]:

@@ -164,7 +164,8 @@ class Calibration:
 
     Args:
         framework: such as ``megatron``; ``any`` for the global set.
-        architecture: hardware generation, such as ``hopper``; ``any`` for the global set.
+        architecture: hardware generation, such as ``hopper``; ``any`` for the global set; of a set of one cluster
+            ``hopper@CLUSTER`` (:mod:`meshplan.catalogs.constants.own`).
         time: constants of the step time.
         memory: constants of the memory.
         recipe: documented behaviour of the framework.
@@ -173,7 +174,9 @@ class Calibration:
             whole*.
         related_error_p90: the same where the set stands in for a related framework.
         unseen_error_p90: the same on a hardware generation that no run is from.
-        cluster_error_p90: the same on a cluster that some runs are known from: what the user's own runs narrow it to.
+        cluster_error_p90: the same on a cluster that runs of other models are known from.
+        model_error_p90: of a set of one cluster, kind of work → model → the same for a model that own runs are of.
+        start_error_p90: of a set of one cluster, what ``error_p90`` was before its own runs; empty elsewhere.
         basis: what the set was fitted to, as seen from whoever uses it: a :class:`Basis`.
         memory_basis: what the safe bound of the memory rests on, in words.
         generations: hardware generations that the runs are from.
@@ -191,6 +194,8 @@ class Calibration:
     related_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
     unseen_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
     cluster_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    model_error_p90: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    start_error_p90: Mapping[str, float] = field(default_factory=dict)
     basis: str = Basis.LITERATURE.value
     memory_basis: str = ""
     generations: Sequence[str] = ()
@@ -208,13 +213,23 @@ class Calibration:
             return self
         return replace(self, error_p90=self.unseen_error_p90, basis=Basis.UNSEEN.value)
 
+    def for_model(self, model: str) -> Calibration:
+        """The set as plans of a model use it: narrower where own runs are of that model.
+
+        Args:
+            model: slug of the model.
+        """
+        known = {kind: by_model[model] for kind, by_model in self.model_error_p90.items() if model in by_model}
+        return replace(self, error_p90={**self.error_p90, **known}) if known else self
+
     def with_time(self, **constants: Constant) -> Calibration:
         """A copy with other time constants."""
         return replace(self, time=replace(self.time, **constants))
 
     def to_document(self) -> dict[str, Any]:
-        """Plain JSON, all constants by name."""
-        return asdict(self)
+        """Plain JSON, all constants by name; what only sets of one cluster have is left out elsewhere."""
+        of_a_cluster = ("model_error_p90", "start_error_p90")
+        return {key: value for key, value in asdict(self).items() if value or key not in of_a_cluster}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Calibration:

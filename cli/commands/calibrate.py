@@ -212,7 +212,8 @@ def _training(trained: Observed[ObservedRun], catalog: Catalog, hold_out: str, *
     """
     from meshplan.catalogs.errors import Problem, SpecError
     from meshplan.cli.reports.calibration import training_sets
-    from meshplan.planner.training.measured.calibrate import calibrate, refine
+    from meshplan.planner.training.measured.calibrate import calibrate
+    from meshplan.planner.training.measured.own_runs import refine
     from meshplan.planner.training.resolve import calibration_for
 
     if not trained.runs:

@@ -39,13 +39,14 @@ def validate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Adapt the constants to N runs of each serving curve, as 'calibrate' does; judge its other runs.",
+            help="Adapt the constants to N runs as 'calibrate' does, and judge others: of each serving curve; of each "
+            "training cluster, and of each model on it, with constants fitted without their source.",
             show_default=False,
         ),
     ] = None,
     sample: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="With --from-points: this many curves.", show_default=False),
+        typer.Option(metavar="N", min=1, help="With --from-points: this many curves or clusters.", show_default=False),
     ] = None,
     jobs: Annotated[
         int | None,

@@ -72,20 +72,13 @@ def show_validation(
     """
     from meshplan.cli.render import show_document, show_rows
 
-    summary = [asdict(item) for item in result.summary]
     if form in (Format.JSON, Format.YAML):
-        document: dict[str, Any] = {
-            "rows": [row.to_document() for row in result.rows],
-            "summary": summary,
-            "ranking": None if result.ranking is None else asdict(result.ranking),
-            "coverage": result.coverage,
-            **(extra or {}),
-        }
-        show_document(document, form)
+        show_document({**validation_document(result), **(extra or {})}, form)
         return
     if form is Format.CSV:
         show_rows([row.to_document() for row in result.rows], (), form)
         return
+    summary = [asdict(item) for item in result.summary]
     shown = [row for row in summary if row["group"] == "all" or _is_shown(row)]
     show_rows(shown, SUMMARY, form, title=_headline(result) + more)
     show_rows(_worst_rows(result, worst), _WORST, form, title="\nLargest errors")
@@ -96,6 +89,16 @@ def show_validation(
             shown_reasons = [{"rows": count, "reason": reason} for reason, count in reasons.most_common(worst)]
             show_rows(shown_reasons, columns, form, title="")
     _show_unused(result, form)
+
+
+def validation_document(result: Validation) -> dict[str, Any]:
+    """A validation as plain JSON."""
+    return {
+        "rows": [row.to_document() for row in result.rows],
+        "summary": [asdict(item) for item in result.summary],
+        "ranking": None if result.ranking is None else asdict(result.ranking),
+        "coverage": result.coverage,
+    }
 
 
 def _show_unused(result: Validation, form: Format) -> None:

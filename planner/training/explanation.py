@@ -119,7 +119,9 @@ def calibration(plan: Plan) -> str:
     unmeasured = f"no run of {target} on this generation of devices"
     match found.get("basis"):
         case Basis.CLUSTER:
-            return f"constants adapted to {counted(runs, 'own run')} ({fitted}); {width} is left"
+            before = found.get("start_error_p90")
+            gained = "" if before is None else f" of {_width(before)} without them"
+            return f"constants adapted to {counted(runs, 'own run')} ({fitted}); {width} is left{gained}"
         case Basis.FRAMEWORK:
             return f"constants fitted to {published} ({fitted}); {held}"
         case Basis.RELATED:

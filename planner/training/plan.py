@@ -163,11 +163,18 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
             "memory_basis": calibration.memory_basis,
             "source": calibration.source,
             "date": calibration.date,
+            **_start_width(problem),
         },
         **_not_validated(problem, priced),
         "sources": dict(resolved.sources),
         "model": plain(problem.shape),
     }
+
+
+def _start_width(problem: TrainingProblem) -> dict[str, float]:
+    """The half-width of the interval before own runs; empty where none are known."""
+    start = problem.calibration.start_error_p90
+    return {"start_error_p90": start[problem.kind_of_work]} if start else {}
 
 
 def _not_validated(problem: TrainingProblem, priced: Priced) -> dict[str, list[str]]:

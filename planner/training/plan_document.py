@@ -108,6 +108,7 @@ class _Calibration(Section):
     architecture: Text
     num_runs: Count
     time_error_p90: Number
+    start_error_p90: Number | None = None
     basis: Text = ""
     memory_basis: Text = ""
 

@@ -22,26 +22,10 @@ from meshplan.planner.serving.measured.calibrate import refine_serving
 from meshplan.planner.serving.measured.constants_fit import OWN_NOISE, Row
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.validate import ServingCalibrationOf, validated_run
-from meshplan.planner.validation.summary import MetricSummary, ValidatedRow, Validation, summarise, summed_up
+from meshplan.planner.validation.points import PointsResult
+from meshplan.planner.validation.summary import ValidatedRow, summarise, summed_up
 
 GIVEN = "measured point of its curve: the constants were adapted to it"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointsResult:
-    """The errors with and without the points.
-
-    Args:
-        validation: rows predicted with adapted constants; the points themselves have the status ``given``.
-        without: the same rows' errors with the constants that the adaptation started from.
-        num_curves: curves that were drawn.
-        started_from: the sets of constants that the adaptation started from, with their sources.
-    """
-
-    validation: Validation
-    without: tuple[MetricSummary, ...]
-    num_curves: int
-    started_from: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ import numpy as np
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.text import counted
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.validation.fitting import LEAST_SQUARES, Linear, Prior, gauss_newton, most_probable
@@ -53,8 +54,10 @@ SAFE_MARGIN = 0.02
 # needs 3 % more than the other two would have told.
 UNSEEN_MARGIN = 0.05
 SAFE_FIXED_BYTES = 0.3e9
-# Of a user's own peaks: with fewer the catalog's factor still holds, and they can only widen it.
-FEWEST_OWN_PEAKS = 5
+# Of a user's own peaks, number known → what other plans of the cluster need over the most that any of these needed,
+# fitted to or left out in turn: 99 % of the peaks of sources held out whole stay below (358 peaks of ten sources,
+# 2026-11-23, each drawn six times; the larger of the percentiles with runs and with sources weighing the same).
+OWN_PEAK_FACTORS: Mapping[int, float] = {1: 2.15, 2: 1.65, 5: 1.6, 10: 1.5, 20: 1.45}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,15 +235,45 @@ def calibrate_memory(
 
 
 def _adapted(framework: str, samples: Sequence[_Peak], start: MemoryConstants) -> MemoryFit:
-    """The catalog's constants, moved by a user's own peaks; few of them cannot narrow the bound."""
+    """The catalog's constants, moved by a user's own peaks.
+
+    On the plans that were measured the new bound is at least the lesser of the catalog's, which a moved estimate must
+    not lower by itself, and the peak times its :data:`OWN_PEAK_FACTORS` – and never less than the peak.
+    """
     prior = _prior([], start)
-    theta = _solve(samples, prior)
-    peaks = [sample for sample in samples if not sample.is_limit]
-    least = start.safe_factor if len(peaks) < FEWEST_OWN_PEAKS else 1.0
-    held_out = _held_out(samples, lambda others: (_solve(others, prior), least))
-    everything = [*((peak, theta) for peak in peaks), *((peak, used) for peak, used, _ in held_out)]
-    factor = max(_largest(needed_factor(peak.measured, *peak.predicted(used)) for peak, used in everything), least)
-    return _made(framework, _constants(theta, factor), f"{len(peaks)} own peaks", held_out)
+
+    def wanted(peak: _Peak, used: FloatArray, most: float) -> float:
+        """The safe factor for such a bound of one peak under the constants ``used``."""
+        total, fixed = peak.predicted(prior.mean)
+        catalogs = (total - fixed) * start.safe_factor + fixed + start.safe_fixed_bytes
+        return needed_factor(min(catalogs, most * peak.measured), *peak.predicted(used))
+
+    def learned(known: Sequence[_Peak]) -> tuple[FloatArray, float]:
+        fitted = _solve(known, prior)
+        peaks = [peak for peak in known if not peak.is_limit]
+        if not peaks:
+            return fitted, start.safe_factor
+        errors = [(peak, fitted) for peak in peaks]
+        if len(peaks) > 1:
+            left_out = _held_out(known, lambda others: (_solve(others, prior), 1.0), _run)
+            errors += [(peak, used) for peak, used, _ in left_out]
+        most = own_peak_factor(len(peaks))
+        needed = _largest(needed_factor(peak.measured, *peak.predicted(used)) for peak, used in errors)
+        return fitted, max(needed, *(wanted(peak, used, most) for peak, used in errors))
+
+    theta, factor = learned(samples)
+    count = sum(not sample.is_limit for sample in samples)
+    basis = counted(count, "own peak") if count else ""
+    return _made(framework, _constants(theta, factor), basis, _held_out(samples, learned, _run))
+
+
+def own_peak_factor(count: int) -> float:
+    """The factor of :data:`OWN_PEAK_FACTORS` for a number of own peaks, at least 1.
+
+    >>> own_peak_factor(1), own_peak_factor(4), own_peak_factor(100)
+    (2.15, 1.65, 1.45)
+    """
+    return OWN_PEAK_FACTORS[max(known for known in OWN_PEAK_FACTORS if known <= count)]
 
 
 def _fit(framework: str, samples: Sequence[_Peak], unseen: UnseenBounds) -> MemoryFit:

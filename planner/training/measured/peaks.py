@@ -53,8 +53,18 @@ def peak_left_out(
     used += [key for key in ("cpu_offload", "activation_offload") if choices.flag(key, default=False)]
     if used:
         return f"the run saved memory in a way that plans do not: {', '.join(used)}"
-    stages = price(problem, config).stages
-    weights = min(stage.components["weights"] for stage in stages)
+    return below_weights(problem, config, peak)
+
+
+def below_weights(problem: TrainingProblem, config: TrainingConfig, peak: float) -> str:
+    """Why a peak is not that of the run, which holds its weights all the time; empty where it may be.
+
+    Args:
+        problem: what was run.
+        config: the choices that were run.
+        peak: measured, bytes.
+    """
+    weights = min(stage.components["weights"] for stage in price(problem, config).stages)
     if peak < LEAST_SHARE * weights:
         return f"{format_bytes(peak)} is less than the weights of a rank, {format_bytes(weights)}"
     return ""

@@ -95,7 +95,7 @@ def left_out(rows: Sequence[Row], linear: Linear, literature: Prior, together: s
     """Every run priced with sets that were fitted without all that is left out together with it.
 
     Where a group is left out, the other runs of its source are taken for the user's own: its set is adapted to them as
-    :func:`~meshplan.planner.training.measured.calibrate.refine` does.
+    :func:`~meshplan.planner.training.measured.own_runs.refine` does.
 
     Args:
         rows: measured runs.
@@ -103,6 +103,13 @@ def left_out(rows: Sequence[Row], linear: Linear, literature: Prior, together: s
         literature: prior of the global set.
         together: what is left out; a key of :data:`TOGETHER`.
     """
+    label = TOGETHER[together]
+    without = sets_without(rows, linear, literature, together)
+    return tuple(leave_one_out(sorted(rows, key=label), label, without, _errors))
+
+
+def sets_without(rows: Sequence[Row], linear: Linear, literature: Prior, together: str) -> Callable[[str], Sets]:
+    """Label → the sets that are fitted without all that is left out together with it; see :func:`left_out`."""
     label = TOGETHER[together]
     sets = by_key(rows)
 
@@ -121,7 +128,7 @@ def left_out(rows: Sequence[Row], linear: Linear, literature: Prior, together: s
         own = _own(rows, left, members, local) if together == "group" else {}
         return Sets(overall=overall, local=local, own=own)
 
-    return tuple(leave_one_out(sorted(rows, key=label), label, fitted_without, _errors))
+    return fitted_without
 
 
 def _own(

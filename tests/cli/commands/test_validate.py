@@ -46,4 +46,4 @@ def test_the_plot_has_a_point_per_step_time(meshplan: Command, runs: Path, tmp_p
 def test_curves_need_more_runs_than_points(meshplan: Command, runs: Path) -> None:
     refused = meshplan("validate", runs, "--from-points", "2", "--jobs", "1")
     assert refused.code == 2
-    assert "no curve of these files has more than 2 serving runs" in refused.err
+    assert "no curve of these files has more than 2 runs" in refused.err

@@ -16,12 +16,11 @@ from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.memory_fit import (
-    FEWEST_OWN_PEAKS,
     SAFE_FIXED_BYTES,
-    SAFE_MARGIN,
     UNSEEN_MARGIN,
     UnseenBounds,
     calibrate_memory,
+    own_peak_factor,
     unseen_bounds,
 )
 from meshplan.planner.training.measured.observations import ObservedRun
@@ -144,15 +143,48 @@ def test_what_a_framework_would_have_needed_is_told_by_the_literature() -> None:
     assert bound == pytest.approx(run.measured["peak_memory_bytes"])
 
 
-def test_few_own_peaks_move_the_estimate_and_never_narrow_the_bound() -> None:
-    runs = measured({**PLANTED, "activation_factor": 1.4})
+@pytest.mark.parametrize("factor", [0.5, 1.4])
+def test_a_moved_estimate_does_not_lower_a_tight_bound_of_what_was_measured(factor: float) -> None:
+    runs = measured({**PLANTED, "activation_factor": factor})[:4]
     catalogs = MemoryConstants(safe_factor=1.3)
-    few = calibrate_memory(runs[: FEWEST_OWN_PEAKS - 1], lambda *_: catalogs)[FRAMEWORK]
-    assert few.constants.safe_factor >= 1.3
-    assert few.constants.activation_factor > 1.1
-    many = calibrate_memory(runs, lambda *_: catalogs)[FRAMEWORK]
-    assert 1.0 + SAFE_MARGIN <= many.constants.safe_factor < 1.3
-    assert "own peaks" in many.basis
+    own = calibrate_memory(runs, lambda *_: catalogs)[FRAMEWORK]
+    assert own.basis == "4 own peaks"
+    for run in runs:
+        before, after = (
+            price(replace(run.problem, calibration=calibrated(constants)), run.config).safe_bytes
+            for constants in (catalogs, own.constants)
+        )
+        wanted = min(before, own_peak_factor(4) * run.measured["peak_memory_bytes"])
+        assert after >= 0.99 * wanted  # constants are stored to four digits
+    assert exceeding(runs, own.constants) == []
+
+
+def test_own_peaks_narrow_a_wide_bound_the_more_of_them_there_are() -> None:
+    """A framework that nobody has measured is bounded by all others; its own peaks say how far that is too wide."""
+    runs = measured(PLANTED)
+    factors = [
+        calibrate_memory(runs[:count], lambda *_: MemoryConstants(safe_factor=3.6))[FRAMEWORK].constants.safe_factor
+        for count in (1, 2, 5, 10)
+    ]
+    assert factors == sorted(factors, reverse=True)
+    assert factors[0] < 2.5
+    assert factors[-1] < 1.7
+    own = calibrate_memory(runs[:1], lambda *_: MemoryConstants(safe_factor=3.6))[FRAMEWORK].constants
+    assert exceeding(runs, own) == []
+
+
+def test_peaks_beyond_the_bound_widen_it_at_once() -> None:
+    (run, *_) = measured({**PLANTED, "activation_factor": 4.0})
+    own = calibrate_memory([run], lambda *_: MemoryConstants(safe_factor=1.05))[FRAMEWORK].constants
+    assert own.safe_factor > 1.05
+    assert exceeding([run], own) == []
+
+
+def test_own_runs_without_a_peak_leave_the_bound_as_it_was() -> None:
+    (run, *_) = measured(PLANTED)
+    fit = calibrate_memory([replace(run, measured={"iteration_s": 1.0})], lambda *_: MemoryConstants(safe_factor=2.0))
+    assert fit[FRAMEWORK].constants.safe_factor == 2.0
+    assert fit[FRAMEWORK].basis == ""
 
 
 def test_a_run_without_a_peak_only_says_that_it_fitted() -> None:

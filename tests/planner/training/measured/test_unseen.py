@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from meshplan.catalogs.constants.training import DENSE, EXPERTS, Basis, Calibration
-from meshplan.planner.training.measured.calibrate import narrowed
 from meshplan.planner.training.measured.unseen import (
     UNJUDGED,
     balanced_p90,
@@ -117,9 +116,3 @@ def test_alike_sources_are_covered_as_often_as_intervals_say() -> None:
     judged = with_coverage(found, found)
     assert np.mean([bool(item.is_covered) for item in judged]) == pytest.approx(0.9, abs=0.02)
     assert [replace(item, is_covered=None) for item in judged] == found
-
-
-@pytest.mark.parametrize("runs", [1, 3, 10])
-def test_more_own_runs_never_widen_an_interval(runs: int) -> None:
-    assert 0.1 < narrowed(0.3, 0.1, runs) < narrowed(0.3, 0.1, runs - 1)
-    assert narrowed(0.1, 0.3, runs) == 0.1  # nothing to gain where clusters are alike
