@@ -36,6 +36,13 @@ def open_catalog(db: str | None, *, or_shipped: bool = False) -> Catalog:
     return catalog
 
 
+def note(text: str) -> None:
+    """One remark on stderr."""
+    from meshplan.catalogs.untrusted.text import shown
+
+    sys.stderr.write(f"note: {shown(text)}\n")
+
+
 def warn(text: str) -> None:
     """One warning on stderr."""
     from meshplan.catalogs.untrusted.text import shown

@@ -20,6 +20,7 @@ from meshplan.planner.core.measurable import measurable
 from meshplan.planner.core.plan import CLOCK_FIELDS, NOT_IN_DIGEST, PLAN_ID_LENGTH, Plan, digest
 from meshplan.planner.core.plan_document import PlanDocument, document_problems
 from meshplan.planner.core.reading.documents import read_document
+from meshplan.planner.validation.recorded import absurd
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.plan_rows import PlanRows, RecordedRun
@@ -106,14 +107,17 @@ def record(handle: str, measured: Mapping[str, Any], rows: PlanRows) -> Recorded
         StoreError: no such stored plan.
     """
     plan = plan_from_document(rows.get(handle).document, name=f"stored plan {handle}")
-    problems = [problem for name, value in measured.items() for problem in _metric_problems(plan, name, value)]
-    if not measured:
-        problems = [
-            Problem(path="", message=f"no metric is given; a plan predicts {', '.join(sorted(measurable(plan)))}")
-        ]
+    problems = measured_problems(plan, measured)
     if problems:
         raise SpecError(problems, of="what was measured")
     return rows.record(handle, measured)
+
+
+def measured_problems(plan: Plan, measured: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with figures that somebody says were measured of a plan."""
+    if not measured:
+        return [Problem(path="", message=f"no metric is given; a plan predicts {', '.join(sorted(measurable(plan)))}")]
+    return [problem for name, value in measured.items() for problem in _metric_problems(plan, name, value)]
 
 
 def _metric_problems(plan: Plan, name: str, value: object) -> list[Problem]:
@@ -124,4 +128,5 @@ def _metric_problems(plan: Plan, name: str, value: object) -> list[Problem]:
         return [Problem(path=name, message=f"unknown metric{hint}")]
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
         return [Problem(path=name, message=f"must be a positive number in SI units, not {value!r}")]
-    return []
+    why = absurd(float(value), predicted[name])
+    return [Problem(path=name, message=why)] if why else []

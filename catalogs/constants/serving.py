@@ -43,10 +43,12 @@ class ServingCalibration:
 
     Args:
         engine: ``vllm``, ``sglang``, ``trtllm`` …; ``any`` for the global set.
-        architecture: hardware generation, such as ``hopper``; ``any`` for the global set.
+        architecture: hardware generation, such as ``hopper``; ``any`` for the global set; of a set of one cluster
+            ``hopper@CLUSTER`` (:mod:`meshplan.catalogs.constants.own`).
         constants: see :class:`ServingConstants`.
         error_p90: metric (``ttft``, ``tpot``, ``throughput``) → 90th percentile of |log(measured/predicted)| on runs
             held out; the half-width of intervals, in the logarithm.
+        start_error_p90: of a set of one cluster, what ``error_p90`` was before its own runs; empty elsewhere.
         basis: metric → the runs that its error was taken on: an engine on a generation, an engine, all engines.
         num_runs: runs behind the fit; 0 where nothing was fitted.
         source: which observations, with their version.
@@ -57,14 +59,15 @@ class ServingCalibration:
     architecture: str
     constants: ServingConstants = field(default_factory=ServingConstants)
     error_p90: Mapping[str, float] = field(default_factory=lambda: {"ttft": 1.0, "tpot": 0.45, "throughput": 0.45})
+    start_error_p90: Mapping[str, float] = field(default_factory=dict)
     basis: Mapping[str, str] = field(default_factory=dict)
     num_runs: int = 0
     source: str = ""
     date: str = ""
 
     def to_document(self) -> dict[str, Any]:
-        """Plain JSON, all constants by name."""
-        return asdict(self)
+        """Plain JSON, all constants by name; what only sets of one cluster have is left out elsewhere."""
+        return {key: value for key, value in asdict(self).items() if value or key != "start_error_p90"}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> ServingCalibration:

@@ -41,11 +41,53 @@ OF_ALL_RUNS = (HoldOut.SOURCE, HoldOut.FRAMEWORK, HoldOut.DEVICE, HoldOut.GENERA
 OF_OWN_RUNS = (HoldOut.RUN, HoldOut.LAYOUT, HoldOut.GROUP)
 
 
+# Of recorded runs; these and the files of runs exclude each other.
+RecordedOption = Annotated[
+    bool,
+    typer.Option(
+        "--recorded",
+        help="Adapt the constants of each cluster to what 'meshplan plans record' stored of plans on it; plans on "
+        "other clusters stay as they are.",
+    ),
+]
+AcceptOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PLAN",
+        help="With --recorded: believe this plan's runs although they are outliers; repeatable.",
+        show_default=False,
+    ),
+]
+UndoOption = Annotated[bool, typer.Option("--undo", help="With --recorded: take the constants of all clusters away.")]
+FilesArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[OBSERVATIONS...]", help="Measured runs, one JSON object per line.", show_default=False),
+]
+FreeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--constants",
+        metavar="NAME,…",
+        help="Serving constants that your own runs may move. Default: all.",
+        show_default=False,
+    ),
+]
+PowerOption = Annotated[
+    bool,
+    typer.Option(
+        "--power",
+        help="Fit the power of serving devices by load instead, from scratch; it ships with meshplan, so that only "
+        "--export keeps it.",
+    ),
+]
+
+
 @app.command()
 def calibrate(
-    observations: Annotated[
-        list[Path], typer.Argument(metavar="OBSERVATIONS...", help="Measured runs, one JSON object per line.")
-    ],
+    observations: FilesArgument = None,
+    recorded: RecordedOption = False,
+    accept: AcceptOption = None,
+    undo: UndoOption = False,
     from_scratch: Annotated[
         bool,
         typer.Option(
@@ -64,23 +106,8 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
-    free: Annotated[
-        str | None,
-        typer.Option(
-            "--constants",
-            metavar="NAME,…",
-            help="Serving constants that your own runs may move. Default: all.",
-            show_default=False,
-        ),
-    ] = None,
-    power: Annotated[
-        bool,
-        typer.Option(
-            "--power",
-            help="Fit the power of serving devices by load instead, from scratch; it ships with meshplan, so that only "
-            "--export keeps it.",
-        ),
-    ] = False,
+    free: FreeOption = None,
+    power: PowerOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the errors; do not store the constants.")] = False,
     export: Annotated[
         Path | None,
@@ -97,13 +124,20 @@ def calibrate(
     """Fit the named constants (efficiencies, overlaps, host overheads, memory) and print the error on held-out runs.
 
     Training runs and serving runs may be in the same files; one measured serving run is enough to refine its engine's
-    constants.
+    constants. Constants from --recorded belong to one cluster; 'meshplan catalog remove' takes one set away.
     """
     from meshplan.cli.observed import serving_runs, training_runs
     from meshplan.planner.validation.machines import read_rows
 
     catalog = open_catalog(db)
-    rows = [row for path in observations for row in read_rows(path)]
+    _one_way(observations, recorded=recorded, accept=bool(accept), undo=undo)
+    if recorded:
+        _others_unused(
+            from_scratch=from_scratch, traces=traces, hold_out=hold_out, free=free, power=power, export=export
+        )
+        _recorded(catalog, form, accept or (), undo=undo, dry_run=dry_run)
+        return
+    rows = [row for path in observations or () for row in read_rows(path)]
     together = _held_out(hold_out, from_scratch=from_scratch)
     served = serving_runs(rows, catalog, traces)
     if power:
@@ -116,6 +150,67 @@ def calibrate(
     if not served.runs or any(row.get("task") != "serving" for row in rows):
         fitted = _training(training_runs(rows, catalog), catalog, together, from_scratch=from_scratch)
         _finish(fitted, catalog, form, dry_run=dry_run, export=export, force=force)
+
+
+def _one_way(observations: Sequence[Path] | None, *, recorded: bool, accept: bool, undo: bool) -> None:
+    """Either files or recordings.
+
+    Raises:
+        SpecError: neither, both, or an option of recordings that has no use here.
+    """
+    from meshplan.catalogs.errors import Problem, SpecError
+
+    if bool(observations) == recorded:
+        message = "give either OBSERVATIONS or --recorded (what 'meshplan plans record' stored)"
+        raise SpecError([Problem(path="OBSERVATIONS", message=message)])
+    if (accept or undo) and not recorded:
+        raise SpecError([Problem(path="--accept, --undo", message="go with --recorded")])
+    if accept and undo:
+        raise SpecError([Problem(path="--accept", message="has no use with --undo, which believes no run")])
+
+
+def _others_unused(**options: object) -> None:
+    """Refuse options that recordings have no use for.
+
+    Raises:
+        SpecError: one is given.
+    """
+    from meshplan.catalogs.errors import Problem, SpecError
+
+    names = {"free": "--constants"}
+    given = [names.get(name, f"--{name.replace('_', '-')}") for name, value in options.items() if value]
+    if given:
+        message = "goes with OBSERVATIONS, not with --recorded ('meshplan catalog export' writes all sets)"
+        raise SpecError([Problem(path=", ".join(given), message=message)])
+
+
+def _recorded(catalog: Catalog, form: Format, accept: Sequence[str], *, undo: bool, dry_run: bool) -> None:
+    """Constants of clusters from recorded runs, or without them again."""
+    from meshplan.cli.reports.calibration import show_own_sets, show_undone
+    from meshplan.cli.stored import plan_rows
+    from meshplan.planner import recorded
+
+    if undo:
+        removed = recorded.stored_sets(catalog) if dry_run else recorded.undo(catalog)
+        if removed or form is not Format.TABLE:
+            show_undone(removed, form)
+        if not removed:
+            log("note: no constants of a cluster are stored")
+        return
+    rows = plan_rows(catalog)
+    found = recorded.gathered(rows, catalog, accepted=[rows.get(handle).plan_id for handle in accept])
+    made = recorded.own_sets(found)
+    stale = sorted(set(recorded.stored_sets(catalog)) - {own.subject for own in made})
+    if not dry_run:
+        for own in made:
+            recorded.keep(own, catalog)
+    show_own_sets(made, found.left_out, form)
+    if not made and not found.left_out:
+        log("note: no run is recorded: meshplan plans record PLAN, of a plan that 'meshplan plans list' shows")
+    for subject in stale:
+        log(f"note: {subject} is stored, and no recorded run is behind it any more: meshplan catalog remove {subject}")
+    if made and not dry_run and form not in (Format.JSON, Format.YAML):
+        log("stored; plans on these clusters use them from now on")
 
 
 def _held_out(asked: HoldOut | None, *, from_scratch: bool) -> str:

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from meshplan.cli.database import open_catalog
+from meshplan.cli.database import note, open_catalog, warn
 from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from meshplan.catalogs.database.plan_rows import PlanRow
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.planner.core.plan import Plan
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -113,6 +117,25 @@ def record(
     document = read_document(measured) if measured is not None else read_log(cast("Path", log), made)
     store.record(plan, document, rows)
     show_rows(measured_rows(made, document), measured_columns(), form)
+    _say_whether_it_counts(made, document, catalog)
+
+
+def _say_whether_it_counts(made: Plan, document: Mapping[str, Any], catalog: Catalog) -> None:
+    """On stderr: whether ``calibrate --recorded`` will adapt constants to these figures, and if not, why."""
+    from meshplan.catalogs.units import now
+    from meshplan.planner import recorded
+    from meshplan.planner.validation.fields import UnsupportedError
+    from meshplan.planner.validation.recorded import Recording
+
+    if not recorded.adapts(made.kind):
+        return
+    latest = Recording(plan_id=made.plan_id, number=1, date=now()[:10], figures=document)
+    try:
+        recorded.judged(made, latest, catalog)
+    except UnsupportedError as error:
+        warn(f"recorded, but no constant will be adapted to it: {error}")
+        return
+    note("plans on this cluster learn from it: meshplan calibrate --recorded")
 
 
 def _listed(row: PlanRow) -> Row:

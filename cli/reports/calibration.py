@@ -1,8 +1,13 @@
-"""How a calibration looks: the error on held-out runs by set, and the constants as a seed file."""
+"""How a calibration looks: the error on held-out runs by set, and the constants as a seed file.
+
+Of recorded runs (``calibrate --recorded``): how the intervals of their clusters have shrunk, and what was left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +17,7 @@ from meshplan.cli.reports.quantities import percent
 from meshplan.cli.reports.validation import SIGNED
 
 if TYPE_CHECKING:
+    from meshplan.planner.recorded import LeftOut, OwnSet
     from meshplan.planner.validation.held_out import Calibrated, HeldOut
 
 STATISTICS = (
@@ -243,3 +249,67 @@ def _memory_errors(result: Calibrated[Any]) -> list[dict[str, Any]]:
         for name, fit in sorted(result.memory.items())
         if fit.typical_error
     ]
+
+
+# --- recorded runs --------------------------------------------------------------------------------------------------
+
+
+def _half_width(width: float | None) -> str:
+    return "" if width is None else f"±{percent(width)}"
+
+
+OWN_SETS = (
+    Column(key="set", title="Constants of", wrap=False),
+    Column(key="of", title="plans of"),
+    Column(key="runs", title="own runs", right=True),
+    Column(key="before", title="interval before", right=True, text=_half_width),
+    Column(key="after", title="with own runs", right=True, text=_half_width),
+)
+LEFT_OUT = (Column(key="plan_id", title="Left out", wrap=False), Column(key="reason", title="because"))
+UNDONE = (Column(key="set", title="Taken away", wrap=False),)
+
+
+def show_own_sets(made: Sequence[OwnSet], left_out: Sequence[LeftOut], form: Format) -> None:
+    """Print the sets and what no constant was adapted to."""
+    widths = [row for own in made for row in _widths(own)]
+    left = [{"plan_id": item.plan_id, "recording": item.number, "reason": item.reason} for item in left_out]
+    unused = sorted({(run.recording.plan_id, name) for own in made for run in own.runs for name in run.unused})
+    if form in (Format.JSON, Format.YAML):
+        calibrations = [own.calibration.to_document() for own in made]
+        more = [{"plan_id": plan_id, "metric": metric} for plan_id, metric in unused]
+        show_document({"intervals": widths, "left_out": left, "unused": more, "calibrations": calibrations}, form)
+        return
+    show_rows(widths, OWN_SETS, form, title="Constants of clusters, adapted to recorded runs")
+    if left:
+        show_rows(left, LEFT_OUT, form, title="")
+    if unused:
+        counts = Counter(metric for _, metric in unused)
+        rows = [{"metric": metric, "plans": count} for metric, count in counts.most_common()]
+        columns = (Column(key="metric", title="Not used"), Column(key="plans", title="plans", right=True))
+        show_rows(rows, columns, form, title="")
+
+
+def show_undone(removed: Iterable[str], form: Format) -> None:
+    """Print the sets that were taken away; the recordings are still there."""
+    show_rows([{"set": subject} for subject in removed], UNDONE, form, title="")
+
+
+def _widths(own: OwnSet) -> Iterator[dict[str, Any]]:
+    """Before and after, by what intervals of the kind depend on."""
+    before, after = own.calibration.start_error_p90, own.calibration.error_p90
+    if own.kind == "serving":  # widths in the logarithm
+        for metric, width in after.items():
+            yield _row(own, metric, len(own.runs), math.expm1(before[metric]), math.expm1(width))
+        return
+    models = own.calibration.model_error_p90
+    for kind, by_model in models.items():
+        for model, width in by_model.items():
+            count = sum(run.run.problem.shape.slug == model for run in own.runs)
+            yield _row(own, model, count, before[kind], width)
+        yield _row(own, f"other models, {kind}", 0, before[kind], after[kind])
+    if not models:
+        yield {"set": own.subject, "of": "any model: memory alone", "runs": len(own.runs)}
+
+
+def _row(own: OwnSet, of: str, runs: int, before: float, after: float) -> dict[str, Any]:
+    return {"set": own.subject, "of": of, "runs": runs, "before": before, "after": after}

@@ -261,7 +261,14 @@ def calibration_text(plan: Plan, width: int) -> str:
             f"{name} ×/÷ {factor:.2f}" + (f" (runs of {basis[name]})" if name in basis else "")
             for name, factor in _factors(errors)
         )
-        if calibration["num_runs"]:
+        before = calibration.get("start_error_p90")
+        if before:
+            runs = counted(calibration["num_runs"], "own run")
+            own = f"{runs} ({calibration['engine']}, {calibration['architecture']})"
+            wider = ", ".join(f"{name} ×/÷ {factor:.2f}" for name, factor in _factors(before))
+            gained = "too few to judge intervals by" if before == errors else f"without them {wider}"
+            lines.append(f"Intervals on {node_type}: {shown}; constants adapted to {own}, {gained}.")
+        elif calibration["num_runs"]:
             runs = counted(calibration["num_runs"], "published run")
             fitted = f"{runs} ({calibration['engine']}, {calibration['architecture']})"
             lines.append(f"Intervals on {node_type}: {shown}, 90 % of held-out runs; constants fitted to {fitted}.")

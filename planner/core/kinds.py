@@ -14,6 +14,9 @@ optional, and a kind without one says so in an error that names those that have 
 ``row_validator(…)``          of (all measured rows, catalog, folder of traces or None): the function that predicts
                               one row whose ``task`` is this kind; returns a ``ValidatedRow`` or raises
                               ``UnsupportedError``
+``recorded_run(plan, …)``     of (plan, :class:`~meshplan.planner.validation.recorded.Recording`, catalog): what was
+                              recorded of a plan as a run that constants are adapted to, or ``UnsupportedError``
+``refine_recorded(runs, …)``  the constants of one cluster, adapted to all of its recorded runs
 ``SPEC``                      the pydantic model of the spec, for its JSON Schema
 ============================  ========================================================================================
 

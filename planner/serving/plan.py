@@ -276,6 +276,7 @@ def provenance(resolved: ResolvedServing) -> dict[str, Any]:
                 "architecture": calibration.architecture,
                 "num_runs": calibration.num_runs,
                 "error_p90": dict(calibration.error_p90),
+                **({"start_error_p90": dict(calibration.start_error_p90)} if calibration.start_error_p90 else {}),
                 "basis": dict(calibration.basis),
                 "source": calibration.source,
                 "date": calibration.date,

@@ -151,6 +151,7 @@ class _Calibration(Section):
     architecture: Text
     num_runs: Count
     error_p90: dict[Text, Annotated[float, Field(ge=0.0, le=10.0)]]
+    start_error_p90: dict[Text, Annotated[float, Field(ge=0.0, le=10.0)]] = Field(default_factory=dict)
     basis: dict[Text, Text] = Field(default_factory=dict)
 
 

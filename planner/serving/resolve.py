@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
+from meshplan.catalogs.constants.own import own_name
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.identity import cluster_identity
 from meshplan.planner.cluster.lookup import choose_price, look_up_shape, node_in_place, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
@@ -96,10 +98,7 @@ def resolve_serving(
         ),
         rules=rules,
         recipe=recipe,
-        calibrations={
-            name: serving_calibration(catalog, recipe.constants_name, machine.device.architecture)
-            for name, machine in machines.items()
-        },
+        calibrations=_calibrations(spec, catalog, recipe.constants_name, machines),
         quantizations=tuple(checkpoint_formats(shape, scheme, spec.kv_cache) for scheme in schemes),
         speculation=None if spec.speculation is None else spec.speculation.value,
         kv_tier=None if spec.kv_tier is None else spec.kv_tier.value,
@@ -110,11 +109,30 @@ def resolve_serving(
     return ResolvedServing(problem=problem, prices=prices, sources=_sources(problem, prices))
 
 
-def serving_calibration(catalog: Catalog, engine: str, architecture: str) -> ServingCalibration:
-    """Calibrated constants: of the engine release on the hardware generation, else of the engine on any generation,
-    else the global set, else the defaults.
+def _calibrations(
+    spec: ServingSpec, catalog: Catalog, engine: str, machines: Mapping[str, Machine]
+) -> dict[str, ServingCalibration]:
+    """The constants of an engine on each node type of the cluster."""
+    return {
+        name: serving_calibration(
+            catalog, engine, machine.device.architecture, cluster=cluster_identity(spec.cluster, name)
+        )
+        for name, machine in machines.items()
+    }
+
+
+def serving_calibration(catalog: Catalog, engine: str, architecture: str, *, cluster: str = "") -> ServingCalibration:
+    """Calibrated constants: adapted to own runs of the engine on this cluster, else of the engine release on the
+    hardware generation, else of the engine on any generation, else the global set, else the defaults.
+
+    Args:
+        catalog: where sets are stored.
+        engine: name of the constants of an engine release.
+        architecture: hardware generation.
+        cluster: which one (:func:`meshplan.planner.cluster.identity.cluster_identity`); empty: any.
     """
-    for name, generation in ((engine, architecture), (engine, ANY), (ANY_ENGINE, ANY)):
+    own = ((engine, own_name(architecture, cluster)),) if cluster else ()
+    for name, generation in (*own, (engine, architecture), (engine, ANY), (ANY_ENGINE, ANY)):
         document = catalog.calibration(name, generation)
         if document is not None:
             return ServingCalibration.from_document(document)

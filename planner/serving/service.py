@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.cluster.identity import cluster_identity
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
@@ -15,21 +16,34 @@ from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.serving.certify import certify_deployment
 from meshplan.planner.serving.infeasible import explain_infeasible
+from meshplan.planner.serving.measured.recorded import recorded_serving_run, refine_recorded
 from meshplan.planner.serving.measured.validate import row_validator
 from meshplan.planner.serving.pictures import pareto_page
 from meshplan.planner.serving.plan import catalog_content, make_serving_plan, provenance, rejected_rows
 from meshplan.planner.serving.problem.config import serving_config_from_document
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
-from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving
+from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving, serving_calibration
 from meshplan.planner.serving.search.branch import TIE
 from meshplan.planner.serving.search.search import estimate_pinned, search_serving
+from meshplan.planner.validation.recorded import RecordedRun, Recording
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.models.shapes import ModelShape
 
 
-__all__ = ["SPEC", "certify", "estimate", "instead", "pareto_page", "plan", "row_validator", "written_out"]
+__all__ = [
+    "SPEC",
+    "certify",
+    "estimate",
+    "instead",
+    "pareto_page",
+    "plan",
+    "recorded_run",
+    "refine_recorded",
+    "row_validator",
+    "written_out",
+]
 
 SPEC = ServingSpec
 
@@ -104,6 +118,27 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
     better = "worse" if change > 0 else "better"
     same = f"with {pinned} the objective is the same"
     return other, same if change == 0 else f"with {pinned} the objective is {abs(change):.1%} {better}"
+
+
+def recorded_run(made: Plan, recording: Recording, catalog: Catalog) -> RecordedRun:
+    """What was measured of a plan, as a run that constants are adapted to.
+
+    Raises:
+        UnsupportedError: it says nothing about constants.
+        SpecError: the plan's spec is not answered any more.
+    """
+    problem = _resolved(made.spec, catalog, Path(), shape_from_document(made.provenance["model"])).problem
+    config = serving_config_from_document(made.config)
+    node_type = config.pools[0].node_type
+    return recorded_serving_run(
+        recording,
+        problem,
+        config,
+        start=serving_calibration(
+            catalog, problem.recipe.constants_name, problem.machines[node_type].device.architecture
+        ),
+        cluster=cluster_identity(read_serving_spec(made.spec).cluster, node_type),
+    )
 
 
 def written_out(spec: Mapping[str, Any]) -> dict[str, Any]:

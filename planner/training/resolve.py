@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_named
+from meshplan.catalogs.constants.own import own_name
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.errors import UnknownEntryError, closest_names, did_you_mean
 from meshplan.catalogs.hardware import Cluster, NodeGroup, Price
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.identity import cluster_identity
 from meshplan.planner.cluster.lookup import ANY, IN_PLACE, choose_price, look_up_shape, node_in_place, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.cluster.measured_links import (
@@ -53,6 +55,7 @@ class Resolved:
         sources: what → citation, for the plan's provenance.
         mapping: ``best``, ``identity``, or the nodes in the order of the ranks.
         hosts: names of the hosts by number, where a profile gives them.
+        identity: which cluster it is, for own runs.
     """
 
     problem: TrainingProblem
@@ -61,6 +64,7 @@ class Resolved:
     sources: Mapping[str, str]
     mapping: str | tuple[int, ...] = "best"
     hosts: tuple[str, ...] = ()
+    identity: str = ""
 
 
 def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape: ModelShape | None = None) -> Resolved:
@@ -94,6 +98,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     check_offload(spec, machine, problems)
     limits = _limits(spec, machine, workload, price, problems)
     problems.check()
+    identity = cluster_identity(spec.cluster, cluster.groups[0].node.slug)
     problem = TrainingProblem(
         shape=shape,
         machine=machine,
@@ -101,7 +106,9 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         rules=rules,
         limits=limits,
         objective=spec.objective,
-        calibration=calibration_for(catalog, rules.name, machine.device.architecture),
+        calibration=calibration_for(catalog, rules.name, machine.device.architecture, cluster=identity).for_model(
+            shape.slug
+        ),
         num_training_tokens=spec.workload.num_training_tokens,
         search_over=frozenset(spec.constraints.search_over),
     ).with_fixed(spec.fixed.pinned())
@@ -115,6 +122,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         sources=sources,
         mapping=spec.mapping if isinstance(spec.mapping, str) else tuple(spec.mapping),
         hosts=() if profile is None else host_names(profile),
+        identity=identity,
     )
 
 
@@ -192,13 +200,23 @@ def _network(spec: ClusterSpec, machine: Machine, profile: ClusterProfile | None
     return measured_network(machine, profile, usable)
 
 
-def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Calibration:
+def calibration_for(catalog: Catalog, framework: str, architecture: str, *, cluster: str = "") -> Calibration:
     """The constants for a framework on a hardware generation, under the framework's own layout.
 
-    Times: fitted for both, else for a relative of the framework on the generation, else the global set, else the
-    literature's. Memory: fitted for the framework, on whatever generation, else as with the times.
+    On a cluster with own runs of the framework: the set that was adapted to them. Times elsewhere: fitted for both,
+    else for a relative of the framework on the generation, else the global set, else the literature's. Memory: fitted
+    for the framework, on whatever generation, else as with the times.
+
+    Args:
+        catalog: where sets are stored.
+        framework: our name.
+        architecture: hardware generation.
+        cluster: which one (:func:`meshplan.planner.cluster.identity.cluster_identity`); empty: any.
     """
     recipe = recipe_named(framework)
+    own = catalog.calibration(recipe.calibrated_as, own_name(architecture, cluster)) if cluster else None
+    if own is not None:
+        return replace(Calibration.from_document(own), recipe=recipe.recipe)
     found = replace(_timed(catalog, recipe, architecture), recipe=recipe.recipe)
     held = catalog.calibration(recipe.calibrated_as, ANY)
     if held is None:

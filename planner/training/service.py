@@ -23,6 +23,7 @@ from meshplan.planner.training.certify import certify_plan
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.infeasible import explain_infeasible
+from meshplan.planner.training.measured.recorded import recorded_training_run, refine_recorded
 from meshplan.planner.training.measured.validate import row_validator
 from meshplan.planner.training.pinned import fixed_config
 from meshplan.planner.training.plan import (
@@ -35,13 +36,14 @@ from meshplan.planner.training.plan import (
 )
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
-from meshplan.planner.training.resolve import Resolved, resolve_training
+from meshplan.planner.training.resolve import Resolved, calibration_for, resolve_training
 from meshplan.planner.training.search.degrees import KEEP
 from meshplan.planner.training.search.joint import JointResult, place_config, search_plans
 from meshplan.planner.training.search.mapping_report import placed, requested_order
 from meshplan.planner.training.search.rank_placement import Placement
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig
 from meshplan.planner.training.simulated import simulated_pipeline
+from meshplan.planner.validation.recorded import RecordedRun, Recording
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -56,6 +58,8 @@ __all__ = [
     "instead",
     "mapping_view",
     "plan",
+    "recorded_run",
+    "refine_recorded",
     "resolve",
     "row_validator",
     "timeline",
@@ -193,6 +197,27 @@ def certify(question: Question, made: Plan) -> Certificate:
 def written_out(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The spec with its defaults."""
     return read_training_spec(spec).model_dump(mode="json", exclude_none=True)
+
+
+def recorded_run(made: Plan, recording: Recording, catalog: Catalog) -> RecordedRun:
+    """What was measured of a plan, as a run that constants are adapted to.
+
+    Raises:
+        UnsupportedError: it cannot have been this plan, or says nothing about constants.
+        SpecError: the plan's spec is not answered any more.
+    """
+    resolved = resolve(made.spec, catalog, shape=shape_from_document(made.provenance["model"]))
+    config = config_from_document(made.config)
+    resolved, _ = _placed_config(resolved, config)
+    problem = resolved.problem
+    return recorded_training_run(
+        recording,
+        made.predicted,
+        problem,
+        config,
+        start=calibration_for(catalog, problem.rules.name, problem.machine.device.architecture),
+        cluster=resolved.identity,
+    )
 
 
 def timeline(made: Plan, catalog: Catalog) -> tuple[Simulated, str]:

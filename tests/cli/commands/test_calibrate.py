@@ -100,3 +100,75 @@ def test_a_fit_of_power_needs_watts_and_takes_no_other_choice(meshplan: Command,
     assert "no serving run in these files has a measured power" in without.err
     both = meshplan("calibrate", FOLDER / "serving-power.jsonl", "--power", "--from-scratch")
     assert "goes with none of --from-scratch" in both.err
+
+
+# --- recorded runs --------------------------------------------------------------------------------------------------
+
+PINNED = """\
+kind: training
+model: llama-3.1-8b
+cluster: {name: lab, nodes: [{type: dgx-h100, count: 1}]}
+workload: {sequence_length: 4096, global_batch_size: 64}
+fixed: {tensor_parallel: 2, data_parallel: 4, zero_stage: 1, activation_recompute: full}
+"""
+OWN_SET = "megatron/hopper@lab:dgx-h100"
+
+
+def recorded_plan(meshplan: Command, folder: Path, factor: float) -> dict[str, Any]:
+    """A stored plan of the cluster ``lab`` and its measured step, so many times the predicted one."""
+    spec, measured = folder / "spec.yaml", folder / "measured.json"
+    spec.write_text(PINNED)
+    made = meshplan("plan", spec, "--format", "json").json
+    measured.write_text(json.dumps({"iteration_s": made["predicted"]["iteration_s"]["value"] * factor}))
+    assert meshplan("plans", "record", made["plan_id"], measured).code == 0
+    return {**made, "recorded": meshplan("plans", "record", made["plan_id"], measured).err}
+
+
+def test_recorded_runs_teach_the_next_plan_of_their_cluster_until_undone(meshplan: Command, tmp_path: Path) -> None:
+    made = recorded_plan(meshplan, tmp_path, 1.15)
+    assert "meshplan calibrate --recorded" in made["recorded"]
+    assert OWN_SET in meshplan("calibrate", "--recorded", "--dry-run").out
+    assert meshplan("plan", tmp_path / "spec.yaml", "--format", "json").json["plan_id"] == made["plan_id"]
+    done = meshplan("calibrate", "--recorded")
+    assert done.code == 0
+    assert "llama-3.1-8b" in done.out
+    again = meshplan("plan", tmp_path / "spec.yaml")
+    assert "2 own runs" in " ".join(again.out.split())
+    assert meshplan("plan", tmp_path / "spec.yaml", "--format", "json").json["plan_id"] != made["plan_id"]
+    assert OWN_SET in meshplan("calibrate", "--recorded", "--undo").out
+    assert meshplan("plan", tmp_path / "spec.yaml", "--format", "json").json["plan_id"] == made["plan_id"]
+
+
+def test_a_recording_that_will_not_count_says_so_at_once_and_again(meshplan: Command, tmp_path: Path) -> None:
+    made = recorded_plan(meshplan, tmp_path, 10.0)
+    assert "no constant will be adapted to it: outlier" in made["recorded"]
+    done = meshplan("calibrate", "--recorded")
+    assert "--accept" in done.out
+    assert OWN_SET not in done.out
+    document = meshplan("calibrate", "--recorded", "--accept", made["plan_id"][:6], "--format", "json").json
+    assert document["left_out"] == []
+    assert document["calibrations"][0]["architecture"] == "hopper@lab:dgx-h100"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "give either OBSERVATIONS or --recorded"),
+        (("runs.jsonl", "--recorded"), "give either OBSERVATIONS or --recorded"),
+        (("runs.jsonl", "--undo"), "go with --recorded"),
+        (("--recorded", "--undo", "--accept", "base"), "no use with --undo"),
+        (("--recorded", "--hold-out", "run"), "not with --recorded"),
+        (("--recorded", "--accept", "nobody"), "nobody"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(meshplan: Command, arguments: tuple[str, ...], words: str) -> None:
+    refused = meshplan("calibrate", *arguments)
+    assert refused.code in (2, 4)
+    assert words in refused.err
+
+
+def test_without_recordings_there_is_nothing_to_adapt_to(meshplan: Command) -> None:
+    done = meshplan("calibrate", "--recorded")
+    assert done.code == 0
+    assert "no run is recorded" in done.err
+    assert "no constants of a cluster are stored" in meshplan("calibrate", "--recorded", "--undo").err
