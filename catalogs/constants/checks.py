@@ -46,13 +46,13 @@ def calibration_problems(framework: object, architecture: object, document: Mapp
             yield f"{name} must be {wanted!r} as in the entry, not {document.get(name)!r}"
     yield from _unknown(document, ServingCalibration if serves else Calibration, "")
     for part, kind in parts.items():
-        section = document.get(part, {})
-        if not isinstance(section, Mapping):
-            yield f"{part} must be a mapping of constants, not {section!r}"
-            continue
-        yield from _unknown(section, kind, f"{part}.")
-        for name, value in section.items():
-            yield from _constant(part, str(name), value)
+        yield from _section(part, kind, document.get(part, {}))
+    by_model = document.get("model_time", {})
+    if not isinstance(by_model, Mapping):
+        yield f"model_time must map models to constants, not {by_model!r}"
+    else:
+        for model, section in by_model.items():
+            yield from _section(f"model_time.{model}", TimeConstants, section)
     runs = document.get("num_runs", 0)
     if not isinstance(runs, int) or isinstance(runs, bool) or not 0 <= runs <= _MOST_SAMPLES:
         yield f"num_runs must be a whole number of at least 0, not {runs!r}"
@@ -60,6 +60,16 @@ def calibration_problems(framework: object, architecture: object, document: Mapp
     for name in _TEXTS:
         if not isinstance(document.get(name, ""), str):
             yield f"{name} must be a text, not {document[name]!r}"
+
+
+def _section(path: str, kind: type[Any], section: object) -> Iterator[str]:
+    """Problems of the constants of one part."""
+    if not isinstance(section, Mapping):
+        yield f"{path} must be a mapping of constants, not {section!r}"
+        return
+    yield from _unknown(section, kind, f"{path}.")
+    for name, value in section.items():
+        yield from _constant(path, str(name), value)
 
 
 def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:

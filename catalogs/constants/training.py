@@ -167,6 +167,7 @@ class Calibration:
         architecture: hardware generation, such as ``hopper``; ``any`` for the global set; of a set of one cluster
             ``hopper@CLUSTER`` (:mod:`meshplan.catalogs.constants.own`).
         time: constants of the step time.
+        model_time: of a set of one cluster, model → the same for a model that own runs are of.
         memory: constants of the memory.
         recipe: documented behaviour of the framework.
         error_p90: kind of work → half-width of the interval of a step time on a cluster whose runs nobody knows: the
@@ -188,6 +189,7 @@ class Calibration:
     framework: str
     architecture: str
     time: TimeConstants = field(default_factory=TimeConstants)
+    model_time: Mapping[str, TimeConstants] = field(default_factory=dict)
     memory: MemoryConstants = field(default_factory=MemoryConstants)
     recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
     error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
@@ -214,13 +216,15 @@ class Calibration:
         return replace(self, error_p90=self.unseen_error_p90, basis=Basis.UNSEEN.value)
 
     def for_model(self, model: str) -> Calibration:
-        """The set as plans of a model use it: narrower where own runs are of that model.
+        """The set as plans of a model use it: nearer and narrower where own runs are of that model.
 
         Args:
             model: slug of the model.
         """
         known = {kind: by_model[model] for kind, by_model in self.model_error_p90.items() if model in by_model}
-        return replace(self, error_p90={**self.error_p90, **known}) if known else self
+        if not known and model not in self.model_time:
+            return self
+        return replace(self, time=self.model_time.get(model, self.time), error_p90={**self.error_p90, **known})
 
     def with_time(self, **constants: Constant) -> Calibration:
         """A copy with other time constants."""
@@ -228,12 +232,14 @@ class Calibration:
 
     def to_document(self) -> dict[str, Any]:
         """Plain JSON, all constants by name; what only sets of one cluster have is left out elsewhere."""
-        of_a_cluster = ("model_error_p90", "start_error_p90")
+        of_a_cluster = ("model_time", "model_error_p90", "start_error_p90")
         return {key: value for key, value in asdict(self).items() if value or key not in of_a_cluster}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Calibration:
         """Read back what :meth:`to_document` wrote; a missing constant takes its default."""
         parts = {"time": TimeConstants, "memory": MemoryConstants, "recipe": FrameworkRecipe}
-        values = {key: value for key, value in document.items() if key not in parts}
-        return cls(**values, **{part: make(**document.get(part, {})) for part, make in parts.items()})
+        values = {key: value for key, value in document.items() if key not in (*parts, "model_time")}
+        by_model = {model: TimeConstants(**time) for model, time in document.get("model_time", {}).items()}
+        sections = {part: make(**document.get(part, {})) for part, make in parts.items()}
+        return cls(**values, **sections, model_time=by_model)

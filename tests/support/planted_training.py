@@ -91,5 +91,8 @@ def runs_of(
 
 
 def errors(runs: Sequence[ObservedRun], calibration: Calibration) -> np.ndarray[Any, Any]:
-    predicted = [price(replace(run.problem, calibration=calibration), run.config).step_s for run in runs]
+    models = [calibration.for_model(run.problem.shape.slug) for run in runs]
+    predicted = [
+        price(replace(run.problem, calibration=used), run.config).step_s for run, used in zip(runs, models, strict=True)
+    ]
     return np.array([p / run.measured["iteration_s"] - 1.0 for p, run in zip(predicted, runs, strict=True)])

@@ -97,15 +97,15 @@ class Row:
         return np.log(np.broadcast_to(step_s, (len(thetas),)))
 
 
-def linearised(rows: Sequence[Row], theta: FloatArray) -> Linear:
-    """The rows priced at ``theta`` and with each constant perturbed."""
+def linearised(rows: Sequence[Row], theta: FloatArray, noise: FloatArray | None = None) -> Linear:
+    """The rows priced at ``theta`` and with each constant perturbed; ``noise`` as in :func:`fit`."""
     perturbed = np.vstack([theta, theta + STEP * np.eye(len(theta))])
     logs = np.array([row.log_predicted(perturbed) for row in rows])
     return Linear(
         at=theta,
         residual=np.array([row.log_measured for row in rows]) - logs[:, 0],
         slope=(logs[:, 1:] - logs[:, :1]) / STEP,
-        noise=np.full(len(rows), NOISE),
+        noise=np.full(len(rows), NOISE) if noise is None else noise,
         weight=weights_of(rows),
     )
 
@@ -117,7 +117,12 @@ def weights_of(rows: Sequence[Row]) -> FloatArray:
 
 
 def fit(
-    rows: Sequence[Row], prior: Prior, *, start: FloatArray | None = None, iterations: int = MAX_ITERATIONS
+    rows: Sequence[Row],
+    prior: Prior,
+    *,
+    start: FloatArray | None = None,
+    iterations: int = MAX_ITERATIONS,
+    noise: FloatArray | None = None,
 ) -> FloatArray:
     """Most probable constants in fit units.
 
@@ -126,9 +131,11 @@ def fit(
         prior: of the constants.
         start: where the iteration begins; None for the prior's mean.
         iterations: at most so many.
+        noise: by how much each row may be off for what the constants are not there to explain, relative, [n]; None for
+            :data:`NOISE`.
     """
     return gauss_newton(
-        lambda theta: most_probable(linearised(rows, theta), prior, LOSS, rounds=1, max_step=MAX_MOVE),
+        lambda theta: most_probable(linearised(rows, theta, noise), prior, LOSS, rounds=1, max_step=MAX_MOVE),
         prior.mean if start is None else start,
         iterations=iterations,
         converged=CONVERGED,

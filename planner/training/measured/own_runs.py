@@ -5,6 +5,9 @@ The one way from own runs to constants: ``meshplan calibrate FILE``, ``meshplan 
 
 *Constants.* The set to start from is the prior (:mod:`.constants_fit`), so that few runs move what they depend on and
 leave the rest. Repeats of a run share a group, and k of them weigh √k: their prediction tends to what was measured.
+Each measured model has its own constants, and there is one set for the others: what a model is off by is partly its
+own, so a run says less of other models than of its own (:func:`row_noise`). Without that distinction one run of a model
+made other models of its cluster worse.
 
 *Interval.* The logarithm of measured over predicted is taken as the sum of three normal parts: one of the cluster, one
 of the model on it, one of the plan. Their variances follow from three half-widths: on an unknown cluster (variance U of
@@ -19,13 +22,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from meshplan.catalogs.constants.training import KINDS_OF_WORK, Basis, Calibration
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.training.measured.constants_fit import PARAMETERS, REFINED_SPREAD, Row, fit, key_of
+from meshplan.planner.training.measured.constants_fit import NOISE, PARAMETERS, REFINED_SPREAD, Row, fit, key_of
 from meshplan.planner.training.measured.memory_fit import MemoryFit, calibrate_memory
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.unseen import judged, log_size
@@ -86,18 +90,19 @@ def refine(
     memory = calibrate_memory(observed, lambda *key: shipped(*key).memory)
 
     def adapted(members: Sequence[Row], start: Calibration) -> tuple[Calibration, list[HeldOut]]:
-        prior = Prior(mean=PARAMETERS.vector(start.time), spread=REFINED_SPREAD)
-
-        def without(left: Hashable) -> FloatArray:
+        def without(left: Hashable) -> Callable[[str], FloatArray]:
             others = [row for row in members if together(row) != left]
-            return fit(others, prior) if others else prior.mean
+            return cache(lambda model: fitted_for(model, others, start))
 
-        found = leave_one_out(members, together, without, lambda row, theta: [judged(row, theta, Basis.CLUSTER)])
+        found = leave_one_out(members, together, without, lambda row, of: [judged(row, of(_model(row)), Basis.CLUSTER)])
         framework = members[0].key[0]
+        models = sorted({_model(row) for row in members})
+        of_models = {name: PARAMETERS.replaced(start.time, fitted_for(name, members, start)) for name in models}
         made = replace(
             start,
             framework=framework,
-            time=PARAMETERS.replaced(start.time, fit(members, prior)),
+            time=PARAMETERS.replaced(start.time, fitted_for("", members, start)),
+            model_time={**start.model_time, **of_models},
             memory=memory[framework].constants if framework in memory else start.memory,
             memory_basis=(memory[framework].basis if framework in memory else "") or start.memory_basis,
             basis=Basis.CLUSTER.value,
@@ -109,6 +114,40 @@ def refine(
     untimed = {key_of(run) for run in observed if run.measured.get("peak_memory_bytes")} - {row.key for row in rows}
     more = tuple(_with_memory(key, shipped(*key), memory, source, date) for key in sorted(untimed))
     return replace(made, calibrations=(*made.calibrations, *more), memory=memory)
+
+
+def fitted_for(model: str, rows: Sequence[Row], start: Calibration) -> FloatArray:
+    """Constants of the step time for plans of a model, in fit units.
+
+    Args:
+        model: its slug; empty for models without own runs.
+        rows: own runs, of whatever models.
+        start: the set that is adapted.
+    """
+    prior = Prior(mean=PARAMETERS.vector(start.for_model(model).time), spread=REFINED_SPREAD)
+    return fit(rows, prior, noise=row_noise(model, rows, start)) if rows else prior.mean
+
+
+def row_noise(model: str, rows: Sequence[Row], start: Calibration) -> FloatArray:
+    """By how much each own run may be off for what plans of a model do not share with it, relative, [n].
+
+    Run-to-run noise σ for runs of the model. What another model is off by is shared by its k runs, so that their mean
+    must not tell more than one of them: √(σ² + k·b²), b being the deviation of a model within its cluster.
+
+    Args:
+        model: its slug; empty for models without own runs.
+        rows: own runs.
+        start: the set that is adapted, with its half-widths.
+    """
+    counts = Counter(map(_model, rows))
+
+    def noise(row: Row) -> float:
+        if _model(row) == model:
+            return NOISE
+        _, cluster, plan = _variances(*_half_widths(start, row.run.problem.kind_of_work))
+        return float(np.sqrt(NOISE**2 + counts[_model(row)] * (cluster - plan) / DEVIATIONS_OF_P90**2))
+
+    return np.array([noise(row) for row in rows])
 
 
 def _with_memory(
@@ -143,7 +182,7 @@ def _own_widths(members: Sequence[Row], found: Sequence[HeldOut], start: Calibra
     by_model: dict[str, dict[str, float]] = {}
     for kind in KINDS_OF_WORK:
         alike = [row for row in members if row.run.problem.kind_of_work == kind]
-        unknown, known = float(np.log1p(start.error_p90[kind])), float(np.log1p(start.cluster_error_p90[kind]))
+        unknown, known = _half_widths(start, kind)
         models = _models(alike)
         scale = _surprise(alike, found, unknown, known)
         own[kind] = _fraction(scale * own_width(unknown, known, models, ""))
@@ -151,6 +190,18 @@ def _own_widths(members: Sequence[Row], found: Sequence[HeldOut], start: Calibra
             widths = {name: _fraction(scale * own_width(unknown, known, models, name)) for name in sorted(models)}
             by_model[kind] = widths
     return {"error_p90": own, "model_error_p90": by_model, "start_error_p90": start.error_p90}
+
+
+def _half_widths(start: Calibration, kind: str) -> tuple[float, float]:
+    """√U and √C of a kind of work."""
+    return float(np.log1p(start.error_p90[kind])), float(np.log1p(start.cluster_error_p90[kind]))
+
+
+def _variances(unknown: float, known: float) -> tuple[float, float, float]:
+    """U ≥ C ≥ M of the module's text, in squared half-widths."""
+    whole = unknown**2
+    cluster = min(known**2, whole)
+    return whole, cluster, min((SAME_MODEL_SHARE * unknown) ** 2, cluster)
 
 
 def own_width(unknown: float, known: float, models: Models, model: str) -> float:
@@ -173,9 +224,7 @@ def own_width(unknown: float, known: float, models: Models, model: str) -> float
     """
     if unknown == 0.0 or not models:
         return unknown
-    whole = unknown**2
-    others = min(known**2, whole)
-    plan = min((SAME_MODEL_SHARE * unknown) ** 2, others)
+    whole, others, plan = _variances(unknown, known)
     told = sum(1.0 / (others - plan + plan / count) for name, count in models.items() if name != model)
     cluster = 1.0 / (1.0 / (whole - others) + told) if whole > others else 0.0
     count = models.get(model, 0)
@@ -188,7 +237,11 @@ def own_width(unknown: float, known: float, models: Models, model: str) -> float
 
 def _models(rows: Iterable[Row]) -> Models:
     """Model → different plans among runs."""
-    return Counter(str(row.run.problem.shape.slug) for row in {repeated(row.run): row for row in rows}.values())
+    return Counter(_model(row) for row in {repeated(row.run): row for row in rows}.values())
+
+
+def _model(row: Row) -> str:
+    return str(row.run.problem.shape.slug)
 
 
 def _surprise(rows: Sequence[Row], found: Sequence[HeldOut], unknown: float, known: float) -> float:
@@ -205,7 +258,7 @@ def _surprise(rows: Sequence[Row], found: Sequence[HeldOut], unknown: float, kno
         if item.id in plans:
             row = plans[item.id]
             rest = _models(other for other in rows if repeated(other.run) != repeated(row.run))
-            expected = own_width(unknown, known, rest, str(row.run.problem.shape.slug)) / DEVIATIONS_OF_P90
+            expected = own_width(unknown, known, rest, _model(row)) / DEVIATIONS_OF_P90
             sizes.setdefault(repeated(row.run), []).append(min(log_size(item) / expected, MOST_SURPRISE))
     squares = [float(np.mean(np.square(each))) for each in sizes.values()]
     return float(np.sqrt((PRIOR_PLANS + sum(squares)) / (PRIOR_PLANS + len(squares))))

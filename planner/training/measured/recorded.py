@@ -55,7 +55,7 @@ def recorded_training_run(
     device, framework = problem.machine.device, problem.rules.name
     problem = replace(
         problem,
-        calibration=start,
+        calibration=start.for_model(problem.shape.slug),
         limits=replace(problem.limits, memory_bytes=float(device.usable_memory_bytes)),
     )
     run = ObservedRun(
@@ -84,7 +84,7 @@ def recorded_training_run(
         cluster=cluster,
         run=run,
         start=start,
-        off=_off(run, start),
+        off=_off(run),
         unused=tuple(sorted(set(recording.figures) - {STEP, *RATES, PEAK})),
     )
 
@@ -95,12 +95,12 @@ def _implied_steps(figures: Mapping[str, float], predicted: Mapping[str, Interva
     return {**({STEP: figures[STEP]} if STEP in figures else {}), **steps}
 
 
-def _off(run: ObservedRun, start: Calibration) -> dict[str, tuple[float, float]]:
+def _off(run: ObservedRun) -> dict[str, tuple[float, float]]:
     """How far the run is from the constants that it may move, with the width of what is believed."""
     priced = price(run.problem, run.config)
     found = {}
     if STEP in run.measured:
-        width = math.log1p(start.error_p90[run.problem.kind_of_work])
+        width = math.log1p(run.problem.calibration.error_p90[run.problem.kind_of_work])
         found[STEP] = (run.measured[STEP] / priced.step_s, width)
     if PEAK in run.measured:
         width = max(math.log(priced.safe_bytes / priced.typical_bytes), PEAK_WIDTH)

@@ -135,7 +135,7 @@ def row_validator(
 
     def validated(row: Mapping[str, Any]) -> ValidatedRow:
         run = reader.training_run(row)
-        calibration = calibration_for(catalog, run.framework, run.architecture)
+        calibration = calibration_for(catalog, run.framework, run.architecture).for_model(run.problem.shape.slug)
         return validate_run(replace(run, problem=replace(run.problem, calibration=calibration)))
 
     return validated

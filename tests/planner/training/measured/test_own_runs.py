@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_training import LARGE, errors, planted, runs_of
 
+from meshplan.catalogs.constants.checks import calibration_problems
 from meshplan.catalogs.constants.training import Calibration, MemoryConstants, TimeConstants
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.measured.constants_fit import NOISE, Row
 from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.training.measured.own_runs import own_width, refine
+from meshplan.planner.training.measured.own_runs import own_width, refine, row_noise
 
 SHIPPED = replace(
     planted(TimeConstants()),
@@ -68,6 +71,35 @@ def test_another_model_and_another_kind_of_work_gain_less() -> None:
     assert same["dense"] < other["dense"] < SHIPPED.error_p90["dense"]
     assert same["experts"] == other["experts"] == SHIPPED.error_p90["experts"]
     assert own.start_error_p90 == SHIPPED.error_p90
+
+
+def test_another_model_moves_less_than_the_one_that_ran() -> None:
+    """Its own part of the error is unknown; runs of both models tell it."""
+    slow = [replace(run, measured={"iteration_s": run.measured["iteration_s"] * 1.2}) for run in AS_SHIPPED[:4]]
+    own = adapted(slow)
+    theirs, others = (
+        [price(replace(run.problem, calibration=used), run.config).step_s for run in slow]
+        for used in (own.for_model(LARGE.slug), own.for_model("another-model"))
+    )
+    started = [run.measured["iteration_s"] / 1.2 for run in slow]
+    assert all(first < other < same for first, other, same in zip(started, others, theirs, strict=True))
+
+
+def test_repeats_of_one_model_do_not_drown_what_another_says() -> None:
+    rows = [Row(run, SHIPPED.time) for run in repeats(RUNS[0], 8, 1.0)]
+    single, many = (row_noise("another-model", rows[:count], SHIPPED) for count in (1, 8))
+    assert many[0] > single[0] > row_noise(LARGE.slug, rows[:1], SHIPPED)[0]
+    assert sum(1.0 / many**2) < 1.01 / (single[0] ** 2 - NOISE**2)  # their mean tells no more than one without noise
+
+
+def test_what_was_learned_of_a_model_is_stored_and_read_back() -> None:
+    own = adapted(AS_SHIPPED[:2])
+    assert set(own.model_time) == {LARGE.slug}
+    again = Calibration.from_document(own.to_document())
+    assert again.for_model(LARGE.slug) == own.for_model(LARGE.slug)
+    assert list(calibration_problems(own.framework, own.architecture, own.to_document())) == []
+    broken = {**own.to_document(), "model_time": {LARGE.slug: {"gemm_efficiency": -1.0}}}
+    assert any(LARGE.slug in problem for problem in calibration_problems(own.framework, own.architecture, broken))
 
 
 def test_runs_that_disagree_keep_the_interval_wide() -> None:
