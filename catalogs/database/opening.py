@@ -10,10 +10,10 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
 
-from meshplan.catalogs.database.connection import connect, parse_url, shown, stored_revision, translated_errors, writing
+from meshplan.catalogs.database.connection import connect, parse_url, shown, stored_revision, writing
 from meshplan.catalogs.database.migrations import known_revisions
 from meshplan.catalogs.database.tables import SCHEMA_REVISION, metadata
-from meshplan.catalogs.errors import CatalogVersionError
+from meshplan.catalogs.errors import CatalogError, CatalogVersionError
 
 
 def open_database(text: str | None = None) -> Engine:
@@ -28,12 +28,15 @@ def open_database(text: str | None = None) -> Engine:
     """
     url = parse_url(text)
     engine = connect(url)
-    with translated_errors(engine.url):
+    try:
         revision = stored_revision(engine)
         if revision is None:
             _create(engine)
         elif revision != SCHEMA_REVISION:
             raise version_error(engine.url, revision)
+    except CatalogError:
+        engine.dispose()
+        raise
     return engine
 
 
@@ -64,9 +67,10 @@ def _create(engine: Engine) -> None:
 def version_error(url: URL, revision: str) -> CatalogVersionError:
     """The error for a database of another revision, with the way out."""
     if revision in known_revisions():
+        backup = "copy the file" if url.get_backend_name() == "sqlite" else "run pg_dump"
         return CatalogVersionError(
             f"{shown(url)} has schema revision {revision}, this meshplan needs {SCHEMA_REVISION}; "
-            f"copy the file if you want a backup, then run: meshplan catalog upgrade --db {shown(url)}"
+            f"{backup} if you want a backup, then run: meshplan catalog upgrade --db {shown(url)}"
         )
     return CatalogVersionError(
         f"{shown(url)} has schema revision {revision}, which this meshplan (revision {SCHEMA_REVISION}) does not know: "

@@ -183,7 +183,7 @@ def _find(connection: Connection, handle: str) -> PlanRow:
     # A tag that equals another plan's id wins: the user chose it.
     rows = connection.execute(exact.order_by(sa.case((plans.c.tag == handle, 0), else_=1)).limit(1)).mappings().all()
     if not rows and len(handle) >= MIN_PREFIX_LENGTH:
-        prefix = sa.select(*_COLUMNS).where(plans.c.plan_id.startswith(handle, autoescape=True))
+        prefix = sa.select(*_COLUMNS).where(plans.c.plan_id.istartswith(handle, autoescape=True))
         rows = connection.execute(prefix.order_by(plans.c.plan_id)).mappings().all()
     if len(rows) == 1:
         return _plan_row(rows[0])

@@ -18,6 +18,7 @@ from meshplan.catalogs.database import tables
 from meshplan.catalogs.database.connection import reading, shown, writing
 from meshplan.catalogs.database.document import FORMAT, SECTIONS
 from meshplan.catalogs.database.opening import open_database
+from meshplan.catalogs.database.postgresql import by_code_point
 from meshplan.catalogs.database.transfer import PRICE_COLUMNS, SECTION_TABLES, USER, import_document
 from meshplan.catalogs.efficiency import gemm_curves, operator_scales
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
@@ -157,7 +158,9 @@ class Catalog:
     def models(self) -> tuple[Mapping[str, Any], ...]:
         """Every model as ``slug, name, family, source, date``, without its configuration."""
         columns = ("slug", "name", "family", "source", "date")
-        query = sa.select(*(tables.models.c[column] for column in columns)).order_by(tables.models.c.slug)
+        query = sa.select(*(tables.models.c[column] for column in columns)).order_by(
+            by_code_point(tables.models.c.slug)
+        )
         with reading(self.engine) as connection:
             return tuple(dict(zip(columns, row, strict=True)) for row in connection.execute(query))
 
@@ -266,12 +269,13 @@ class Catalog:
                 what = f"price of {row['provider']}, {row['terms']}"
                 found.append(_own(row, row["node_type"], what, row["usd_per_hour"]))
             for table in (tables.devices, tables.links, tables.node_types, models):
-                query = sa.select(table).where(table.c.origin == USER).order_by(table.c.slug)
+                query = sa.select(table).where(table.c.origin == USER).order_by(by_code_point(table.c.slug))
                 found += [
                     _own(row, row["slug"], table.name, row["name"]) for row in connection.execute(query).mappings()
                 ]
             query = sa.select(constants).where(constants.c.origin == USER)
-            for row in connection.execute(query.order_by(constants.c.framework)).mappings():
+            query = query.order_by(by_code_point(constants.c.framework), by_code_point(constants.c.architecture))
+            for row in connection.execute(query).mappings():
                 found.append(_own(row, f"{row['framework']}/{row['architecture']}", "constants", None))
         return tuple(found)
 
@@ -291,7 +295,8 @@ def _own(row: Mapping[Any, Any], subject: str, what: str, value: Any) -> dict[st
 
 
 def _rows(connection: Connection, table: sa.Table) -> list[Mapping[str, Any]]:
-    return [dict(row) for row in connection.execute(sa.select(table).order_by(table.c.slug)).mappings()]
+    query = sa.select(table).order_by(by_code_point(table.c.slug))
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def _row(connection: Connection, table: sa.Table, slug: str, kind: str) -> Mapping[str, Any]:
@@ -324,7 +329,7 @@ def _facts_of(connection: Connection, kind: str, subject: str) -> list[Fact]:
 
 def _facts_by_subject(connection: Connection, kind: str, subject: str | None = None) -> Facts:
     table = tables.facts
-    query = sa.select(table).where(table.c.subject_kind == kind).order_by(table.c.field, table.c.id)
+    query = sa.select(table).where(table.c.subject_kind == kind).order_by(by_code_point(table.c.field), table.c.id)
     if subject is not None:
         query = query.where(table.c.subject == subject)
     by_subject: dict[str, list[Fact]] = {}

@@ -114,15 +114,21 @@ def refresh_seeds(engine: Engine) -> bool:
     if not seeds_are_stale(engine):
         return False
     with writing(engine) as connection:
+        if not _are_stale(connection):
+            return False  # another process was quicker
         write_seeds(connection)
     return True
 
 
 def seeds_are_stale(engine: Engine) -> bool:
     """Whether the catalog holds the seeds of another version of meshplan."""
-    query = sa.select(tables.meta.c.value).where(tables.meta.c.key == SEED_DIGEST_KEY)
     with reading(engine) as connection:
-        return connection.execute(query).scalar() != seed_digest()
+        return _are_stale(connection)
+
+
+def _are_stale(connection: Connection) -> bool:
+    query = sa.select(tables.meta.c.value).where(tables.meta.c.key == SEED_DIGEST_KEY)
+    return connection.execute(query).scalar() != seed_digest()
 
 
 def _load(path: Path) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     JSON,
+    Boolean,
     CheckConstraint,
     Column,
     Float,
@@ -25,7 +26,7 @@ from sqlalchemy import (
 )
 
 # Revision of migrations/versions that describes exactly the tables below.
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 
 metadata = MetaData()
 
@@ -219,3 +220,31 @@ fits = Table(
     Column("source", String, nullable=False),
     UniqueConstraint("run_id", "subject", "model", name="uq_fits"),
 )
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("number", Integer, primary_key=True),  # order of submission
+    Column("job_id", String, nullable=False, unique=True),
+    Column("kind", String, nullable=False),
+    Column("digest", String, nullable=False),  # of the question
+    Column("document", JSON, nullable=False),  # the question
+    Column("client", String, nullable=False),
+    Column("state", String, nullable=False),  # value of jobs.JobState
+    Column("attempts", Integer, nullable=False),  # how often it was claimed
+    Column("worker", String),  # who holds it, or held it last
+    Column("cancel_asked", Boolean, nullable=False),
+    Column("progress", JSON),
+    Column("plan_id", String),  # no foreign key: a plan may be deleted, what became of the job stays
+    Column("problem", JSON),  # why it failed
+    # Seconds since 1970, UTC, by the clock of the database: workers' clocks differ.
+    Column("submitted_s", Float, nullable=False),
+    Column("started_s", Float),
+    Column("beat_s", Float),
+    Column("finished_s", Float),
+    CheckConstraint("state IN ('queued', 'running', 'done', 'failed', 'cancelled')", name="ck_jobs_state"),
+)
+Index("ix_jobs_state", jobs.c.state, jobs.c.number)
+# One job at a time for a question; one that is about to stop no longer counts.
+_ASKED = jobs.c.state.in_(["queued", "running"]) & ~jobs.c.cancel_asked
+Index("uq_jobs_asked", jobs.c.kind, jobs.c.digest, unique=True, sqlite_where=_ASKED, postgresql_where=_ASKED)

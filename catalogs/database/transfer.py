@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection, Engine
 from meshplan.catalogs.database import tables
 from meshplan.catalogs.database.connection import reading, writing
 from meshplan.catalogs.database.document import FORMAT, SECTIONS, Section, future_problems, problems_of
+from meshplan.catalogs.database.postgresql import by_code_point
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
 from meshplan.catalogs.units import now
 from meshplan.catalogs.untrusted.limits import MAX_CATALOG_YAML_BYTES, MAX_JSON_BYTES
@@ -223,7 +224,8 @@ def _merge(
 
 def _export_section(connection: Connection, section: Section, slug: str | None) -> dict[str, Any]:
     table = SECTION_TABLES[section.name]
-    rows = connection.execute(_narrowed(sa.select(table), table.c.slug, slug).order_by(table.c.slug)).mappings()
+    query = _narrowed(sa.select(table), table.c.slug, slug).order_by(by_code_point(table.c.slug))
+    rows = connection.execute(query).mappings()
     entries: dict[str, Any] = {
         row["slug"]: {
             column: row[column] for column in (*section.columns, *section.optional) if row[column] is not None
@@ -250,7 +252,8 @@ def _export_section(connection: Connection, section: Section, slug: str | None) 
 
 def _export_models(connection: Connection, slug: str | None) -> dict[str, Any]:
     table = tables.models
-    rows = connection.execute(_narrowed(sa.select(table), table.c.slug, slug).order_by(table.c.slug)).mappings()
+    query = _narrowed(sa.select(table), table.c.slug, slug).order_by(by_code_point(table.c.slug))
+    rows = connection.execute(query).mappings()
     return {
         row["slug"]: {column: row[column] for column in _MODEL_COLUMNS} | {"config": row["document"]} for row in rows
     }
@@ -258,7 +261,8 @@ def _export_models(connection: Connection, slug: str | None) -> dict[str, Any]:
 
 def _export_calibrations(connection: Connection) -> list[dict[str, Any]]:
     table = tables.calibrations
-    rows = connection.execute(sa.select(table).order_by(table.c.framework, table.c.architecture)).mappings()
+    query = sa.select(table).order_by(by_code_point(table.c.framework), by_code_point(table.c.architecture))
+    rows = connection.execute(query).mappings()
     return [{column: row[column] for column in _CALIBRATION_COLUMNS} for row in rows]
 
 

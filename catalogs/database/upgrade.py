@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshplan.catalogs.database.connection import connect, parse_url, shown, stored_revision
+from sqlalchemy.engine import Engine
+
+from meshplan.catalogs.database.connection import connect, parse_url, shown, stored_revision, writing
 from meshplan.catalogs.database.migrations import known_revisions, upgrade
 from meshplan.catalogs.database.opening import open_database, version_error
+from meshplan.catalogs.database.postgresql import mend_sequences
 from meshplan.catalogs.database.seeds import refresh_seeds
-from meshplan.catalogs.database.tables import SCHEMA_REVISION
+from meshplan.catalogs.database.tables import SCHEMA_REVISION, metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +39,16 @@ def upgrade_database(text: str | None = None) -> Upgrade:
         CatalogError: it cannot be opened or written, or is no catalog.
     """
     engine = connect(parse_url(text))
+    try:
+        return _upgraded(engine, text)
+    finally:
+        engine.dispose()
+
+
+def _upgraded(engine: Engine, text: str | None) -> Upgrade:
     before = stored_revision(engine)
     if before is None:
-        open_database(text)
+        open_database(text).dispose()
         return Upgrade(
             database=shown(engine.url), from_revision=None, to_revision=SCHEMA_REVISION, seeds_refreshed=True
         )
@@ -46,6 +56,9 @@ def upgrade_database(text: str | None = None) -> Upgrade:
         raise version_error(engine.url, before)
     if before != SCHEMA_REVISION:
         upgrade(engine)
+    if engine.dialect.name == "postgresql":
+        with writing(engine) as connection:
+            mend_sequences(connection, metadata.sorted_tables)
     return Upgrade(
         database=shown(engine.url),
         from_revision=before,

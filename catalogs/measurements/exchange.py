@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from meshplan.catalogs.database.connection import writing
-from meshplan.catalogs.errors import CatalogError, UnknownEntryError
+from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.measurements.rows import (
     Measurements,
     cluster_document,
@@ -68,14 +68,8 @@ def import_cluster(store: Measurements, document: Any, *, name: str | None = Non
         fits = [Fit(**row) for row in document["fits"]]
     except (TypeError, ValueError, KeyError) as error:
         raise CatalogError(f"the exported profile is malformed, nothing was imported: {error}") from error
-    try:
-        run = store.run(run.run_id)
-        is_new = False
-    except UnknownEntryError:
-        is_new = True
     with writing(store.engine) as connection:
-        if is_new:
-            insert_run(connection, run)
+        insert_run(connection, run)
         added = insert_measurements(connection, run.run_id, measurements)
         insert_fits(connection, run.run_id, fits)
         insert_cluster(connection, profile)

@@ -181,14 +181,17 @@ class Measurements:
         """Names of the clusters that have a profile."""
         column = tables.cluster_profiles.c.name
         with reading(self.engine) as connection:
-            return tuple(connection.execute(sa.select(column).distinct().order_by(column)).scalars())
+            return tuple(sorted(connection.execute(sa.select(column).distinct()).scalars()))
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 
 def insert_run(connection: Connection, run: ProfileRun) -> None:
-    """Write a run."""
+    """Write a run; one that is there already stays."""
+    known = sa.select(tables.profile_runs.c.run_id).where(tables.profile_runs.c.run_id == run.run_id)
+    if connection.execute(known).first() is not None:
+        return
     sequence = connection.execute(sa.select(sa.func.coalesce(sa.func.max(tables.profile_runs.c.sequence), 0))).scalar()
     connection.execute(sa.insert(tables.profile_runs), [asdict(run) | {"sequence": int(sequence or 0) + 1}])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,7 +89,7 @@ def stored_text(
     else:
         lines += [
             f"plan {plan.plan_id} is stored; next:",
-            f"  meshplan plans show {plan.plan_id}{f' --db {db}' if db else ''}",
+            f"  meshplan plans show {plan.plan_id}{_database_option(db)}",
             *(f"  {line}" for line in next_commands(plan, db, bool(files))),
         ]
     return "".join(paragraph(line, TABLE_WIDTH) if line.startswith("wrote") else f"{line}\n" for line in lines)
@@ -97,4 +98,12 @@ def stored_text(
 def next_commands(plan: Plan, db: str | None, emitted: bool) -> Sequence[str]:
     """Commands that a person would type next."""
     view: Report = report_of(plan.kind)
-    return view.next_commands(plan, f" --db {db}" if db else "", emitted=emitted)
+    return view.next_commands(plan, _database_option(db), emitted=emitted)
+
+
+def _database_option(db: str | None) -> str:
+    if not db:
+        return ""
+    from meshplan.catalogs.database.connection import without_password  # start-up: SQLAlchemy, which a report needs not
+
+    return f" --db {shlex.quote(without_password(db))}"

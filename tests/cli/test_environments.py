@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import Command
 
-from meshplan.catalogs.database import connection
+from meshplan.catalogs.database import sqlite
 
 MESHPLAN = [sys.executable, "-m", "meshplan.cli.main"]
 
@@ -56,7 +56,7 @@ def test_a_locked_store_is_waited_for_and_then_left(
     meshplan: Command, spec: Path, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert meshplan("catalog", "list").code == 0
-    monkeypatch.setattr(connection, "BUSY_TIMEOUT_MS", 10)
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 10)
     holder = sqlite3.connect(database, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     outcome = meshplan("plan", spec)
@@ -70,7 +70,7 @@ def test_a_read_only_catalog_is_listed_and_used(
 ) -> None:
     assert meshplan("plan", spec, "--tag", "mine").code == 0
     before = sorted(path.name for path in database.parent.iterdir())
-    monkeypatch.setattr(connection, "_is_read_only", lambda file: file.is_file())
+    monkeypatch.setattr(sqlite, "_is_read_only", lambda file: file.is_file())
     for arguments in (
         ["catalog", "list"],
         ["catalog", "show", "dgx-h100"],

@@ -12,9 +12,12 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.engine import Engine
+from sqlalchemy.engine.interfaces import ReflectedIndex
+from store_cases import Store
 
 from meshplan.catalogs.constants.training import Calibration
-from meshplan.catalogs.database.connection import connect, parse_url, stored_revision
+from meshplan.catalogs.database import tables
+from meshplan.catalogs.database.connection import connect, parse_url, stored_revision, writing
 from meshplan.catalogs.database.migrations import known_revisions, upgrade
 from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.database.plan_rows import PlanRows
@@ -26,6 +29,11 @@ NAMES = {"framework": "megatron", "architecture": "mine"}
 DUMPS = sorted((Path(__file__).parent / "fixtures").glob("revision_*.sql"))
 
 
+def predicate(index: ReflectedIndex) -> list[str]:
+    """Which rows the index holds; SQLAlchemy's text of it equals no other."""
+    return [str(value) for name, value in index.get("dialect_options", {}).items() if name.endswith("_where")]
+
+
 def schema(engine: Engine) -> dict[str, object]:
     inspector = sa.inspect(engine)
     return {
@@ -33,7 +41,7 @@ def schema(engine: Engine) -> dict[str, object]:
             [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in inspector.get_columns(table)],
             inspector.get_pk_constraint(table)["constrained_columns"],
             inspector.get_foreign_keys(table),
-            inspector.get_indexes(table),
+            [(i["name"], i["column_names"], i["unique"], predicate(i)) for i in inspector.get_indexes(table)],
             inspector.get_unique_constraints(table),
             inspector.get_check_constraints(table),
         )
@@ -41,19 +49,22 @@ def schema(engine: Engine) -> dict[str, object]:
     }
 
 
-def test_first_use_and_alembic_give_the_same_schema(tmp_path: Path) -> None:
-    migrated = connect(parse_url(str(tmp_path / "migrated.sqlite")))
+def test_first_use_and_alembic_give_the_same_schema(store: Store) -> None:
+    migrated = connect(parse_url(store.empty()))
     upgrade(migrated)
-    created = open_database(str(tmp_path / "created.sqlite"))
+    created = open_database(store.empty())
     assert schema(migrated) == schema(created)
     assert stored_revision(migrated) == stored_revision(created) == SCHEMA_REVISION
+    migrated.dispose()
+    created.dispose()
 
 
-def test_alembic_sees_no_difference_to_the_tables(tmp_path: Path) -> None:
-    engine = connect(parse_url(str(tmp_path / "migrated.sqlite")))
+def test_alembic_sees_no_difference_to_the_tables(store: Store) -> None:
+    engine = connect(parse_url(store.empty()))
     upgrade(engine)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    engine.dispose()
 
 
 def test_the_revision_in_the_code_is_the_newest() -> None:
@@ -113,13 +124,31 @@ def test_constants_of_an_earlier_revision_keep_their_errors(tmp_path: Path) -> N
     assert found.error_p90 == found.cluster_error_p90 == {"dense": 0.2, "adapters": 0.2, "experts": 0.4}
 
 
-def test_a_second_upgrade_does_nothing(database_file: Path) -> None:
-    done = upgrade_database(str(database_file))
+def test_a_second_upgrade_does_nothing(store: Store) -> None:
+    done = upgrade_database(store.seeded())
     assert (done.from_revision, done.seeds_refreshed) == (SCHEMA_REVISION, False)
 
 
-def test_a_failing_upgrade_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = connect(parse_url(str(tmp_path / "half.sqlite")))
+@pytest.mark.parametrize("revision", known_revisions()[:-1])
+def test_every_revision_is_upgraded_on_every_store(revision: str, store: Store) -> None:
+    url = store.empty()
+    engine = connect(parse_url(url))
+    upgrade(engine, revision)
+    with writing(engine) as connection:
+        plan = {"plan_id": "p", "kind": "training", "name": "", "spec_digest": "s", "catalog_digest": "c"}
+        connection.execute(
+            sa.insert(tables.plans).values(**plan, document={"plan_id": "p"}, created_at="2026-01-01", sequence=1)
+        )
+    engine.dispose()
+    assert upgrade_database(url).from_revision == revision
+    catalog = Catalog.open(url)
+    assert [row.plan_id for row in PlanRows(catalog.engine).list()] == ["p"]
+    assert catalog.device("h100-sxm-80gb").vendor == "nvidia"
+    catalog.engine.dispose()
+
+
+def test_a_failing_upgrade_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = connect(parse_url(store.empty()))
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("power cut")
@@ -129,3 +158,4 @@ def test_a_failing_upgrade_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RuntimeError, match="power cut"):
         upgrade(engine)
     assert stored_revision(engine) is None
+    engine.dispose()
