@@ -15,24 +15,30 @@ from dataclasses import dataclass
 
 from meshplan.planner.serving.simulation.request_state import RequestState
 
-# Prefix of a request that shares none.
+# Prefix of a request that shares none. Numbers below it name what requests have of their own.
 NO_PREFIX = -1
 
 
 class PrefixCache:
-    """Least recently used prefixes, together no longer than the KV cache.
+    """Least recently used prefixes among all that requests write, together no longer than the KV cache.
+
+    What a request has of its own, its prompt beyond the prefix and its answer, is cached like any prefix, though nobody
+    asks for it again: until it is the least recently used, it keeps older prefixes out. So a prefix is found if what
+    was written since its last use fits the cache beside it. Engines free the end of a request before its beginning, so
+    that its own part goes first.
 
     A prefix counts as held from the arrival of the first request that has it. A request without an identified prefix
     finds as many tokens as its ``cached_tokens`` states.
 
     Args:
         state: the requests with their prefixes and cached tokens.
-        capacity_tokens: capacity of the KV cache. Optimistic: prefixes only occupy blocks that no running request
-            needs.
+        capacity_tokens: capacity of the KV cache. Running requests are the most recently used; that the oldest of them
+            cannot be evicted is not seen.
+        holds_answers: answers are written to this cache: not where workers only prefill.
     """
 
-    def __init__(self, state: RequestState, capacity_tokens: int) -> None:
-        self.state, self.capacity_tokens = state, capacity_tokens
+    def __init__(self, state: RequestState, capacity_tokens: int, *, holds_answers: bool = True) -> None:
+        self.state, self.capacity_tokens, self.holds_answers = state, capacity_tokens, holds_answers
         self.held: OrderedDict[int, int] = OrderedDict()
         self.held_tokens = 0
 
@@ -42,16 +48,24 @@ class PrefixCache:
 
     def find(self, request: int) -> int:
         """Tokens that an arriving request finds; its prefix is then the most recently used."""
-        tokens = self.state.cached_tokens[request]
-        prefix = NO_PREFIX if self.state.prefix is None else self.state.prefix[request]
-        if prefix == NO_PREFIX:
+        state = self.state
+        tokens = state.cached_tokens[request]
+        if state.prefix is None:
             return tokens
-        before = self.held.pop(prefix, 0)
-        self.held[prefix] = max(before, tokens)
-        self.held_tokens += max(before, tokens) - before
+        own = state.input_length[request] - tokens
+        self._use(NO_PREFIX - 1 - request, own + (state.output_length[request] if self.holds_answers else 0))
+        prefix = state.prefix[request]
+        found = tokens if prefix == NO_PREFIX else min(self._use(prefix, tokens), tokens)
         while self.held_tokens > self.capacity_tokens:
             self.held_tokens -= self.held.popitem(last=False)[1]
-        return min(before, tokens)
+        return found
+
+    def _use(self, name: int, tokens: int) -> int:
+        """Make an entry the most recently used, with at least so many tokens; returns those that it had."""
+        before = self.held.pop(name, 0)
+        self.held[name] = max(before, tokens)
+        self.held_tokens += self.held[name] - before
+        return before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +94,7 @@ class KvTier:
 
     def __init__(self, state: RequestState, shape: TierShape, devices: PrefixCache) -> None:
         self.shape, self.devices = shape, devices
-        self.held = PrefixCache(state, shape.capacity_tokens)
+        self.held = PrefixCache(state, shape.capacity_tokens, holds_answers=devices.holds_answers)
         self.link_free_s = 0.0
         self.found: dict[int, int] = {}
 

@@ -78,7 +78,9 @@ class Worker(DecodeBatch):
         self.cost, self.role = cost, role
         self.on_leave, self.pauses, self.has_left = on_leave, pauses, False
         self.is_chunked = limits.chunked_prefill
-        self.prefixes = PrefixCache(state, kv_capacity_tokens) if limits.prefix_caching else None
+        answers = role is not Role.PREFILL
+        cached = limits.prefix_caching
+        self.prefixes = PrefixCache(state, kv_capacity_tokens, holds_answers=answers) if cached else None
         self.budget = limits.max_batched_tokens
         self.concurrent_batches = cost.concurrent_batches
         self.slots = num_slots(cost, limits)

@@ -16,8 +16,9 @@ from meshplan.planner.serving.problem.requests import Arrival, Requests, Serving
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.serving.simulation.metrics import summarize
-from meshplan.planner.serving.simulation.prefix_cache import TierShape
+from meshplan.planner.serving.simulation.prefix_cache import PrefixCache, TierShape
 from meshplan.planner.serving.simulation.reference import reference_run
+from meshplan.planner.serving.simulation.request_state import RequestState
 
 LIMITS = EngineLimits(max_num_seqs=8, max_batched_tokens=256, prefix_caching=True)
 COST = linear_cost(most_seqs=8, most_tokens=256)
@@ -39,15 +40,17 @@ def shared_requests(seed: int, num: int, rate: float, num_prefixes: int) -> Requ
     return replace(requests, prefix=np.random.default_rng(seed).integers(-1, num_prefixes, num))
 
 
-def least_recently_used(held: list[list[int]], capacity: int, prefix: int, tokens: int) -> int:
-    """Tokens of a prefix that are found; the plainest cache: a list, the next to go first."""
-    if prefix == -1:
-        return tokens
+def least_recently_used(held: list[list[int]], capacity: int, prefix: int, tokens: int, own: tuple[int, int]) -> int:
+    """Tokens of a prefix that are found; the plainest cache: a list, the next to go first.
+
+    ``own`` names what the request writes beyond its prefix, and its tokens.
+    """
     before = next((entry[1] for entry in held if entry[0] == prefix), 0)
-    held[:] = [entry for entry in held if entry[0] != prefix] + [[prefix, max(before, tokens)]]
+    held[:] = [entry for entry in held if entry[0] not in (prefix, own[0])] + [[*own]]
+    held += [] if prefix == -1 else [[prefix, max(before, tokens)]]
     while sum(entry[1] for entry in held) > capacity:
         held.pop(0)
-    return min(before, tokens)
+    return tokens if prefix == -1 else min(before, tokens)
 
 
 def entered(requests: Requests, tier: TierShape, capacity: int) -> tuple[list[float], list[int]]:
@@ -61,16 +64,17 @@ def entered(requests: Requests, tier: TierShape, capacity: int) -> tuple[list[fl
         now, has_fetched, i = min(coming)
         coming.remove((now, has_fetched, i))
         prefix, tokens = int(requests.prefix[i]), int(requests.cached_tokens[i])
+        own = (-2 - i, int(requests.input_length[i] + requests.output_length[i]) - tokens)
         if not has_fetched:
-            here = least_recently_used(near, capacity, prefix, tokens)
-            there = least_recently_used(far, tier.capacity_tokens, prefix, tokens)
+            here = least_recently_used(near, capacity, prefix, tokens, own)
+            there = least_recently_used(far, tier.capacity_tokens, prefix, tokens, own)
             found[i] = max(here, there)
             if there > here:
                 free = max(free, now) + (there - here) * tier.seconds_per_token
                 when[i] = free + tier.latency_s
                 coming.append((when[i], 1, i))
                 continue
-        least_recently_used(near, capacity, prefix, tokens)
+        least_recently_used(near, capacity, prefix, tokens, own)
     return when, found
 
 
@@ -192,3 +196,27 @@ def test_the_same_seed_deals_the_same_lengths_with_and_without_prefixes() -> Non
     assert set(shared.prefix.tolist()) <= set(range(40))
     with pytest.raises(SpecError, match="0 prefixes"):
         make_requests(replace(SHARED, num_prefixes=0))
+
+
+def test_what_others_write_drives_a_prefix_out() -> None:
+    """100 prompts in turn, 1,000 tokens each with answers of 1,400: a cache of 100,000 tokens has lost them all, one of
+    300,000 none (a load generator's repeated prompts on vLLM)."""
+    requests = Requests(
+        arrival_s=np.arange(400) * 10.0,
+        input_length=np.full(400, 1000),
+        output_length=np.full(400, 1400),
+        cached_tokens=np.full(400, 992),
+        prefix=np.arange(400) % 100,
+    )
+    for capacity, is_found in ((100_000, False), (300_000, True)):
+        run = simulate_system(requests, ServingSystem(pools=(replace(POOL, kv_capacity_tokens=capacity),)))
+        first, again = (run.first_token_s - run.arrival_s)[[0, 399]]
+        assert (again < 0.5 * first) == is_found
+
+
+def test_a_worker_that_only_prefills_caches_no_answers() -> None:
+    state = RequestState(replace(make_requests(SHARED), prefix=np.full(300, -1)))
+    caches = [PrefixCache(state, 10**9, holds_answers=holds) for holds in (True, False)]
+    for cache in caches:
+        cache.find(0)
+    assert caches[0].held_tokens - caches[1].held_tokens == 20
