@@ -45,6 +45,23 @@ class BenchmarkServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPool:
+    """The distinct prompts of a benchmark that draws them once and sends them in turn.
+
+    Args:
+        in_source: part of the title of the runs' source.
+        groups: shared system prompts.
+        prompts_per_group: prompts that begin with each.
+        source: citation.
+    """
+
+    in_source: str
+    groups: int
+    prompts_per_group: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
     """The properties of a run that decide which settings it had.
 
@@ -102,6 +119,16 @@ def benchmark_servers() -> tuple[BenchmarkServer, ...]:
         for benchmark in seed_content(BENCHMARK_FILE)["benchmarks"]
         for entry in benchmark["servers"]
     )
+
+
+@cache
+def _prompt_pools() -> tuple[PromptPool, ...]:
+    return tuple(read_entry(PromptPool, entry) for entry in seed_content(BENCHMARK_FILE)["prompt_pools"])
+
+
+def prompts_drawn_in(title: str) -> PromptPool | None:
+    """The prompts of a source's runs, where they are not those that its workload files ask for."""
+    return next((pool for pool in _prompt_pools() if pool.in_source in title), None)
 
 
 def started_as(recipe: EngineRecipe, run: BenchmarkRun) -> EngineRecipe:

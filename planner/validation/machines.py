@@ -112,8 +112,9 @@ def _typical_node(nodes: list[NodeType]) -> NodeType:
     return sorted(networked, key=lambda node: node.scale_out_bytes_per_s_per_device)[len(networked) // 2]
 
 
-# Published networks are in bits.
+# Published networks are in bits, but for sums over a node's cards.
 BITS_PER_BYTE = 8.0
+_NODE_IN_BYTES = re.compile(r"\ba node\b[^;]*?(\d+)\s*GB/s")
 _PER_NODE = re.compile(r"(\d+)\s*x[^,]*?(\d+)\s*Gb", re.IGNORECASE)
 _PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\s*per\s*GPU", re.IGNORECASE)
 _TOTAL = re.compile(r"^\s*(\d+)\s*Gbps", re.IGNORECASE)
@@ -127,6 +128,8 @@ def _network_bytes_per_s(text: str, per_host: int) -> float | None:
     """
     section = re.search(r"Compute:([^,]*)", text)
     text = section.group(1) if section else text
+    if node := _NODE_IN_BYTES.search(text):
+        return float(node[1]) * 1e9 / per_host
     if device := _PER_DEVICE.search(text):
         return float(device[1]) * 1e9 / BITS_PER_BYTE
     if (node := _PER_NODE.search(text)) and "NetXtreme" not in text:  # such rows state the card's limit, not the link

@@ -2,9 +2,11 @@
 
 *Lengths*: fixed, or drawn from what the source prints of them: a histogram, or quantiles. Draws are stratified, one
 from each of n equal shares of the distribution in shuffled order, so that means and tails are those of the source in
-every run. *Rate stages*: a Poisson process at each rate for its time; a row of one stage sees that stage alone. *Shared
-prefixes*: each request begins with one of a number of system prompts, chosen at random, that a worker may still hold;
-blocks of the cache are shared whole.
+every run. *Rate stages*: a Poisson process at each rate for its time, one after the other; a row of one stage measures
+its requests alone, on a server that has served the stages before it. *Shared prefixes*: each request begins with one of
+a number of system prompts, chosen at random, that a worker may still hold. *Repeated prompts*: where a load generator
+draws so many prompts and sends them in turn until its time is up, a worker may still hold all of a prompt that came
+before. Blocks of the cache are shared whole.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.catalogs.constants.serving_benchmarks import PromptPool
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.serving.problem.requests import Arrival, Requests
 from meshplan.planner.serving.simulation.arrivals import open_arrivals
@@ -41,12 +44,13 @@ def is_described(asked: Section) -> bool:
     return not has_lengths or asked.states("stages") or asked.states("shared_prefix_tokens")
 
 
-def drawn_requests(asked: Section, arrival: Arrival) -> Requests:
+def drawn_requests(asked: Section, arrival: Arrival, pool: PromptPool | None = None) -> Requests:
     """The requests that a row describes.
 
     Args:
         asked: its ``workload``.
         arrival: open, or all at once.
+        pool: the prompts that were really drawn, where the benchmark is known to depart from what its rows say.
 
     Raises:
         UnsupportedError: it does not say how long they are, or how many.
@@ -57,10 +61,24 @@ def drawn_requests(asked: Section, arrival: Arrival) -> Requests:
     inputs, outputs = (_lengths(asked, name, num, rng) for name in ("input_length", "output_length"))
     cached = prefix = None
     if asked.states("shared_prefix_tokens") and asked.flag("prefix_caching", default=True):
-        shared = asked.whole("shared_prefix_tokens") // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
-        cached = np.minimum(np.full(num, shared, dtype=np.int64), inputs)
-        prefix = rng.integers(0, asked.whole("num_shared_prefixes", 1), num)
+        groups = pool.groups if pool is not None else asked.whole("num_shared_prefixes", 1)
+        if asked.states("users_per_prefix"):
+            each = pool.prompts_per_group if pool is not None else asked.whole("users_per_prefix")
+            cached, prefix = _whole_blocks(inputs), np.arange(num) % (groups * each)
+        else:
+            shared = np.full(num, asked.whole("shared_prefix_tokens"), dtype=np.int64)
+            cached, prefix = _whole_blocks(np.minimum(shared, inputs)), rng.integers(0, groups, num)
     return Requests(arrival_s=arrivals, input_length=inputs, output_length=outputs, cached_tokens=cached, prefix=prefix)
+
+
+def _whole_blocks(tokens: IntArray) -> IntArray:
+    return tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+
+
+def num_before(asked: Section) -> int:
+    """Requests of the stages before the one that a row measures."""
+    stages = _stages(asked) if asked.states("stages") else []
+    return sum(num for _, num in stages[:-1]) if asked.values.get("stage", ALL_STAGES) != ALL_STAGES else 0
 
 
 def _arrivals(asked: Section, arrival: Arrival, rng: np.random.Generator) -> FloatArray:
@@ -69,21 +87,28 @@ def _arrivals(asked: Section, arrival: Arrival, rng: np.random.Generator) -> Flo
         if arrival is Arrival.ALL_AT_ONCE:
             return np.zeros(num)
         return open_arrivals(rng, num, asked.number("request_rate_per_s"), burstiness=1.0)
+    start, parts = 0.0, []
+    for duration, num in _stages(asked):
+        parts.append(start + np.sort(rng.uniform(0.0, duration, num)))  # a Poisson process, given its count
+        start += duration
+    return np.concatenate(parts)
+
+
+def _stages(asked: Section) -> list[tuple[float, int]]:
+    """Duration, s, and requests of the stages up to the one that a row measures."""
     stages, chosen = asked.values["stages"], asked.values.get("stage", ALL_STAGES)
     if not isinstance(stages, Sequence) or not all(isinstance(stage, Mapping) for stage in stages):
         raise asked.wrong("stages", "a list of stages with rate_per_s and duration_s")
     if chosen != ALL_STAGES:
         if isinstance(chosen, bool) or not isinstance(chosen, int) or not 0 <= chosen < len(stages):
             raise asked.wrong("stage", f"{ALL_STAGES}, or a number below {len(stages)}")
-        stages = [stages[chosen]]
-    start, parts = 0.0, []
+        stages = stages[: chosen + 1]
+    found = []
     for stage in stages:
         section = Section({"stage": stage}, "stage")
         rate, duration = section.number("rate_per_s"), section.number("duration_s")
-        num = max(round(min(rate * duration, MOST_REQUESTS)), 1)
-        parts.append(start + np.sort(rng.uniform(0.0, duration, num)))  # a Poisson process, given its count
-        start += duration
-    return np.concatenate(parts)
+        found.append((duration, max(round(min(rate * duration, MOST_REQUESTS)), 1)))
+    return found
 
 
 def _lengths(asked: Section, name: str, num: int, rng: np.random.Generator) -> IntArray:

@@ -17,7 +17,7 @@ from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.serving.measured.drawn import LENGTH_FORMS
+from meshplan.planner.serving.measured.drawn import LENGTH_FORMS, num_before
 from meshplan.planner.serving.measured.layouts import (
     STATED_LIMITS,
     Server,
@@ -55,6 +55,7 @@ class ServedRun:
         filled: choices that the row left out.
         unused: keys of its workload that say nothing to the simulation.
         steady_window: rates are those of the time in which so many requests run; None: of the whole run.
+        num_before: requests at the start that the row does not measure: an earlier stage of the same run.
     """
 
     id: str
@@ -69,6 +70,7 @@ class ServedRun:
     filled: tuple[str, ...]
     unused: tuple[str, ...] = ()
     steady_window: int | None = None
+    num_before: int = 0
 
     @property
     def architecture(self) -> str:
@@ -147,11 +149,12 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         config=ServingConfig(engine=recipe.engine, pools=pools),
         workload=workload,
         recipe=recipe,
-        measured=Section(row, "measured", required=False).measurements(),
+        measured=_measured(row, asked),
         derived={**Section(row, "derived", required=False).measurements(), **_cache_blocks(asked)},
         filled=(*filled, *_unstated(framework.text("name"), asked, stated)),
         unused=unused_keys(asked.values),
         steady_window=asked.whole("max_num_seqs") if asked.flag("steady_state", default=False) else None,
+        num_before=num_before(asked),
     )
 
 
@@ -161,6 +164,16 @@ def _unstated(engine: str, asked: Section, stated: Mapping[str, int]) -> tuple[s
     if not any(asked.states(f"input_length{form}") for form in LENGTH_FORMS) and asked.states("prompt_set"):
         names.append("input_length")
     return (*names, *(() if is_exactly_known(engine) else ("engine",)))
+
+
+def _measured(row: Mapping[str, Any], asked: Section) -> Mapping[str, Any]:
+    """What was measured; the time per token over the tokens that were asked for, where the client counted others.
+
+    A client that splits the text again finds fewer tokens than the engine made, and so a longer time for each.
+    """
+    measured, derived = (Section(row, name, required=False).measurements() for name in ("measured", "derived"))
+    is_recounted = asked.states("output_length_counted_mean") and "tpot_s" in measured
+    return {**measured, "tpot_s": derived["tpot_s"]} if is_recounted and "tpot_s" in derived else measured
 
 
 def _cache_blocks(asked: Section) -> dict[str, float]:

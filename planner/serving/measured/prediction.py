@@ -16,7 +16,7 @@ from meshplan.planner.serving.measured.observations import ServedRun
 from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Arrival
-from meshplan.planner.serving.search.deployment import serve
+from meshplan.planner.serving.search.deployment import kv_link, serve
 from meshplan.planner.serving.simulation.engine import KV_BLOCK_TOKENS
 from meshplan.planner.serving.simulation.metrics import Metrics, steady_tokens_per_s, summarize
 from meshplan.planner.serving.simulation.run import ServingRun
@@ -57,10 +57,7 @@ class PreparedRun:
     def workers(self) -> tuple[Worker, ...]:
         """One worker of each pool."""
         run = self.run
-        return tuple(
-            pool_worker(self._site(ServingConstants()), pool, run.workload, run.config.speculation)
-            for pool in run.config.pools
-        )
+        return tuple(pool_worker(self.site, pool, run.workload, run.config.speculation) for pool in run.config.pools)
 
     def served(self, constants: ServingConstants) -> ServingRun:
         """The run as clients would see it."""
@@ -77,9 +74,14 @@ class PreparedRun:
             constants=dict.fromkeys(nodes, constants),
         )
 
+    @property
+    def site(self) -> Site:
+        """Model, hardware and engine; its constants are the literature's."""
+        return self._site(ServingConstants())
+
     def predicted(self, constants: ServingConstants) -> dict[str, float]:
         """Every metric of the run that a simulation predicts; empty if a request does not fit."""
-        return self.metrics_of(self.served(constants))
+        return self.metrics_of(self.served(constants).after(self.run.num_before))
 
     def metrics_of(self, served: ServingRun) -> dict[str, float]:
         """Every metric of the run that one simulation of it says; empty if a request does not fit."""
@@ -122,13 +124,22 @@ Rate = Callable[[PreparedRun, Metrics], float | None]
 def _value(name: str, prepared: PreparedRun, metrics: Metrics) -> float | None:
     if name in RATES:
         return RATES[name](prepared, metrics)
+    latency, percentile = latency_of(name)
+    return metrics.latencies[latency].value(percentile) if latency else None
+
+
+def latency_of(name: str) -> tuple[str, str]:
+    """Latency and percentile of a metric, as simulations call them; empty where it is none.
+
+    >>> latency_of("latency_p99_s"), latency_of("power_w")
+    (('e2e', 'p99'), ('', ''))
+    """
     stem, _, unit = name.rpartition("_")
-    if unit != "s":
-        return None
     latency, _, percentile = stem.partition("_")
-    if latency not in LATENCIES or (suffix := f"_{percentile}" if percentile else "") not in PERCENTILES:
-        return None
-    return metrics.latencies[LATENCIES[latency]].value(PERCENTILES[suffix])
+    suffix = f"_{percentile}" if percentile else ""
+    if unit != "s" or latency not in LATENCIES or suffix not in PERCENTILES:
+        return "", ""
+    return LATENCIES[latency], PERCENTILES[suffix]
 
 
 def _total_rate(prepared: PreparedRun, metrics: Metrics) -> float:
@@ -146,10 +157,29 @@ def _cache_blocks(prepared: PreparedRun, _: Metrics) -> float:
     return memory.kv_capacity_tokens / KV_BLOCK_TOKENS
 
 
+def _transferred_bytes(prepared: PreparedRun, _: Metrics) -> float | None:
+    """KV cache of one prompt, from a prefill to a decode worker; None where there are none."""
+    run = prepared.run
+    if not run.config.is_disaggregated:
+        return None
+    return kv_link(prepared.site, run.config).kv_bytes_per_token * run.workload.mean_lengths[0]
+
+
+def _transfer_s(prepared: PreparedRun, metrics: Metrics) -> float | None:
+    """One transfer that waits for no other."""
+    sent = _transferred_bytes(prepared, metrics)
+    if sent is None:
+        return None
+    link = kv_link(prepared.site, prepared.run.config)
+    return link.latency_s + sent / link.bandwidth_bytes_per_s
+
+
 RATES: Mapping[str, Rate] = {
     "output_tokens_per_s": lambda _, metrics: metrics.output_tokens_per_s,
     "output_tokens_per_s_per_device": lambda _, metrics: metrics.output_tokens_per_s_per_device,
     "total_tokens_per_s": _total_rate,
     "requests_per_s": lambda _, metrics: metrics.requests_per_s,
     "kv_blocks": _cache_blocks,
+    "kv_transfer_bytes": _transferred_bytes,
+    "kv_transfer_s": _transfer_s,
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.catalogs.constants.serving_benchmarks import prompts_drawn_in
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.serving.measured.drawn import LENGTH_FORMS, drawn_requests, is_described
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
@@ -69,7 +70,8 @@ def observed_workload(row: Mapping[str, Any], asked: Section, traces: Mapping[st
     if trace_name is not None:
         return _replayed(asked, arrival, traces.get(trace_name), trace_name)
     if arrival in DRAWN and is_described(asked):
-        return _drawn(drawn_requests(asked, arrival))
+        title = str(Section(row, "source", required=False).values.get("title", ""))
+        return _drawn(drawn_requests(asked, arrival, prompts_drawn_in(title)))
     made = partial(
         ServingWorkload,
         arrival=arrival,
@@ -100,6 +102,7 @@ USED = frozenset(
     | {"max_num_seqs", "num_requests", "num_shared_prefixes", "prefix_caching", "prefix_reuse_fraction", "prompt_set"}
     | {"quantization", "request_rate_per_s", "shared_prefix_tokens", "stage", "stages", "steady_state", "trace"}
     | {"trace_type", "question_tokens", "num_requests_in_stage", "dataset", "seed", "users_per_prefix"}
+    | {"output_length_counted_mean"}
     | {f"{name}{form}" for name in ("input_length", "output_length") for form in LENGTH_FORMS}
 )
 

@@ -56,7 +56,7 @@ def server(
     system = ServingSystem(
         pools=tuple(simulated_pool(site, pool, workload, cost) for pool, cost in zip(config.pools, costs, strict=True)),
         router=config.router,
-        link=_kv_link(site, config) if config.is_disaggregated else None,
+        link=kv_link(site, config) if config.is_disaggregated else None,
         first_token_from_decode=True,
     )
     outside = dict.fromkeys(Role, 0.0)
@@ -91,7 +91,7 @@ def seen_by_clients(run: ServingRun, outside_s: float) -> ServingRun:
     return replace(run, first_token_s=run.first_token_s + outside_s, finish_s=run.finish_s + outside_s)
 
 
-def _kv_link(site: Site, config: ServingConfig) -> KvLink:
+def kv_link(site: Site, config: ServingConfig) -> KvLink:
     """The link for KV caches: the network shares of the smaller worker's devices, at the rate of the slower end."""
     prefill, decode = config.pool(Role.PREFILL), config.pool(Role.DECODE)
     exchanges = [Exchange(machine=site.machines[pool.node_type]) for pool in (prefill, decode)]

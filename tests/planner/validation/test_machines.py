@@ -23,6 +23,8 @@ GB = 1e9
         ("400 Gbps per GPU", 50 * GB),
         ("1600 Gbps EFA", 25 * GB),
         ("Storage: 2x100Gb/s, Compute: 8x400Gb/s, other", 50 * GB),
+        ("8 x ConnectX-7 RoCE a node, about 200 GB/s theoretical (as printed)", 25 * GB),
+        ("ROCE2; Data bandwidth for GPU-PCIe: 504 GB/s; PCIe-NIC: 500 GB/s", None),
         ("8x NetXtreme 400Gb", None),
         ("InfiniBand", None),
         ("", None),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from meshplan.catalogs.constants.engine_recipes import engine_observed_as, is_exactly_known
-from meshplan.planner.serving.measured.drawn import drawn_requests, is_described
+from meshplan.catalogs.constants.serving_benchmarks import prompts_drawn_in
+from meshplan.planner.serving.measured.drawn import drawn_requests, is_described, num_before
 from meshplan.planner.serving.measured.workloads import unused_keys
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.validation.fields import Section, UnsupportedError
@@ -48,16 +49,20 @@ def test_quantiles_come_back() -> None:
     assert drawn.max() <= 500
 
 
-def test_stages_follow_each_other_and_one_stage_stands_alone() -> None:
+def test_stages_follow_each_other_and_a_stage_comes_after_those_before_it() -> None:
     stages = [{"rate_per_s": 2.0, "duration_s": 100}, {"rate_per_s": 8.0, "duration_s": 50}]
     both = drawn_requests(asked(**FIXED, stages=stages, stage="all"), Arrival.POISSON).arrival_s
     assert len(both) == 200 + 400
     assert np.count_nonzero(both < 100.0) == 200
     assert both[-1] <= 150.0
     assert (np.diff(both) >= 0.0).all()
-    second = drawn_requests(asked(**FIXED, stages=stages, stage=1), Arrival.POISSON).arrival_s
-    assert len(second) == 400
-    assert second[-1] <= 50.0
+    assert num_before(asked(**FIXED, stages=stages, stage="all")) == 0
+    second = asked(**FIXED, stages=stages, stage=1)
+    assert drawn_requests(second, Arrival.POISSON).arrival_s.tolist() == both.tolist()
+    assert num_before(second) == 200
+    first = asked(**FIXED, stages=stages, stage=0)
+    assert drawn_requests(first, Arrival.POISSON).arrival_s.tolist() == both[:200].tolist()
+    assert num_before(first) == 0
 
 
 def test_shared_prefixes_are_whole_blocks_that_a_worker_may_hold() -> None:
@@ -69,6 +74,20 @@ def test_shared_prefixes_are_whole_blocks_that_a_worker_may_hold() -> None:
     assert set(requests.prefix.tolist()) == set(range(7))
     off = drawn_requests(asked(**FIXED, **shared, prefix_caching=False), Arrival.POISSON)
     assert off.cached_tokens is None
+
+
+def test_prompts_that_are_sent_in_turn_come_back_whole() -> None:
+    shared = {"shared_prefix_tokens": 40, "num_shared_prefixes": 7, "users_per_prefix": 3}
+    section = asked(**FIXED, **shared, num_requests=700, request_rate_per_s=5.0)
+    requests = drawn_requests(section, Arrival.POISSON)
+    assert requests.cached_tokens is not None
+    assert requests.prefix is not None
+    assert set(requests.cached_tokens.tolist()) == {96}  # whole blocks of the prompt, not of what prompts share
+    assert requests.prefix.tolist() == [i % 21 for i in range(700)]
+    really = drawn_requests(section, Arrival.POISSON, prompts_drawn_in("Sim-to-real accuracy validation, ground truth"))
+    assert really.prefix is not None
+    assert really.prefix.tolist() == [i % 100 for i in range(700)]
+    assert prompts_drawn_in("another source") is None
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.exclusions import exclusions
 from meshplan.planner.serving.measured.observations import served_run
+from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.workloads import recorded_traces
 from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.machines import MachineReader, read_rows
@@ -74,3 +76,50 @@ def test_limits_that_a_row_states_are_those_that_are_simulated(reader: MachineRe
     assert not {"max_num_seqs", "max_batched_tokens"} & set(run.filled)
     named = served_run(with_value(row, ("workload", "temperature"), 0.7), reader)
     assert "temperature" in named.unused
+
+
+def test_a_time_per_token_is_over_the_tokens_that_were_asked_for(reader: MachineReader) -> None:
+    row = copy.deepcopy(dict(ROWS[0]))
+    row["measured"], row["derived"] = {"tpot_s": 0.011, "ttft_s": 0.1}, {"tpot_s": 0.008}
+    assert served_run(row, reader).measured["tpot_s"] == 0.011
+    row["workload"] = {**row["workload"], "output_length_counted_mean": 195.0}
+    assert served_run(row, reader).measured == {"tpot_s": 0.008, "ttft_s": 0.1}
+
+
+def test_a_transfer_is_the_bytes_of_a_prompt_over_the_network_that_the_row_prints(reader: MachineReader) -> None:
+    """Qwen3-8B holds 144 KiB a token; eight cards of a node, 200 GB/s together, attain 0.9 of that."""
+    row = {
+        "id": "split",
+        "task": "serving",
+        "model": {
+            "name": "Qwen/Qwen3-8B",
+            "num_hidden_layers": 36,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+        },
+        "hardware": {
+            "device": "h800-sxm-80gb",
+            "num_devices": 16,
+            "inter_node": "8 x ConnectX-7 RoCE a node, about 200 GB/s theoretical",
+        },
+        "precision": "bf16",
+        "framework": {"name": "vLLM", "version": "0.11.2"},
+        "parallelism": {role: {"tensor_parallel": 8, "num_workers": 1} for role in ("prefill", "decode")},
+        "workload": {
+            "input_length": 1000,
+            "output_length": 8,
+            "concurrency": 1,
+            "arrival": "closed_loop",
+            "disaggregated": True,
+        },
+        "measured": {"kv_transfer_bytes": 1.0, "kv_transfer_s": 1.0},
+    }
+    values = PreparedRun(served_run(row, reader)).predicted(ServingConstants())
+    assert values["kv_transfer_bytes"] == 1000 * 144 * 1024
+    assert values["kv_transfer_s"] == pytest.approx(1000 * 144 * 1024 / 180e9, rel=0.02)
+    row["workload"], row["parallelism"] = {**row["workload"], "disaggregated": False}, {"tensor_parallel": 8}
+    assert not PreparedRun(served_run(row, reader)).predicted(ServingConstants())
