@@ -26,7 +26,6 @@ from meshplan.planner.serving.measured.constants_fit import (
     solve,
 )
 from meshplan.planner.serving.measured.evidence import (
-    FAMILY,
     INTERVALS,
     TOGETHER,
     evidence_for,
@@ -34,7 +33,7 @@ from meshplan.planner.serving.measured.evidence import (
     log_size,
     with_coverage,
 )
-from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.measured.prediction import TAIL_METRICS, PreparedRun
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.fitting import limited
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, p90, refined_sets, today
@@ -176,14 +175,14 @@ def refine_serving(
             return PARAMETERS.vector(refined(others, start.constants, free) if others else start.constants)
 
         found = leave_one_out(members, together, without, lambda row, theta: row.held_out(theta))
-        is_enough = len(found) >= FEWEST_OWN
+        is_enough = sum(item.metric not in TAIL_METRICS for item in found) >= FEWEST_OWN
         own = {
             name: p90(
-                [[log_size(item) for item in found if FAMILY[item.metric] == name]],
+                [[log_size(item) for item in found if item.metric in metrics]],
                 fewest=FEWEST_OWN,
                 otherwise=start.error_p90[name],
             )
-            for name in INTERVALS
+            for name, metrics in INTERVALS.items()
         }
         made = replace(
             start,

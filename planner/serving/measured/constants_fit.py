@@ -24,7 +24,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.measured.prediction import FITTED_METRICS, PreparedRun
+from meshplan.planner.serving.measured.prediction import FITTED_METRICS, TAIL_METRICS, PreparedRun
 from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
 from meshplan.planner.validation.held_out import HeldOut, Key
 
@@ -97,7 +97,9 @@ class Row:
 
     def __init__(self, prepared: PreparedRun, noise: Mapping[str, float]) -> None:
         run = prepared.run
-        self.prepared, self.key, self.group = prepared, prepared.key, run.group
+        self.prepared = prepared
+        self.key: Key = prepared.key
+        self.group: str = run.group
         self.metrics = [name for name in FITTED_METRICS[run.workload.arrival] if run.measured.get(name)]
         if "latency_s" in self.metrics:  # contains the time per token, which would count twice
             self.metrics = [name for name in self.metrics if name in ("latency_s", "ttft_s")]
@@ -128,12 +130,20 @@ class Row:
 
     def held_out(self, theta: FloatArray, evidence: str = "") -> list[HeldOut]:
         """The error of each metric under constants that were fitted without the run, to such evidence as is named."""
-        errors = np.exp(self.log_predicted(theta) - self.log_measured) - 1.0
         run = self.prepared.run
+        values = self.prepared.predicted(PARAMETERS.replaced(ServingConstants(), theta))
+        tails = [name for name in TAIL_METRICS if run.measured.get(name)]  # judged, though nothing is fitted to them
         return [
-            HeldOut(id=run.id, group=self.group, key=self.key, metric=name, error=float(error), evidence=evidence)
-            for name, error in zip(self.metrics, errors, strict=True)
-            if np.isfinite(error)
+            HeldOut(
+                id=run.id,
+                group=self.group,
+                key=self.key,
+                metric=name,
+                error=float(values[name] / run.measured[name]) - 1.0,
+                evidence=evidence,
+            )
+            for name in (*self.metrics, *tails)
+            if name in values
         ]
 
     def linear(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:

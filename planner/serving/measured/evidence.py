@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshplan.planner.serving.measured.prediction import TAIL_METRICS
 from meshplan.planner.validation.held_out import HeldOut, Key, p90
 
 if TYPE_CHECKING:
@@ -43,7 +44,11 @@ TOGETHER: Mapping[str, Callable[[Row], Hashable]] = {
 }
 # What intervals are given for → the metrics whose error they take.
 INTERVALS = {"ttft": ("ttft_s",), "tpot": ("tpot_s",), "throughput": ("output_tokens_per_s", "latency_s")}
-FAMILY = {metric: name for name, metrics in INTERVALS.items() for metric in metrics}
+# Metric → whose interval it takes. A tail has that of its latency, end to end that of the time per token, as in plans:
+# too few sources print tails to give them one of their own. They are judged by it, and do not set it.
+FAMILY = {metric: name for name, metrics in INTERVALS.items() for metric in metrics} | {
+    metric: "ttft" if metric.startswith("ttft") else "tpot" for metric in TAIL_METRICS
+}
 FEWEST_FOR_P90 = 20
 UNJUDGED_P90 = 1.0  # where no sample has enough runs
 
@@ -75,7 +80,7 @@ def half_width(name: str, key: Key, level: Evidence, found: Sequence[HeldOut]) -
     """
     engine = key[0]
     for at in list(Evidence)[list(Evidence).index(level) :]:
-        members = [item for item in found if item.evidence == at and FAMILY[item.metric] == name]
+        members = [item for item in found if item.evidence == at and item.metric in INTERVALS[name]]
         samples = [("all engines", members)]
         if at is not Evidence.ANY:
             samples.insert(0, (engine, [item for item in members if item.key[0] == engine]))

@@ -24,6 +24,7 @@ from meshplan.planner.serving.simulation.run import ServingRun
 # Latency and percentile in the observation format → in simulated metrics.
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "latency": "e2e"}
 PERCENTILES = {"": "mean", "_median": "p50", "_p90": "p90", "_p95": "p95", "_p99": "p99"}
+TAIL_METRICS = tuple(f"{latency}_{tail}_s" for latency in LATENCIES for tail in ("p90", "p95", "p99"))
 # Metrics that the power curve answers.
 SHARE_OF_LIMIT, POWER, ENERGY_PER_TOKEN = "average_power_fraction_of_tdp", "power_w", "energy_per_output_token_j"
 POWER_METRICS = (SHARE_OF_LIMIT, POWER, ENERGY_PER_TOKEN)

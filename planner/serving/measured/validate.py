@@ -11,7 +11,7 @@ from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.planner.core.plan import Interval
 from meshplan.planner.serving.measured.exclusions import exclusions
 from meshplan.planner.serving.measured.observations import ServedRun, served_run
-from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.measured.prediction import PreparedRun, latency_of
 from meshplan.planner.serving.measured.workloads import recorded_traces
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.resolve import serving_calibration
@@ -26,8 +26,6 @@ ServingCalibrationOf = Callable[[str, str], ServingCalibration]
 # Disaggregated runs with more requests in flight are summarised separately: their time to first token is the queue in
 # front of whichever pool is saturated, a small difference between two large rates.
 MOST_IN_FLIGHT = 128
-# First word of a metric → whose interval it takes; a tail has that of the mean, as too few rows print tails.
-INTERVAL_OF = {"ttft": "ttft", "tpot": "tpot", "itl": "tpot"}
 DOES_NOT_FIT = "not every request fits: weights and KV cache exceed the memory that the engine takes"
 
 
@@ -69,7 +67,7 @@ def validated_run(prepared: PreparedRun, calibration: ServingCalibration, *, exc
         labels=_labels(run),
         status=status if values else "infeasible",
         reason=excluded if values else DOES_NOT_FIT,
-        predicted={name: _interval(calibration, name, value) for name, value in values.items()},
+        predicted={name: _interval(calibration, run, name, value) for name, value in values.items()},
         measured=measured,
         error={name: values[name] / measured[name] - 1.0 for name in measured},
         filled=run.filled,
@@ -77,9 +75,15 @@ def validated_run(prepared: PreparedRun, calibration: ServingCalibration, *, exc
     )
 
 
-def _interval(calibration: ServingCalibration, metric: str, value: float) -> Interval:
-    kind = metric.split("_", maxsplit=1)[0]
-    factor = math.exp(calibration.error_p90[INTERVAL_OF.get(kind, "throughput")])
+def _interval(calibration: ServingCalibration, run: ServedRun, metric: str, value: float) -> Interval:
+    """As a plan gives it: of every latency but the first token that of the time per token, tails included.
+
+    The latency of a static batch is its throughput, and has that interval.
+    """
+    latency, _ = latency_of(metric)
+    is_rate = not latency or (latency == "e2e" and run.workload.arrival is Arrival.STATIC_BATCH)
+    name = "throughput" if is_rate else "ttft" if latency == "ttft" else "tpot"
+    factor = math.exp(calibration.error_p90[name])
     return Interval(value=value, low=value / factor, high=value * factor)
 
 

@@ -10,9 +10,12 @@ from planted_serving import PLANTED, prepared
 
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.serving.measured.constants_fit import NOISE, PARAMETERS, Row
+from meshplan.planner.serving.measured.evidence import FEWEST_FOR_P90, Evidence, half_width, with_coverage
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.validate import validated_run
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
+from meshplan.planner.validation.held_out import HeldOut
 from meshplan.planner.validation.machines import MachineReader
 
 TAILS = {"p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -39,10 +42,32 @@ def test_tails_are_those_of_the_simulated_requests(run: PreparedRun) -> None:
     assert values["itl_median_s"] <= values["itl_p90_s"] <= values["itl_p99_s"]
 
 
-def test_tails_have_the_interval_of_their_latency(run: PreparedRun) -> None:
+def test_tails_have_the_interval_that_plans_give_their_latency(run: PreparedRun) -> None:
     widths = {"ttft": 0.6, "tpot": 0.2, "throughput": 0.4}
     row = validated_run(run, ServingCalibration(engine=ANY_ENGINE, architecture=ANY, error_p90=widths))
-    for metric, width in {"ttft": 0.6, "tpot": 0.2, "itl": 0.2, "latency": 0.4}.items():
+    for metric, width in {"ttft": 0.6, "tpot": 0.2, "itl": 0.2, "latency": 0.2}.items():
         around = row.predicted[f"{metric}_p99_s"]
         assert around.high / around.value == pytest.approx(np.exp(width))
         assert around.value / around.low == pytest.approx(np.exp(width))
+
+
+def test_tails_are_judged_though_nothing_is_fitted_to_them(run: PreparedRun) -> None:
+    row = Row(PreparedRun(replace(run.run, measured={"tpot_s": 1.0, "ttft_p99_s": 2.0, "latency_p90_s": 3.0})), NOISE)
+    assert row.metrics == ["tpot_s"]
+    values = row.prepared.predicted(PLANTED)
+    judged = {item.metric: item.error for item in row.held_out(PARAMETERS.vector(PLANTED))}
+    measured = row.prepared.run.measured
+    assert judged == {name: pytest.approx(values[name] / measured[name] - 1.0) for name in measured}
+
+
+def test_tails_are_covered_by_their_latency_and_do_not_set_its_interval() -> None:
+    def error(metric: str, source: str, size: float) -> HeldOut:
+        key = ("vllm", "hopper")
+        return HeldOut(id="", group=source, key=key, metric=metric, error=size, evidence=Evidence.SERVER)
+
+    means = [error("ttft_s", "a", 0.1) for _ in range(FEWEST_FOR_P90)]
+    tails = [error("ttft_p99_s", "a", 0.9) for _ in range(FEWEST_FOR_P90)]
+    width, _ = half_width("ttft", ("vllm", "hopper"), Evidence.SERVER, [*means, *tails])
+    assert width == pytest.approx(np.log(1.1), abs=1e-4)
+    judged = [error("ttft_p99_s", "b", 0.09), error("ttft_p99_s", "b", 0.11)]
+    assert [item.is_covered for item in with_coverage(judged, [*means, *tails])] == [True, False]
