@@ -95,7 +95,7 @@ OBSERVATIONS ?= observations
 TRACES ?= $(OBSERVATIONS)/../traces
 FITTED_TRAINING := internevo korthikanti mlperf maxtext-tpu mpt megatron-bridge sc21 oneflow zero-bubble sailor \
   megatron-core-moe torchtitan dgxc nemo nemo-automodel alpa qwen-finetune torchtune megatron-moe-modelzoo ms-swift litgpt
-FITTED_SERVING := argonne splitwise trtllm-v0.14 trtllm-v0.5 silicon-aggregated dstack-static
+FITTED_SERVING := argonne splitwise trtllm-v0.14 trtllm-v0.5 silicon-aggregated dstack-static blis llmservingsim
 
 constants: $(RUN_STAMP)  ## fit the shipped constants of training and serving anew, from a folder: OBSERVATIONS=…
 	mkdir -p build && rm -f build/constants.sqlite

@@ -38,6 +38,8 @@ class EngineRecipe:
         reserves_output: a request is admitted only with room for its whole answer, so that none is ever preempted.
         quantized_kv_cache: dtype of the KV cache where weights and activations are quantised and no other is
             configured.
+        graphed_tokens: iterations with prompts are replayed from graphs, too, where they have at most so many tokens
+            and at most two for each request that may run; 0 where all of them are launched kernel by kernel.
         receive_interval: decode iterations between two looks for new requests.
         batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
         batch_wait_share: share of the token budget at which that wait is over.
@@ -64,6 +66,7 @@ class EngineRecipe:
     cuda_graphs: bool = True
     reserves_output: bool = False
     quantized_kv_cache: str = "bf16"
+    graphed_tokens: int = 0
     receive_interval: int = 1
     batch_wait_steps: int = 0
     batch_wait_share: float = 1.0

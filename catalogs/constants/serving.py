@@ -23,8 +23,9 @@ class ServingConstants:
         host_s_per_seq: growth of that time with each running request (sampling, detokenisation), s.
         launch_s_per_layer: time to launch one layer kernel by kernel, s: iterations with prompt tokens are not replayed
             from a graph, so they last no less than this times the layers.
-        first_token_steps: iterations that pass before one can hold a request that has arrived (engines prepare them
-            ahead, and stream what they gave at intervals).
+        first_token_steps: iterations that pass before one can hold a request that has arrived: engines that prepare
+            them ahead prepare one (vLLM, SGLang and TensorRT-LLM with their overlap schedulers), and some
+            stream what they gave at intervals.
         first_token_offset_s: fixed time of a request outside the engine (tokeniser, HTTP), s.
     """
 
@@ -33,7 +34,7 @@ class ServingConstants:
     host_step_s: float = 1e-3
     host_s_per_seq: float = 10e-6
     launch_s_per_layer: float = 0.3e-3
-    first_token_steps: float = 2.0
+    first_token_steps: float = 1.0
     first_token_offset_s: float = 20e-3
 
 

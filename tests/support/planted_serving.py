@@ -18,7 +18,7 @@ PLANTED = ServingConstants(
     host_step_s=2e-3,
     host_s_per_seq=2e-5,
     launch_s_per_layer=0.5e-3,
-    first_token_steps=3.0,
+    first_token_steps=1.5,
     first_token_offset_s=40e-3,
 )
 

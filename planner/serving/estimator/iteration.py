@@ -106,6 +106,8 @@ class Worker:
         all_reduce: engine whose all-reduce kernels are called; empty for its own.
         experts: routing and the places of experts; None prices the skew that kernels were timed with.
         slowdown: under a power limit; None at full clocks.
+        graphed_tokens: an iteration with prompts is replayed from graphs where a batch has at most so many tokens, and
+            at most two for each request that may run.
     """
 
     shape: ModelShape
@@ -121,6 +123,7 @@ class Worker:
     all_reduce: str = ""
     experts: ExpertRouting | None = None
     slowdown: Slowdown | None = None
+    graphed_tokens: int = 0
 
     @cached_property
     def operators(self) -> Operators:
@@ -356,8 +359,8 @@ class Worker:
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
         use, times, batches = constants or self.constants, self.device_times, self.layout.concurrent_batches
-        launch = use.launch_s_per_layer * self.shape.num_hidden_layers
-        host = use.host_step_s if self.limits.cuda_graphs else use.host_step_s + launch
+        launch, has_graphs = use.launch_s_per_layer * self.shape.num_hidden_layers, self.limits.cuda_graphs
+        host = use.host_step_s if has_graphs else use.host_step_s + launch
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
 
         def factor(tokens: FloatArray) -> FloatArray:
@@ -379,6 +382,7 @@ class Worker:
             prefill_fixed_s=prefill * times.prefill_fixed_s,
             prefill_pair_s=prefill * times.prefill_pair_s,
             prefill_least_s=use.host_step_s + launch,
+            graphed_tokens=min(self.graphed_tokens, 2 * self.limits.max_num_seqs // ranks) if has_graphs else 0,
             admission_steps=use.first_token_steps,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,

@@ -44,6 +44,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         machine=site.machines[pool.node_type],
         engine=site.recipe.engine,
         all_reduce=site.recipe.all_reduce,
+        graphed_tokens=site.recipe.graphed_tokens,
         layout=pool.layout,
         limits=scheduled(pool, site.recipe, workload),
         quantization=pool.quantization,

@@ -9,11 +9,11 @@ tokens in the expert layers. One traversal of all stages takes::
         + decode_fixed[n] + decode_context[n]·C              where n > 0
         + prefill_fixed + prefill_pair·P/min(q, w)           where p > 0
 
-Where p > 0, it is combined with prefill_least, the time to launch its kernels one by one, by the smooth maximum
-(t⁴ + least⁴)^¼: host and device overlap, except that each waits for the other where both take about as long. Of each
-decoding request v tokens are verified (1 without speculation), of which it gains ``tokens_per_step``. The terms in n
-alone are one table, so that K iterations of an unchanged decode batch, with C growing by n·tokens_per_step in each, sum
-in closed form::
+Where p > 0 and a batch has more tokens than graphs were captured for, it is combined with prefill_least, the time to
+launch its kernels one by one, by the smooth maximum (t⁴ + least⁴)^¼: host and device overlap, except that each waits
+for the other where both take about as long. Of each decoding request v tokens are verified (1 without speculation), of
+which it gains ``tokens_per_step``. The terms in n alone are one table, so that K iterations of an unchanged decode
+batch, with C growing by n·tokens_per_step in each, sum in closed form::
 
     Σ = K·(decode[n] + decode_context[n]·C) + decode_context[n]·n·tokens_per_step·K·(K − 1)/2
 """
@@ -69,6 +69,7 @@ class StepCost:
         prefill_fixed_s: prefill attention at no attended pair.
         prefill_pair_s: per attended pair of one batch.
         prefill_least_s: time to launch the kernels of an iteration with prompt tokens one by one.
+        graphed_tokens: an iteration with prompts is not launched kernel by kernel where no batch has more tokens.
         admission_steps: mean number of iterations that start before one can include an arrived request, because
             engines prepare iterations ahead.
         tokens_per_step: tokens that a decoding request gains in one iteration: 1, or more with speculation.
@@ -85,6 +86,7 @@ class StepCost:
     prefill_fixed_s: float
     prefill_pair_s: float
     prefill_least_s: float = 0.0
+    graphed_tokens: int = 0
     admission_steps: float = 0.0
     tokens_per_step: float = 1.0
     verified_tokens: int = 1
@@ -121,6 +123,6 @@ class StepCost:
         seconds += self.prefill_fixed_s + self.prefill_pair_s * pairs / spread
         if num_seqs:
             seconds += self.decode_fixed_s[num_seqs] + self.decode_context_s[num_seqs] * context
-        if not self.prefill_least_s:
+        if not self.prefill_least_s or batch <= self.graphed_tokens:
             return seconds
         return float((seconds**OVERLAP_POWER + self.prefill_least_s**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER))

@@ -17,7 +17,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.serving.estimator import operators
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
-from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
+from meshplan.planner.serving.estimator.memory import kv_bytes_per_token, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout
 from meshplan.planner.serving.problem.quantization import Quantization
 
@@ -186,3 +186,37 @@ def test_all_reduces_of_another_engine_can_be_borrowed(llama: ModelShape, machin
     tokens = np.array([8.0, 64.0])
     assert borrowed.all_reduce_s(tokens).tolist() == trtllm.all_reduce_s(tokens).tolist()
     assert borrowed.all_reduce_s(tokens).tolist() != own.all_reduce_s(tokens).tolist()
+
+
+def test_short_iterations_with_prompts_are_replayed_from_graphs(llama: ModelShape, machine: Machine) -> None:
+    """80 layers at 5 ms each would last 0.4 s; from a graph an iteration lasts as long as its kernels."""
+    constants = ServingConstants(launch_s_per_layer=5e-3)
+    launched = worker_of(llama, machine, constants=constants).step_cost()
+    graphed = worker_of(llama, machine, constants=constants, graphed_tokens=512).step_cost()
+    few = worker_of(
+        llama,
+        machine,
+        constants=constants,
+        graphed_tokens=512,
+        limits=EngineLimits(max_num_seqs=16, max_batched_tokens=4096),
+    ).step_cost()
+    for cost, tokens, is_launched in ((graphed, 128, False), (graphed, 129, True), (few, 32, False), (few, 33, True)):
+        assert (cost.step_s(0, 0.0, 1, tokens, tokens * (tokens + 1) / 2) >= 0.4) == is_launched
+    assert launched.step_s(0, 0.0, 1, 1, 1.0) >= 0.4
+
+
+def test_the_cache_has_the_blocks_that_vllm_printed(llama: ModelShape, machine: Machine) -> None:
+    """vLLM 0.15.1, Llama-3.1-70B on four H100 with 0.9 of their memory (sim-to-real validation of BLIS).
+
+    30,425 blocks of 16 tokens with 2,048 tokens an iteration, 30,251 with 8,192.
+    """
+    for tokens, printed in ((2048, 30425), (8192, 30251)):
+        memory = worker_memory(
+            llama,
+            machine.device,
+            Layout(tensor_parallel=4, expert_tensor_parallel=4),
+            EngineLimits(max_num_seqs=128, max_batched_tokens=tokens, memory_fraction=0.9),
+            Quantization.uniform("fp16"),
+            context=800,
+        )
+        assert memory.kv_capacity_tokens / 16 == pytest.approx(printed, rel=0.03)
