@@ -11,7 +11,7 @@ from meshplan.planner.serving.measured.calibrate import refine_serving
 from meshplan.planner.serving.measured.constants_fit import OWN_NOISE, Row
 from meshplan.planner.serving.measured.observations import ServedRun
 from meshplan.planner.serving.measured.prediction import PreparedRun
-from meshplan.planner.serving.measured.validate import INTERVAL_OF
+from meshplan.planner.serving.measured.validate import half_width
 from meshplan.planner.serving.problem.config import ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.validation.fields import UnsupportedError
@@ -74,14 +74,9 @@ def recorded_serving_run(
         cluster=cluster,
         run=run,
         start=start,
-        off={name: (measured[name] / predicted[name], _width(start, name)) for name in metrics},
+        off={name: (measured[name] / predicted[name], half_width(start, run.run, name)) for name in metrics},
         unused=tuple(sorted(name for name in recording.figures if NAMES.get(name) not in metrics)),
     )
-
-
-def _width(start: ServingCalibration, metric: str) -> float:
-    """Half-width of the interval of a metric, in the logarithm."""
-    return start.error_p90[INTERVAL_OF.get(metric.partition("_")[0], "throughput")]
 
 
 def refine_recorded(runs: Sequence[RecordedRun], *, source: str, date: str) -> ServingCalibration:

@@ -76,15 +76,19 @@ def validated_run(prepared: PreparedRun, calibration: ServingCalibration, *, exc
 
 
 def _interval(calibration: ServingCalibration, run: ServedRun, metric: str, value: float) -> Interval:
-    """As a plan gives it: of every latency but the first token that of the time per token, tails included.
+    factor = math.exp(half_width(calibration, run, metric))
+    return Interval(value=value, low=value / factor, high=value * factor)
 
-    The latency of a static batch is its throughput, and has that interval.
+
+def half_width(calibration: ServingCalibration, run: ServedRun, metric: str) -> float:
+    """Half-width of a metric's interval, in the logarithm, as a plan gives it.
+
+    Of every latency but the first token it is that of the time per token, tails included. The latency of a static batch
+    is its throughput, and has that interval.
     """
     latency, _ = latency_of(metric)
     is_rate = not latency or (latency == "e2e" and run.workload.arrival is Arrival.STATIC_BATCH)
-    name = "throughput" if is_rate else "ttft" if latency == "ttft" else "tpot"
-    factor = math.exp(calibration.error_p90[name])
-    return Interval(value=value, low=value / factor, high=value * factor)
+    return calibration.error_p90["throughput" if is_rate else "ttft" if latency == "ttft" else "tpot"]
 
 
 def _question(run: ServedRun) -> str:
