@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,14 +12,13 @@ from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
 from meshplan.cli.commands.reference import choices, fields, schema, support
 from meshplan.cli.database import open_catalog
+from meshplan.cli.entries import Section, described, entry_rows
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 from meshplan.planner.core.text import counted
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.catalogs.facts import Fact
-    from meshplan.catalogs.hardware import Device, Link, NodeType, Price
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,19 +31,6 @@ app.command("choices")(choices)
 app.command("fields")(fields)
 app.command("support")(support)
 
-# The dtype whose peak stands for a device in a listing; older devices lack the first.
-_LISTED_DTYPES = ("bf16", "fp16")
-
-
-class Section(StrEnum):
-    """What ``catalog list`` can list."""
-
-    DEVICES = "devices"
-    LINKS = "links"
-    NODES = "nodes"
-    MODELS = "models"
-    PRICES = "prices"
-
 
 @app.command("list")
 def list_entries(
@@ -55,10 +40,7 @@ def list_entries(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List devices, links, nodes, models or prices; of several facts for one number the one in effect is shown."""
-    rows, columns = _listing(open_catalog(db, or_shipped=True), section)
-    words = search.lower().split()
-    found = [row for row in rows if all(word in " ".join(map(str, row.values())).lower() for word in words)]
-    show_rows(found, columns, form)
+    show_rows(entry_rows(open_catalog(db, or_shipped=True), section, search=search), _COLUMNS[section], form)
 
 
 @app.command()
@@ -69,7 +51,7 @@ def show(
 ) -> None:
     """Show one entry: every number with value, evidence level, source, date, number of samples and spread."""
     catalog = open_catalog(db, or_shipped=True)
-    entry = _described(catalog, name)
+    entry = described(catalog, name)
     if form in (Format.JSON, Format.YAML) or entry["kind"] == "model":
         show_document(entry, form)
         return
@@ -215,138 +197,6 @@ def _price_document(catalog: Catalog, file: Path, provider: str | None) -> Any:
     return prices.document
 
 
-def _listing(catalog: Catalog, section: Section) -> tuple[list[Row], tuple[Column, ...]]:
-    match section:
-        case Section.DEVICES:
-            return [_device_row(device) for device in catalog.devices()], _DEVICE_COLUMNS
-        case Section.LINKS:
-            return [_link_row(link) for link in catalog.links()], _LINK_COLUMNS
-        case Section.NODES:
-            return [_node_row(node) for node in catalog.node_types()], _NODE_COLUMNS
-        case Section.MODELS:
-            return list(catalog.models()), _MODEL_COLUMNS
-        case Section.PRICES:
-            nodes = catalog.node_types()
-            return [_price_row(price, node.slug) for node in nodes for price in node.prices], _PRICE_COLUMNS
-
-
-def _described(catalog: Catalog, name: str) -> dict[str, Any]:
-    """The entry ``name`` of whatever kind, with all its facts."""
-    known: list[str] = []
-    for device in catalog.devices():
-        known.append(device.slug)
-        if device.slug == name:
-            texts = {"name": device.name, "vendor": device.vendor, "architecture": device.architecture}
-            return {"kind": "device", "slug": name, **texts, "facts": _fact_rows(catalog, "device", name)}
-    for link in catalog.links():
-        known.append(link.slug)
-        if link.slug == name:
-            texts = {"name": link.name, "technology": link.technology}
-            return {"kind": "link", "slug": name, **texts, "facts": _fact_rows(catalog, "link", name)}
-    for node in catalog.node_types():
-        known.append(node.slug)
-        if node.slug == name:
-            return _described_node(catalog, node)
-    models = catalog.models()
-    if any(model["slug"] == name for model in models):
-        model = next(model for model in models if model["slug"] == name)
-        return {"kind": "model", **model, "config": catalog.model(name)}
-    raise UnknownEntryError("catalog entry", name, [*known, *(model["slug"] for model in models)])
-
-
-def _described_node(catalog: Catalog, node: NodeType) -> dict[str, Any]:
-    return {
-        "kind": "node_type",
-        "slug": node.slug,
-        "name": node.name,
-        "device": node.device.slug,
-        "scale_up_link": node.scale_up_link.slug,
-        "scale_out_link": node.scale_out_link.slug if node.scale_out_link else None,
-        "facts": _fact_rows(catalog, "node_type", node.slug),
-        "prices": [_price_row(price, node.slug) for price in node.prices],
-    }
-
-
-def _fact_rows(catalog: Catalog, kind: str, slug: str) -> list[Row]:
-    from meshplan.catalogs.facts import ruling_facts
-
-    facts = catalog.facts(kind, slug)
-    ruling = ruling_facts(facts)
-
-    def row(fact: Fact) -> Row:
-        evidence = fact.evidence
-        return {
-            "field": fact.field,
-            "value": fact.value,
-            "low": evidence.low,
-            "high": evidence.high,
-            "num_samples": evidence.num_samples,
-            "level": evidence.level.value,
-            "rules": ruling[fact.field] is fact,
-            "date": evidence.date,
-            "source": evidence.source,
-            "origin": fact.origin,
-        }
-
-    return [row(fact) for fact in facts]
-
-
-def _device_row(device: Device) -> Row:
-    dtype = next((dtype for dtype in _LISTED_DTYPES if dtype in device.peak_flops_per_s), None)
-    return {
-        "slug": device.slug,
-        "name": device.name,
-        "vendor": device.vendor,
-        "architecture": device.architecture,
-        "memory_bytes": device.memory_bytes,
-        "usable_memory_bytes": device.usable_memory_bytes,
-        "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
-        "half_precision_flops_per_s": device.peak_flops_per_s[dtype] if dtype else None,
-        "peak_flops_per_s": dict(device.peak_flops_per_s),
-        "tdp_w": device.tdp_w,
-    }
-
-
-def _link_row(link: Link) -> Row:
-    return {
-        "slug": link.slug,
-        "name": link.name,
-        "technology": link.technology,
-        "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
-        "latency_s": link.latency_s,
-    }
-
-
-def _node_row(node: NodeType) -> Row:
-    on_demand = [price.usd_per_hour for price in node.prices if price.terms == "on-demand"]
-    return {
-        "slug": node.slug,
-        "name": node.name,
-        "device": node.device.slug,
-        "num_hosts": node.num_hosts,
-        "devices_per_host": node.devices_per_host,
-        "num_devices": node.num_devices,
-        "scale_up_link": node.scale_up_link.slug,
-        "scale_out_link": node.scale_out_link.slug if node.scale_out_link else None,
-        "nics_per_host": node.nics_per_host,
-        "scale_out_bytes_per_s_per_device": node.scale_out_bytes_per_s_per_device or None,
-        "host_memory_bytes": node.host_memory_bytes,
-        "on_demand_usd_per_hour": min(on_demand, default=None),
-    }
-
-
-def _price_row(price: Price, node_type: str) -> Row:
-    return {
-        "node_type": node_type,
-        "usd_per_hour": price.usd_per_hour,
-        "provider": price.provider,
-        "region": price.region,
-        "terms": price.terms,
-        "date": price.date,
-        "source": price.source,
-    }
-
-
 def _significant(value: float) -> str:
     return f"{value:.4g}"
 
@@ -436,3 +286,10 @@ _FACT_COLUMNS = (
     Column(key="level", title="Level", derive=_level),
     Column(key="source", title="", derive=_reference, footnote=True, wrap=False),
 )
+_COLUMNS = {
+    Section.DEVICES: _DEVICE_COLUMNS,
+    Section.LINKS: _LINK_COLUMNS,
+    Section.NODES: _NODE_COLUMNS,
+    Section.MODELS: _MODEL_COLUMNS,
+    Section.PRICES: _PRICE_COLUMNS,
+}
