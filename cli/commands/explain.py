@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from meshplan.cli.render import Format, show_document, show_text, terminal_width
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
+    from meshplan.cli.answers import Choices
     from meshplan.planner.core.plan import Plan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -61,11 +62,12 @@ def explain(
     With --timeline: the pipeline schedule of a training plan as a picture; with --pareto: the front of a serving plan;
     with --picture: the rank mapping and its links.
     """
+    from meshplan.cli.answers import read_choices
     from meshplan.cli.stored import load_plan
 
     catalog = open_catalog(db, or_shipped=True)
     made = load_plan(plan, catalog)
-    choices = read_choices([*(instead or []), *(more or [])], _known_choices(made))
+    choices = read_choices([*(instead or []), *(more or [])], made)
     if timeline is not None:
         _draw(made, catalog, timeline, form, force=force)
     elif pareto is not None:
@@ -77,53 +79,6 @@ def explain(
         _explain_instead(made, choices, catalog, form)
     else:
         _explain(made, form)
-
-
-def _known_choices(made: Plan) -> list[str]:
-    """Choices that a spec of the plan's kind may pin; empty where it has none."""
-    from meshplan.planner.core.kinds import KINDS
-
-    spec = KINDS[made.kind].offers("SPEC")
-    section = None if spec is None else spec.model_fields.get("fixed")
-    return [] if section is None else list(section.annotation.model_fields)
-
-
-def read_choices(texts: list[str], known: list[str]) -> dict[str, int | str | bool]:
-    """``["tp=4", "zero_stage=1"]`` as choices under their full names; values are checked with the spec.
-
-    Args:
-        texts: as given.
-        known: choices that may be made; empty where the plan's kind has none.
-
-    Raises:
-        SpecError: a text that is no ``choice=value``, or an unknown choice.
-    """
-    from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
-    from meshplan.planner.training.problem.choices import abbreviations_of, full_name
-
-    problems, choices = [], {}
-    for text in texts:
-        short, separator, value = (part.strip() for part in text.partition("="))
-        name = full_name(short, known) if known else short
-        if not (separator and short and value):
-            problems.append(Problem(path=text, message="must be written CHOICE=VALUE, such as tensor_parallel=4"))
-        elif name is None:
-            hint = did_you_mean(closest_names(short, [*known, *abbreviations_of(known)]))
-            problems.append(Problem(path=short, message=f"unknown choice{hint} (see: meshplan catalog choices)"))
-        else:
-            choices[name] = _value(value)
-    if problems:
-        raise SpecError(problems, of="--instead")
-    return choices
-
-
-def _value(text: str) -> int | str | bool:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        return int(text)
-    except ValueError:
-        return text
 
 
 def _draw(made: Plan, catalog: Catalog, path: Path, form: Format, *, force: bool) -> None:
@@ -170,45 +125,34 @@ def _draw_mapping(made: Plan, catalog: Catalog, path: Path, form: Format, *, bas
 
 
 def _explain(made: Plan, form: Format) -> None:
+    from meshplan.cli.answers import explanation_document
     from meshplan.cli.reports.plan import report_of, show_plan
     from meshplan.planner.core.kinds import KINDS
 
     explain_plan = KINDS[made.kind].offers("explain")
     if explain_plan is None:
         show_plan(made, form)
-        return
-    explanation, report = explain_plan(made), report_of(made.kind)
-    if form is Format.TABLE:
-        show_text(report.explanation_report(made, explanation, width=terminal_width()))
-        return
-    rivals = [dict(row) for row in report.alternative_rows(made)]
-    show_document({"plan_id": made.plan_id, **explanation.to_document(), "alternatives": rivals}, form)
+    elif form is Format.TABLE:
+        show_text(report_of(made.kind).explanation_report(made, explain_plan(made), width=terminal_width()))
+    else:
+        show_document(explanation_document(made), form)
 
 
-def _explain_instead(made: Plan, choices: dict[str, int | str | bool], catalog: Catalog, form: Format) -> None:
+def _explain_instead(made: Plan, choices: Choices, catalog: Catalog, form: Format) -> None:
+    from meshplan.cli.answers import instead_of
     from meshplan.cli.reports.comparison import choices_section, metrics_section
     from meshplan.cli.reports.parts import paragraph
-    from meshplan.planner.compare import compare_plans
-    from meshplan.planner.service import explain_instead
 
-    other, reason = explain_instead(made, choices, catalog)
+    found = instead_of(made, choices, catalog)
     label = ", ".join(f"{name}={value}" for name, value in choices.items())
-    comparison = None if other is None else compare_plans([made, other])
     if form is Format.TABLE:
         width = terminal_width()
-        verdict = f"{label} instead: {reason}" if other is not None else f"no plan with {label}: {reason}"
+        verdict = f"{label} instead: {found.reason}" if found.other else f"no plan with {label}: {found.reason}"
         sections = [paragraph(verdict, width)]
-        if comparison is not None:
-            sections += [choices_section(comparison, width), metrics_section(comparison, width)]
+        if found.comparison is not None:
+            sections += [choices_section(found.comparison, width), metrics_section(found.comparison, width)]
         show_text("\n".join(section for section in sections if section))
     else:
-        document: dict[str, Any] = {
-            "plan_id": made.plan_id,
-            "instead": choices,
-            "reason": reason,
-            "other": None if other is None else other.to_document(),
-            "comparison": None if comparison is None else comparison.to_document(),
-        }
-        show_document(document, form)
-    if other is None:
+        show_document(found.to_document(made), form)
+    if found.other is None:
         raise typer.Exit(EXIT_INFEASIBLE)

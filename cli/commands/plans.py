@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
 from meshplan.cli.database import note, open_catalog, warn
 from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
-from meshplan.cli.render import Column, Format, Row, show_document, show_rows
+from meshplan.cli.render import Column, Format, show_document, show_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshplan.catalogs.database.plan_rows import PlanRow
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.core.plan import Plan
 
@@ -43,9 +42,10 @@ def list_plans(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List the stored plans, newest first."""
+    from meshplan.cli.answers import listed_plan
     from meshplan.cli.stored import plan_rows
 
-    rows = [_listed(row) for row in plan_rows(open_catalog(db)).list(kind=kind)]
+    rows = [listed_plan(row) for row in plan_rows(open_catalog(db)).list(kind=kind)]
     show_rows(rows, _LIST_COLUMNS, form)
 
 
@@ -136,23 +136,3 @@ def _say_whether_it_counts(made: Plan, document: Mapping[str, Any], catalog: Cat
         warn(f"recorded, but no constant will be adapted to it: {error}")
         return
     note("plans on this cluster learn from it: meshplan calibrate --recorded")
-
-
-def _listed(row: PlanRow) -> Row:
-    """One row of the list."""
-    from meshplan.cli.reports.plan import report_of
-
-    document: Any = row.document
-    try:
-        question, status = report_of(row.kind).describe(document["spec"]), str(document["solution"]["status"])
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        question, status = "", "damaged: meshplan plans delete"
-    return {
-        "plan_id": row.plan_id,
-        "kind": row.kind,
-        "question": question,
-        "status": status,
-        "tag": row.tag,
-        "name": row.name,
-        "created_at": row.created_at,
-    }
