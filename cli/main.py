@@ -76,6 +76,8 @@ SUBCOMMANDS: dict[str, Subcommand] = {
         module="meshplan.cli.commands.profile",
         help="Measure this machine and its links, and write the catalog.",
     ),
+    "serve": Subcommand(module="meshplan.cli.web.serve", help="Answer questions over HTTP."),
+    "work": Subcommand(module="meshplan.cli.web.work", help="Answer the questions that wait in a database."),
 }
 
 

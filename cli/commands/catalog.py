@@ -10,9 +10,9 @@ import typer
 
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
+from meshplan.cli.answers.entries import Section, described, entry_rows
 from meshplan.cli.commands.reference import choices, fields, schema, support
 from meshplan.cli.database import open_catalog
-from meshplan.cli.entries import Section, described, entry_rows
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 from meshplan.planner.core.text import counted

@@ -29,7 +29,7 @@ def compare(
 
     One PLAN alone is compared with what 'plans record' attached to it.
     """
-    from meshplan.cli.answers import compared
+    from meshplan.cli.answers.plans import compared
     from meshplan.cli.render import show_document, show_rows, show_text, terminal_width
     from meshplan.cli.reports.comparison import comparison_report
     from meshplan.cli.stored import load_plan, plan_rows

@@ -14,7 +14,7 @@ from meshplan.cli.render import Format, show_document, show_text, terminal_width
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.cli.answers import Choices
+    from meshplan.cli.answers.plans import Choices
     from meshplan.planner.core.plan import Plan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -62,7 +62,7 @@ def explain(
     With --timeline: the pipeline schedule of a training plan as a picture; with --pareto: the front of a serving plan;
     with --picture: the rank mapping and its links.
     """
-    from meshplan.cli.answers import read_choices
+    from meshplan.cli.answers.plans import read_choices
     from meshplan.cli.stored import load_plan
 
     catalog = open_catalog(db, or_shipped=True)
@@ -125,7 +125,7 @@ def _draw_mapping(made: Plan, catalog: Catalog, path: Path, form: Format, *, bas
 
 
 def _explain(made: Plan, form: Format) -> None:
-    from meshplan.cli.answers import explanation_document
+    from meshplan.cli.answers.plans import explanation_document
     from meshplan.cli.reports.plan import report_of, show_plan
     from meshplan.planner.core.kinds import KINDS
 
@@ -139,7 +139,7 @@ def _explain(made: Plan, form: Format) -> None:
 
 
 def _explain_instead(made: Plan, choices: Choices, catalog: Catalog, form: Format) -> None:
-    from meshplan.cli.answers import instead_of
+    from meshplan.cli.answers.plans import instead_of
     from meshplan.cli.reports.comparison import choices_section, metrics_section
     from meshplan.cli.reports.parts import paragraph
 

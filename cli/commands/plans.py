@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -42,7 +42,7 @@ def list_plans(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List the stored plans, newest first."""
-    from meshplan.cli.answers import listed_plan
+    from meshplan.cli.answers.plans import listed_plan
     from meshplan.cli.stored import plan_rows
 
     rows = [listed_plan(row) for row in plan_rows(open_catalog(db)).list(kind=kind)]

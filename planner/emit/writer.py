@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
+import stat
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +45,18 @@ def write_artifacts(artifacts: Sequence[Artifact], out: Path, *, force: bool = F
         else:
             _write_beside(files, out)
     return tuple(out / artifact.path for artifact in artifacts)
+
+
+def packed(artifacts: Sequence[Artifact]) -> bytes:
+    """The files and their manifest as a ZIP archive; the same files give the same bytes."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for one in (*artifacts, _manifest(artifacts)):
+            entry = zipfile.ZipInfo(str(one.path))  # of 1980: the time of packing is no part of it
+            entry.external_attr = (stat.S_IFREG | (SCRIPT_MODE if one.executable else FILE_MODE)) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, one.content)
+    return content.getvalue()
 
 
 def _manifest(artifacts: Sequence[Artifact]) -> Artifact:

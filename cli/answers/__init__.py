@@ -1,0 +1,1 @@
+"""Answers as documents, the same on the command line and over HTTP."""

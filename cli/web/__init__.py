@@ -1,0 +1,1 @@
+"""The answers of the command line over HTTP: application, guard, calls, jobs and their workers."""

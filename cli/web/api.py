@@ -1,0 +1,262 @@
+"""The HTTP API, version 1: the answers of the command line as resources.
+
+A question is a spec, in JSON or YAML, as the whole body. Searches are jobs; everything else is answered at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from sse_starlette.sse import EventSourceResponse
+from starlette.concurrency import run_in_threadpool
+
+from meshplan.catalogs.database.job_rows import Job, JobState
+from meshplan.catalogs.database.plan_rows import PlanRows
+from meshplan.catalogs.errors import StoreError
+from meshplan.cli.answers.entries import Section, described, entry_rows
+from meshplan.cli.answers.plans import listed_plan
+from meshplan.cli.web import calls
+from meshplan.cli.web.asking import Options, check_question, job_digest, read_question
+from meshplan.cli.web.calls import Answer, document_answer, problem_answer
+from meshplan.cli.web.problems import problem
+from meshplan.cli.web.state import Service
+from meshplan.cli.web.worker import ANSWER
+
+PREFIX = "/api/v1"
+# Seconds between two looks at a job whose events somebody follows.
+LOOK_S = 0.5
+MOST_COMPARED = 6
+KIND = "plan"  # of jobs
+MOST_LISTED = 200
+
+router = APIRouter(prefix=PREFIX)
+
+
+def service_of(request: Request) -> Service:
+    """What the application was made with."""
+    service: Service = request.app.state.service
+    return service
+
+
+Using = Annotated[Service, Depends(service_of)]
+Listed = Annotated[int, Query(ge=1, le=MOST_LISTED)]
+
+
+def respond(answer: Answer) -> Response:
+    """An answer as it is: the text of the command line, byte for byte."""
+    return Response(answer.body, status_code=answer.status, media_type=answer.media_type)
+
+
+async def question(request: Request) -> dict[str, Any]:
+    """The spec in the body.
+
+    Raises:
+        SpecError: it is none.
+    """
+    return read_question(await request.body(), request.headers.get("content-type", ""))
+
+
+Question = Annotated[dict[str, Any], Depends(question)]
+
+
+# --- jobs and plans ---------------------------------------------------------------------------------------------------
+
+
+@router.post("/plans")
+def post_plan(spec: Question, options: Annotated[Options, Query()], request: Request, service: Using) -> Response:
+    """Ask for the best plan: 202 with the job that searches it, or 200 with the plan where it was asked before."""
+    check_question(spec)
+    client = request.client.host if request.client else ""
+    digest = job_digest(spec, options, service.catalog)
+    known = service.jobs.answered(kind=KIND, digest=digest)
+    found = None if known is None else known_answer(known, service)
+    if found is not None:
+        return respond(found)
+    counts, most = service.jobs.counts(client=client), service.settings.most_waiting
+    if counts[JobState.QUEUED] + counts[JobState.RUNNING] >= most:
+        return respond(problem_answer(problem(429, "Too many questions at once", f"{most} of yours wait: ask later")))
+    document = {"spec": spec, "options": options.model_dump(exclude_none=True)}
+    job = service.jobs.submit(document, kind=KIND, digest=digest, client=client)
+    answer = document_answer(job_document(job), status=202)
+    response = respond(answer)
+    response.headers["location"] = f"{PREFIX}/jobs/{job.job_id}"
+    return response
+
+
+def known_answer(job: Job, service: Service) -> Answer | None:
+    """The answer of a job that is done; None where its plan was deleted since."""
+    if job.plan_id is None:
+        return document_answer(job_progress(job)[ANSWER])
+    found = service.calls.answer(calls.stored, job.plan_id)
+    return found if found.status == HTTPStatus.OK else None
+
+
+def job_progress(job: Job) -> dict[str, Any]:
+    """What the worker told last."""
+    return {} if job.progress is None else dict(job.progress)
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    """A job as it is shown: its state, how far it is, where its plan lies, or that there is none (``answer``)."""
+    return {
+        "job_id": job.job_id,
+        "state": job.state.value,
+        "cancel_asked": job.cancel_asked,
+        "submitted_at": _time(job.submitted_at),
+        "started_at": _time(job.started_at),
+        "finished_at": _time(job.finished_at),
+        "attempts": job.attempts,
+        "progress": {name: value for name, value in job_progress(job).items() if name != ANSWER},
+        "answer": job_progress(job).get(ANSWER),
+        "plan_id": job.plan_id,
+        "plan": None if job.plan_id is None else f"{PREFIX}/plans/{job.plan_id}",
+        "problem": None if job.problem is None else dict(job.problem),
+    }
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds")
+
+
+def _no_job(job_id: str) -> Response:
+    return respond(problem_answer(problem(404, "There is no such job", f"no job {job_id!r}; {PREFIX}/jobs lists them")))
+
+
+@router.get("/jobs")
+def get_jobs(service: Using, state: JobState | None = None, limit: Listed = 50) -> Response:
+    """The jobs, the newest first."""
+    return respond(
+        document_answer({"jobs": [job_document(job) for job in service.jobs.listed(state=state, limit=limit)]})
+    )
+
+
+@router.get("/jobs/{job_id}")
+def get_job(job_id: str, service: Using) -> Response:
+    """State, incumbent, bound and seconds of a job."""
+    job = service.jobs.get(job_id)
+    return _no_job(job_id) if job is None else respond(document_answer(job_document(job)))
+
+
+@router.delete("/jobs/{job_id}")
+def delete_job(job_id: str, service: Using) -> Response:
+    """End a job: one that waits is cancelled, one that runs keeps the best plan that it has found."""
+    job = service.jobs.cancel(job_id)
+    return _no_job(job_id) if job is None else respond(document_answer(job_document(job), status=202))
+
+
+@router.get("/jobs/{job_id}/events")
+async def get_events(job_id: str, service: Using) -> Response:
+    """The job as server-sent events, one whenever it changes, until it has ended."""
+    if await run_in_threadpool(service.jobs.get, job_id) is None:
+        return _no_job(job_id)
+
+    async def changes() -> AsyncIterator[dict[str, str]]:
+        last = ""
+        while (job := await run_in_threadpool(service.jobs.get, job_id)) is not None:
+            text = json.dumps(job_document(job))
+            if text != last:
+                last = text
+                yield {"event": job.state.value, "data": text}
+            if job.is_finished:
+                return
+            await asyncio.sleep(LOOK_S)
+
+    return EventSourceResponse(changes())
+
+
+@router.get("/plans")
+def get_plans(
+    service: Using, kind: str | None = None, limit: Listed = 50, offset: Annotated[int, Query(ge=0)] = 0
+) -> Response:
+    """The stored plans, the newest first."""
+    rows = PlanRows(service.catalog.engine).list(kind=kind)
+    listed = [listed_plan(row) for row in rows[offset : offset + limit]]
+    return respond(document_answer({"total": len(rows), "offset": offset, "plans": listed}))
+
+
+@router.get("/plans/{handle}")
+def get_plan(handle: str, service: Using) -> Response:
+    """A stored plan by id, the beginning of one, tag, or ``latest``."""
+    return respond(service.calls.answer(calls.stored, handle))
+
+
+@router.get("/plans/{handle}/explain")
+def get_explanation(handle: str, service: Using, instead: Annotated[list[str] | None, Query()] = None) -> Response:
+    """Why the plan is as it is; with ``instead=tp=4`` what another choice would cost."""
+    return respond(service.calls.answer(calls.explained, handle, list(instead or ())))
+
+
+@router.get("/plans/{handle}/files")
+def get_files(
+    handle: str,
+    service: Using,
+    target: str | None = None,
+    framework: str | None = None,
+    framework_version: str = "",
+    script: str = "",
+    image: str = "",
+    model_path: str = "",
+) -> Response:
+    """The launcher files as a ZIP archive."""
+    options = {
+        "framework": framework,
+        "framework_version": framework_version,
+        "script": script,
+        "image": image,
+        "model_path": model_path,
+    }
+    answer = service.calls.answer(calls.files, handle, target, options)
+    response = respond(answer)
+    if answer.media_type == calls.ZIP:
+        response.headers["content-disposition"] = 'attachment; filename="meshplan.zip"'
+    return response
+
+
+@router.post("/plans/{handle}/record")
+def post_record(handle: str, measured: Question, service: Using) -> Response:
+    """Attach what was measured: metric → value in SI units."""
+    return respond(service.calls.answer(calls.recorded, handle, measured))
+
+
+@router.get("/compare")
+def get_comparison(plans: str, service: Using) -> Response:
+    """Plans side by side, ``plans=ID,ID``; one alone against what was measured for it."""
+    handles = [handle for handle in plans.split(",") if handle]
+    if not 1 <= len(handles) <= MOST_COMPARED:
+        raise StoreError(f"name one to {MOST_COMPARED} plans: compare?plans=ID,ID")
+    return respond(service.calls.answer(calls.compared, handles))
+
+
+# --- what takes a moment ----------------------------------------------------------------------------------------------
+
+
+@router.post("/estimate")
+def post_estimate(spec: Question, service: Using) -> Response:
+    """Price the one configuration that the spec pins under ``fixed``."""
+    return respond(service.calls.answer(calls.estimate, spec))
+
+
+@router.get("/catalog/{section}")
+def get_entries(section: Section, service: Using, search: str = "") -> Response:
+    """Devices, links, nodes, models or prices."""
+    rows = [dict(row) for row in entry_rows(service.catalog, section, search=search)]
+    return respond(document_answer({section.value: rows}))
+
+
+@router.get("/catalog/{section}/{name:path}")
+def get_entry(section: Section, name: str, service: Using) -> Response:
+    """One entry: every number with its source."""
+    del section  # names are unique over all sections
+    return respond(document_answer(described(service.catalog, name)))
+
+
+@router.get("/schema/{kind}")
+def get_schema(kind: str) -> Response:
+    """The JSON Schema of a kind of specs."""
+    return respond(document_answer(calls.schema(kind)))

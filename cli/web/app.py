@@ -1,0 +1,86 @@
+"""The application: guard, errors as problem documents, the API, and two pages for monitors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from meshplan.catalogs.database.jobs import Jobs
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import MeshplanError
+from meshplan.cli.web import api
+from meshplan.cli.web.calls import Calls, document_answer, problem_answer
+from meshplan.cli.web.guard import Guard
+from meshplan.cli.web.problems import problem, problem_of
+from meshplan.cli.web.settings import Settings
+from meshplan.cli.web.state import Service
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application; its processes start and end with it.
+
+    Raises:
+        CatalogError: the database cannot be opened.
+    """
+    catalog = Catalog.open(settings.db)
+
+    @asynccontextmanager
+    async def running(app: FastAPI) -> AsyncIterator[None]:
+        calls = Calls(settings)
+        calls.warm_up()
+        app.state.service = Service(settings=settings, catalog=catalog, jobs=Jobs(catalog.engine), calls=calls)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(calls.close)
+
+    app = FastAPI(
+        title="meshplan",
+        version=version("meshplan"),
+        docs_url=None,  # its pages fetch scripts from elsewhere
+        redoc_url=None,
+        lifespan=running,
+    )
+    app.include_router(api.router)
+    app.add_api_route("/healthz", healthy, methods=["GET"], include_in_schema=False)
+    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(MeshplanError, _failed)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _misread)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*settings.hosts], www_redirect=False)
+    app.add_middleware(Guard, settings=settings)
+    return app
+
+
+def healthy(request: Request) -> Response:
+    """Whether the database answers."""
+    service: Service = request.app.state.service
+    counts = {state.value: count for state, count in service.jobs.counts().items()}
+    return api.respond(document_answer({"status": "ok", "version": version("meshplan"), "jobs": counts}))
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return api.respond(problem_answer(problem_of(error)))
+
+
+async def _refused(_: Request, error: Any) -> Response:
+    title = {404: "There is nothing here", 405: "This cannot be done here"}.get(error.status_code, "Refused")
+    response = api.respond(problem_answer(problem(error.status_code, title, str(error.detail))))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _misread(_: Request, error: Any) -> Response:
+    errors = [
+        {"path": ".".join(str(part) for part in one["loc"][1:]), "message": str(one["msg"])} for one in error.errors()
+    ]
+    detail = "; ".join(f"{one['path']}: {one['message']}" for one in errors)
+    return api.respond(problem_answer(problem(422, "The request cannot be read", detail, errors=errors)))

@@ -1,0 +1,70 @@
+"""A question over HTTP: its body, its options, and what makes two of them the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.database.state import catalog_state
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.core.kinds import DEFAULT_TOP, kind_of
+from meshplan.planner.core.plan import digest
+from meshplan.planner.core.reading.documents import parse_document
+from meshplan.planner.core.reading.spec_reader import plain_numbers, read_spec
+
+MOST_TOP = 1000
+JSON_TYPES = frozenset({"application/json", "text/json"})
+YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
+
+
+class Options(BaseModel):
+    """Options of ``meshplan plan`` that change its answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    top: Annotated[int, Field(ge=1, le=MOST_TOP, description="candidates to keep in the table")] = DEFAULT_TOP
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1, description="where pseudo-random choices start from")] = 0
+    time_limit_s: Annotated[float | None, Field(gt=0, le=86_400, description="the best so far is taken then")] = None
+    certify: Annotated[bool, Field(description="check the answer by a second way")] = False
+
+
+def read_question(body: bytes, content_type: str) -> dict[str, Any]:
+    """The mapping in a body.
+
+    Args:
+        body: JSON or YAML.
+        content_type: says which. A plain form or text is refused: pages of other sites can send these unasked.
+
+    Raises:
+        SpecError: another type, malformed text, or no mapping.
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type not in JSON_TYPES | YAML_TYPES:
+        message = f"the body's type is {media_type!r}; send application/json or application/yaml"
+        raise SpecError([Problem(path="", message=message)], of="the request")
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError([Problem(path="", message=f"the body is no UTF-8: {error}")], of="the request") from error
+    return parse_document(text, is_json=media_type in JSON_TYPES, name="the body")
+
+
+def check_question(document: Mapping[str, Any]) -> None:
+    """Hold a spec against the model of its kind, before it waits for a worker.
+
+    Raises:
+        SpecError: every problem at once. Names are looked up later.
+    """
+    model = kind_of(document).offers("SPEC")
+    if model is not None:
+        read_spec(model, plain_numbers(model, document))
+
+
+def job_digest(document: Mapping[str, Any], options: Options, catalog: Catalog) -> str:
+    """The same for the same question to the same catalog and version: its answer is the same then, too."""
+    asked = {"spec": document, "options": options.model_dump(), "version": version("meshplan")}
+    return digest({**asked, "catalog": catalog_state(catalog.engine)})

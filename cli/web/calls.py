@@ -1,0 +1,210 @@
+"""What takes a moment, answered in processes of their own: estimates, explanations, comparisons, files, rows.
+
+Requests hold text from anybody. A process that reads it may open no file that it names, has a limit of memory, and is
+ended where it takes too long; the service itself never runs an estimator. What comes back is text: the documents that
+the command line prints, or a problem document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as OutOfTimeError
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from meshplan.catalogs.errors import MeshplanError
+from meshplan.cli.render import Format, rendered_document
+from meshplan.cli.web.problems import MEDIA_TYPE, problem, problem_of
+from meshplan.cli.web.sandbox import closed_catalog
+from meshplan.cli.web.settings import GIB, Settings
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
+
+JSON = "application/json"
+ZIP = "application/zip"
+# A process is replaced after so many calls: what searches keep in memory for the next one adds up.
+CALLS_OF_A_PROCESS = 500
+CALL_BYTES = 2 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a request gets.
+
+    Args:
+        status: of HTTP.
+        media_type: of the body.
+        body: of the response.
+    """
+
+    status: int
+    media_type: str
+    body: bytes
+
+
+Call = Callable[..., Answer]
+_catalog: Catalog | None = None
+
+
+def document_answer(document: Mapping[str, Any], *, status: int = 200, media_type: str = JSON) -> Answer:
+    """The text of ``--format json``."""
+    return Answer(status=status, media_type=media_type, body=rendered_document(document, Format.JSON).encode())
+
+
+def problem_answer(document: Mapping[str, Any]) -> Answer:
+    """A problem document with its own status."""
+    return document_answer(document, status=document["status"], media_type=MEDIA_TYPE)
+
+
+class Calls:
+    """Processes that answer calls.
+
+    Args:
+        settings: of the service.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._pool = ProcessPool(
+            max_workers=settings.callers,
+            max_tasks=CALLS_OF_A_PROCESS,
+            initializer=_prepare,
+            initargs=(settings.db,),
+            context=get_context("spawn"),
+        )
+
+    def warm_up(self) -> None:
+        """Let every process load what it needs, so that the first requests do not wait for it."""
+        for _ in range(self.settings.callers):
+            self._pool.schedule(_run, args=(warm, ()))
+
+    def answer(self, call: Call, *arguments: Any) -> Answer:
+        """The answer of a call; a problem where it fails, takes too long, or takes its process down.
+
+        Args:
+            call: a function of a catalog and of the arguments, of this module.
+            arguments: plain data.
+        """
+        future = self._pool.schedule(_run, args=(call, arguments), timeout=self.settings.call_s)
+        try:
+            return future.result()
+        except OutOfTimeError:
+            seconds = f"{self.settings.call_s:g} s"
+            return problem_answer(problem(503, "It takes too long", f"no answer within {seconds}: ask as a plan"))
+        except ProcessExpired:
+            return problem_answer(problem(503, "It takes too much", "the process that answered it has ended"))
+
+    def close(self) -> None:
+        """End the processes, whatever they do."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
+
+
+def _prepare(db: str | None) -> None:
+    """Once in each process, before it reads a request."""
+    global _catalog  # noqa: PLW0603 - the one catalog of a process that does nothing else
+    _catalog = closed_catalog(db, CALL_BYTES)
+
+
+def _run(call: Call, arguments: Sequence[Any]) -> Answer:
+    """One call; what it raises becomes a problem here, since errors do not survive the way between processes."""
+    if _catalog is None:
+        raise AssertionError("a process that was not prepared")
+    try:
+        return call(_catalog, *arguments)
+    except (MeshplanError, MemoryError) as error:
+        return problem_answer(problem_of(error))
+    except Exception as error:  # noqa: BLE001 - a bug is reported as one, and does not end the process
+        return problem_answer(problem_of(error))
+
+
+# --- the calls --------------------------------------------------------------------------------------------------------
+
+
+def estimate(catalog: Catalog, document: Mapping[str, Any]) -> Answer:
+    """``meshplan estimate``."""
+    from meshplan.planner.service import estimate_plan
+
+    return document_answer(estimate_plan(document, catalog).to_document())
+
+
+def stored(catalog: Catalog, handle: str) -> Answer:
+    """``meshplan plans show``."""
+    return document_answer(_plan(catalog, handle).to_document())
+
+
+def explained(catalog: Catalog, handle: str, instead: Sequence[str]) -> Answer:
+    """``meshplan explain``, with ``--instead`` where choices are given."""
+    from meshplan.cli.answers.plans import explanation_document, instead_of, read_choices
+
+    made = _plan(catalog, handle)
+    choices = read_choices(instead, made)
+    document = instead_of(made, choices, catalog).to_document(made) if choices else explanation_document(made)
+    return document_answer(document)
+
+
+def compared(catalog: Catalog, handles: Sequence[str]) -> Answer:
+    """``meshplan compare``."""
+    from meshplan.catalogs.database.plan_rows import PlanRows
+    from meshplan.cli.answers.plans import compared as compare
+
+    plans = [_plan(catalog, handle) for handle in handles]
+    return document_answer(compare(plans, PlanRows(catalog.engine)).to_document())
+
+
+def files(catalog: Catalog, handle: str, target: str | None, options: Mapping[str, Any]) -> Answer:
+    """``meshplan emit`` as a ZIP archive; the same plan gives the same bytes."""
+    from meshplan.catalogs.errors import EmitError
+    from meshplan.planner.emit.writer import packed
+    from meshplan.planner.service import emit_plan, plan_target
+
+    made = _plan(catalog, handle)
+    wanted = target or plan_target(made)
+    if wanted is None:
+        raise EmitError(f"plan {made.plan_id} is of the kind {made.kind!r}, which has no launcher files")
+    emitted = emit_plan(made, wanted, catalog, **options)
+    return Answer(status=200, media_type=ZIP, body=packed(emitted.artifacts))
+
+
+def recorded(catalog: Catalog, handle: str, measured: Mapping[str, Any]) -> Answer:
+    """``meshplan plans record``: the rows that it prints."""
+    from meshplan.catalogs.database.plan_rows import PlanRows
+    from meshplan.cli.reports.comparison import measured_rows
+    from meshplan.planner import store
+
+    made = _plan(catalog, handle)
+    store.record(handle, measured, PlanRows(catalog.engine))
+    return document_answer({"plan_id": made.plan_id, "metrics": measured_rows(made, measured)}, status=201)
+
+
+def _plan(catalog: Catalog, handle: str) -> Any:
+    """A stored plan; a handle of a request is never a path."""
+    from meshplan.catalogs.database.plan_rows import PlanRows
+    from meshplan.planner.store import plan_from_document
+
+    row = PlanRows(catalog.engine).get(handle)
+    return plan_from_document(row.document, name=f"stored plan {handle}")
+
+
+def warm(_: Catalog) -> Answer:
+    """Nothing: a process that has answered it has loaded what it needs."""
+    with suppress(ImportError):
+        import meshplan.planner.service
+        import meshplan.planner.training.service  # noqa: F401
+    return document_answer({})
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """``meshplan catalog schema``."""
+    from meshplan.planner.core.kinds import kind_of
+    from meshplan.planner.core.reading.spec_reader import spec_schema
+
+    asked = kind_of({"kind": kind})
+    model = asked.offers("SPEC")
+    found: dict[str, Any] = asked.offers("SCHEMA") if model is None else spec_schema(model)
+    return found

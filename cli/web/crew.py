@@ -1,0 +1,44 @@
+"""The workers of one machine: processes that answer jobs until they are told to end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+
+from meshplan.cli.web.settings import Settings
+from meshplan.cli.web.worker import GRACE_S
+
+# Seconds that a worker has to hand over its job beyond what the search has.
+LONGER_S = 10.0
+
+
+@contextmanager
+def crew(settings: Settings) -> Iterator[None]:
+    """Run ``settings.workers`` workers; at the end each stores the best plan of the job in its hand."""
+    context = get_context("spawn")
+    processes = [context.Process(target=_work, args=(settings,)) for _ in range(settings.workers)]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(GRACE_S + LONGER_S)
+            if process.is_alive():
+                process.kill()
+
+
+def _work(settings: Settings) -> None:
+    """The main function of a worker's process: SIGTERM ends it, and Ctrl-C in the terminal is left to the parent."""
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.cli.web.worker import Worker
+
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Worker(settings, Catalog.open(settings.db)).run(stop)

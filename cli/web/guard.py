@@ -1,0 +1,98 @@
+"""What every request passes: its token, its size, the headers of every answer."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from meshplan.cli.web.problems import MEDIA_TYPE, problem
+from meshplan.cli.web.settings import Settings
+
+# Paths that monitors ask without a token.
+OPEN_PATHS = frozenset({"/healthz"})
+# No script and no style but our own files, no frame, no guessing of types.
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class TooLargeError(Exception):
+    """The body is longer than the limit."""
+
+
+class Guard:
+    """ASGI middleware around the whole application.
+
+    Args:
+        app: what it guards.
+        settings: token and limits.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or hand on with a counted body and with :data:`HEADERS`."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refused = self._refusal(scope["path"], headers)
+        if refused is not None:
+            await _answer(send, refused)
+            return
+        length = 0
+
+        async def counted() -> Message:
+            nonlocal length
+            message = await receive()
+            length += len(message.get("body", b""))
+            if length > self.settings.most_body_bytes:
+                raise TooLargeError
+            return message
+
+        try:
+            await self.app(scope, counted, _with_headers(send))
+        except TooLargeError:
+            await _answer(send, self._too_large())
+
+    def _refusal(self, path: str, headers: Headers) -> dict[str, Any] | None:
+        token = self.settings.token
+        if token and path not in OPEN_PATHS:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+                return problem(401, "A token is needed", "send it as 'Authorization: Bearer TOKEN'")
+        declared = headers.get("content-length", "0")
+        if not declared.isascii() or not declared.isdigit() or int(declared[:19]) > self.settings.most_body_bytes:
+            return self._too_large()
+        return None
+
+    def _too_large(self) -> dict[str, Any]:
+        return problem(413, "The request is too large", f"at most {self.settings.most_body_bytes:,} bytes are read")
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(HEADERS)
+        await send(message)
+
+    return sending
+
+
+async def _answer(send: Send, document: dict[str, Any]) -> None:
+    body = json.dumps(document).encode()
+    named = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), **HEADERS}
+    if document["status"] == 401:  # noqa: PLR2004 - of HTTP
+        named["www-authenticate"] = "Bearer"
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
+    await send({"type": "http.response.start", "status": document["status"], "headers": headers})
+    await send({"type": "http.response.body", "body": body})

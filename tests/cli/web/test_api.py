@@ -1,0 +1,157 @@
+"""Every answer of the command line over HTTP is the same text."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("fastapi", reason="needs meshplan[service]")
+
+from command_line import Command
+from starlette.testclient import TestClient
+from web_cases import SPEC, ended
+
+from meshplan.cli.web.settings import Settings
+
+
+@pytest.fixture
+def printed(meshplan: Command, settings: Settings) -> Callable[..., str]:
+    """What the command line prints of the service's database, as JSON."""
+
+    def run(*arguments: Any) -> str:
+        outcome = meshplan(*arguments, "--db", settings.db, "--format", "json")
+        assert outcome.code in (0, 3), outcome.err
+        return outcome.out
+
+    return run
+
+
+def test_a_question_becomes_a_job_and_its_plan(client: TestClient, plan: dict[str, Any]) -> None:
+    again = client.post("/api/v1/plans", json=SPEC)
+    assert again.status_code == 200
+    assert again.json() == plan
+    jobs = client.get("/api/v1/jobs").json()["jobs"]
+    assert [job["plan_id"] for job in jobs].count(plan["plan_id"]) == 1
+
+
+def test_other_options_are_another_question(client: TestClient, plan: dict[str, Any]) -> None:
+    asked = client.post("/api/v1/plans?top=2&seed=1", json=SPEC)
+    assert asked.status_code == 202
+    assert asked.headers["location"] == f"/api/v1/jobs/{asked.json()['job_id']}"
+    assert ended(client, asked.json()["job_id"])["state"] == "done"
+
+
+def test_plans_are_those_of_the_command_line(client: TestClient, plan: dict[str, Any], printed: Any) -> None:
+    plan_id = plan["plan_id"]
+    assert client.get(f"/api/v1/plans/{plan_id}").text == printed("plans", "show", plan_id)
+    assert client.get(f"/api/v1/plans/{plan_id[:6]}").json() == plan
+    rows = client.get("/api/v1/plans?kind=training").json()["plans"]
+    assert rows == json.loads(printed("plans", "list", "--kind", "training"))
+
+
+def test_explanations_are_those_of_the_command_line(client: TestClient, plan: dict[str, Any], printed: Any) -> None:
+    plan_id = plan["plan_id"]
+    assert client.get(f"/api/v1/plans/{plan_id}/explain").text == printed("explain", plan_id)
+    asked = client.get(f"/api/v1/plans/{plan_id}/explain", params={"instead": ["zero=3"]}).json()
+    told = json.loads(printed("explain", plan_id, "--instead", "zero=3"))
+    for document in (asked, told):
+        for clock in ("wall_s", "cpu_s"):
+            document["other"]["solution"].pop(clock, None)
+    assert asked == told
+
+
+def test_estimates_are_those_of_the_command_line(client: TestClient, printed: Any, tmp_path: Any) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(yaml.safe_dump(SPEC))
+    asked, told = client.post("/api/v1/estimate", json=SPEC).json(), json.loads(printed("estimate", spec))
+    for document in (asked, told):
+        for clock in ("wall_s", "cpu_s"):
+            document["solution"].pop(clock, None)
+    assert asked == told
+
+
+def test_what_was_measured_is_compared(client: TestClient, plan: dict[str, Any], printed: Any) -> None:
+    plan_id = plan["plan_id"]
+    assert client.get(f"/api/v1/compare?plans={plan_id}").status_code == 404
+    told = client.post(f"/api/v1/plans/{plan_id}/record", json={"iteration_s": 3.5})
+    assert told.status_code == 201
+    assert client.get(f"/api/v1/compare?plans={plan_id}").text == printed("compare", plan_id)
+    unknown = client.post(f"/api/v1/plans/{plan_id}/record", json={"speed": 1})
+    assert unknown.status_code == 422
+    assert unknown.json()["errors"][0]["path"] == "speed"
+
+
+def test_launcher_files_come_as_an_archive(
+    client: TestClient, plan: dict[str, Any], meshplan: Command, settings: Settings, tmp_path: Any
+) -> None:
+    answer = client.get(f"/api/v1/plans/{plan['plan_id']}/files?target=megatron")
+    assert answer.status_code == 200
+    assert meshplan("emit", plan["plan_id"], "--target", "megatron", "--out", tmp_path / "out", "--db", settings.db)
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        written = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+        assert {name: archive.read(name).decode() for name in archive.namelist()} == written
+        assert archive.getinfo("launch.sh").external_attr >> 16 & 0o111
+    assert client.get(f"/api/v1/plans/{plan['plan_id']}/files?target=megatron").content == answer.content
+    assert client.get(f"/api/v1/plans/{plan['plan_id']}/files?target=vllm").status_code == 422
+
+
+def test_the_catalog_is_that_of_the_command_line(client: TestClient, printed: Any) -> None:
+    rows = client.get("/api/v1/catalog/devices?search=h100").json()["devices"]
+    assert rows == json.loads(printed("catalog", "list", "devices", "--search", "h100"))
+    assert client.get("/api/v1/catalog/nodes/dgx-h100").text == printed("catalog", "show", "dgx-h100")
+    missing = client.get("/api/v1/catalog/devices/h100-sxm").json()
+    assert missing["status"] == 404
+    assert "did you mean" in missing["detail"]
+
+
+def test_schemas_are_those_of_the_command_line(client: TestClient, meshplan: Command) -> None:
+    for kind in ("training", "serving", "gpu-allocation", "rank-mapping"):
+        told = json.loads(meshplan("catalog", "schema", "--kind", kind, "--format", "json").out)
+        assert client.get(f"/api/v1/schema/{kind}").json() == told
+
+
+def test_a_question_may_be_yaml(client: TestClient, plan: dict[str, Any]) -> None:
+    answer = client.post(
+        "/api/v1/plans", content=yaml.safe_dump(SPEC), headers={"content-type": "application/yaml; charset=utf-8"}
+    )
+    assert answer.status_code == 200
+    assert answer.json() == plan
+
+
+def test_no_plan_is_an_answer(client: TestClient, plan: dict[str, Any]) -> None:
+    spec = {**SPEC, "model": "llama-3.1-405b"}
+    job = ended(client, client.post("/api/v1/plans", json=spec).json()["job_id"])
+    assert (job["state"], job["plan"]) == ("done", None)
+    assert job["answer"]["solution"]["status"] == "infeasible"
+    again = client.post("/api/v1/plans", json=spec)
+    assert again.status_code == 200
+    assert again.json() == job["answer"]
+    assert client.get("/api/v1/plans/latest").json()["solution"]["status"] != "infeasible"
+
+
+def test_events_tell_how_a_job_goes(client: TestClient, plan: dict[str, Any]) -> None:
+    asked = client.post("/api/v1/plans?seed=7", json=SPEC).json()
+    told = client.get(f"/api/v1/jobs/{asked['job_id']}/events").text  # until the job has ended
+    events = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("event:")]
+    assert events[-1] == "done"
+    last = json.loads([line for line in told.splitlines() if line.startswith("data:")][-1].partition(":")[2])
+    assert last == client.get(f"/api/v1/jobs/{asked['job_id']}").json()
+
+
+def test_a_waiting_job_can_be_cancelled(client: TestClient, settings: Settings) -> None:
+    asked = client.post("/api/v1/plans?seed=99", json=SPEC).json()
+    assert client.delete(f"/api/v1/jobs/{asked['job_id']}").status_code == 202
+    assert ended(client, asked["job_id"])["state"] in ("cancelled", "done", "failed")
+    assert client.delete("/api/v1/jobs/none").status_code == 404
+
+
+def test_the_openapi_document_names_every_resource(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/api/v1/plans", "/api/v1/jobs/{job_id}", "/api/v1/estimate", "/api/v1/schema/{kind}"} <= set(paths)
+    assert client.get("/healthz").json()["status"] == "ok"

@@ -1,0 +1,29 @@
+"""A small question for the service, and how long an answer is waited for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.testclient import TestClient
+
+PATIENCE_S = 120.0
+# Small enough to be answered in about a second.
+SPEC: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3.1-8b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "workload": {"sequence_length": 4096, "global_batch_size": 64},
+    "fixed": {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1},
+}
+
+
+def ended(client: TestClient, job_id: str) -> dict[str, Any]:
+    """The job when it has ended."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        job: dict[str, Any] = client.get(f"/api/v1/jobs/{job_id}").json()
+        if job["state"] in ("done", "failed", "cancelled"):
+            return job
+        time.sleep(0.1)
+    raise AssertionError(f"job {job_id} has not ended")
