@@ -239,7 +239,13 @@ def get_comparison(plans: str, service: Using) -> Response:
 @router.post("/estimate")
 def post_estimate(spec: Question, service: Using) -> Response:
     """Price the one configuration that the spec pins under ``fixed``."""
-    return respond(service.calls.answer(calls.estimate, spec))
+    digest = job_digest(spec, Options(), service.catalog)
+    answer = service.remembered.get(digest)
+    if answer is None:
+        answer = service.calls.answer(calls.estimate, spec)
+        if answer.status == HTTPStatus.OK:
+            service.remembered.put(digest, answer)
+    return respond(answer)
 
 
 @router.get("/catalog/{section}")

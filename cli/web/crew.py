@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 from meshplan.cli.web.settings import Settings
 from meshplan.cli.web.worker import GRACE_S
@@ -39,6 +39,15 @@ def _work(settings: Settings) -> None:
     from meshplan.cli.web.worker import Worker
 
     stop = threading.Event()
+    threading.Thread(target=_follow_parent, args=(stop,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Worker(settings, Catalog.open(settings.db)).run(stop)
+
+
+def _follow_parent(stop: threading.Event) -> None:
+    """End with the process that began this one, also where that was killed."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        stop.set()

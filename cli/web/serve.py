@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -54,6 +55,8 @@ def serve(
     sys.stderr.write(
         f"meshplan answers at http://{host}:{port}/api/v1, with {counted(workers, 'worker')}; Ctrl-C ends it\n"
     )
+    # uvicorn ends on a signal and then raises it anew: as an exception, so that the workers end as they should.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with crew(settings):
         uvicorn.run(application, host=host, port=port, log_level="warning", access_log=False, server_header=False)
 

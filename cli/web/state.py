@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from meshplan.catalogs.database.jobs import Jobs
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.cli.web.calls import Calls
+from meshplan.cli.web.calls import Answer, Calls
 from meshplan.cli.web.settings import Settings
+
+
+class Remembered:
+    """The last answers by the digest of what was asked: a page that moves a slider back asks nothing anew.
+
+    Args:
+        most: answers to keep.
+    """
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+
+    def get(self, digest: str) -> Answer | None:
+        """The answer; None where it was not asked, or too long ago."""
+        with self._lock:
+            if digest in self._answers:
+                self._answers.move_to_end(digest)
+            return self._answers.get(digest)
+
+    def put(self, digest: str, answer: Answer) -> None:
+        """Keep an answer, for the one that was asked for longest ago."""
+        with self._lock:
+            self._answers[digest] = answer
+            while len(self._answers) > self._most:
+                self._answers.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +47,11 @@ class Service:
         catalog: its database.
         jobs: the queue in it.
         calls: see :class:`~meshplan.cli.web.calls.Calls`.
+        remembered: estimates.
     """
 
     settings: Settings
     catalog: Catalog
     jobs: Jobs
     calls: Calls
+    remembered: Remembered = field(default_factory=Remembered)

@@ -22,7 +22,7 @@ from meshplan.catalogs.database.job_rows import Beat, Job
 from meshplan.catalogs.database.jobs import Jobs
 from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.errors import MeshplanError
+from meshplan.catalogs.errors import CatalogUnavailableError, MeshplanError
 from meshplan.cli.web.problems import problem, problem_of
 from meshplan.cli.web.sandbox import closed_catalog
 from meshplan.cli.web.settings import Settings
@@ -63,10 +63,13 @@ class Worker:
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop`` is set; the job in hand then keeps its best plan."""
         while not stop.is_set():
-            self.jobs.requeue(older_than_s=DEAD_S, most_attempts=MOST_ATTEMPTS)
-            job = self.jobs.claim(self.name, wait_s=IDLE_S)
-            if job is not None:
-                self.answer(job, stop)
+            try:
+                self.jobs.requeue(older_than_s=DEAD_S, most_attempts=MOST_ATTEMPTS)
+                job = self.jobs.claim(self.name, wait_s=IDLE_S)
+                if job is not None:
+                    self.answer(job, stop)
+            except CatalogUnavailableError:  # locked, or its server is away: it may come back
+                stop.wait(IDLE_S)
 
     def answer(self, job: Job, stop: threading.Event) -> None:
         """Search in a process of its own, and store what it finds."""

@@ -1,0 +1,143 @@
+"""A service under load: estimates of many clients at once, and questions of which each must be answered once.
+
+Starts `meshplan serve` on a free port with a database of its own. Prints requests, errors, seconds for each, and how
+many plans and jobs the questions left behind.
+
+    python tests/benchmarks/service.py --clients 64 --requests 50 --questions 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+SPEC: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3.1-8b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "workload": {"sequence_length": 4096, "global_batch_size": 64},
+    "fixed": {"pipeline_parallel": 1, "context_parallel": 1},
+}
+HEADERS = {"content-type": "application/json"}
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+class Client:
+    """One connection that is kept open."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+
+    def ask(self, method: str, path: str, document: Any = None) -> tuple[int, Any]:
+        body = None if document is None else json.dumps(document)
+        self.connection.request(method, path, body, HEADERS)
+        response = self.connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def started(port: int) -> None:
+    for _ in range(600):
+        try:
+            if Client(port).ask("GET", "/healthz")[0] == 200:
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit("the service does not answer")
+
+
+def estimates(port: int, clients: int, requests: int) -> None:
+    seconds: list[float] = []
+    statuses: Counter[int] = Counter()
+
+    def work(number: int) -> None:
+        client = Client(port)
+        for request in range(requests):
+            degrees = {**SPEC["fixed"], "tensor_parallel": 2 ** ((number + request) % 4)}
+            began = time.perf_counter()
+            status, _ = client.ask("POST", "/api/v1/estimate", {**SPEC, "fixed": degrees})
+            seconds.append(time.perf_counter() - began)
+            statuses[status] += 1
+
+    began = time.perf_counter()
+    run_all(work, clients)
+    took = time.perf_counter() - began
+    cuts = statistics.quantiles(seconds, n=100)
+    print(
+        f"estimates: {len(seconds)} of {clients} clients in {took:.1f} s ({len(seconds) / took:.0f}/s), statuses "
+        f"{dict(statuses)}, p50 {cuts[49] * 1e3:.0f} ms, p95 {cuts[94] * 1e3:.0f} ms, p99 {cuts[98] * 1e3:.0f} ms"
+    )
+
+
+def questions(port: int, clients: int, number: int) -> None:
+    """Every client asks every question; each is searched once."""
+    plans: list[str] = []
+
+    def work(_: int) -> None:
+        client = Client(port)
+        for seed in range(number):
+            status, found = client.ask("POST", f"/api/v1/plans?seed={seed}", SPEC)
+            while status != 200 or "spec" not in found:
+                if status == 202 or found.get("state") in ("queued", "running"):
+                    time.sleep(0.2)
+                    status, found = client.ask("GET", f"/api/v1/jobs/{found['job_id']}")
+                elif found.get("state") == "done":
+                    status, found = client.ask("GET", found["plan"])
+                else:
+                    raise SystemExit(f"{status}: {found}")
+            plans.append(found["plan_id"])
+
+    began = time.perf_counter()
+    run_all(work, clients)
+    jobs = Client(port).ask("GET", "/healthz")[1]["jobs"]
+    stored = Client(port).ask("GET", "/api/v1/plans")[1]["total"]
+    print(
+        f"questions: {number} of {clients} clients each in {time.perf_counter() - began:.1f} s: {len(plans)} answers, "
+        f"{len(set(plans))} plans, {stored} stored, jobs {jobs}"
+    )
+
+
+def run_all(work: Any, clients: int) -> None:
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=50)
+    parser.add_argument("--questions", type=int, default=8)
+    given = parser.parse_args()
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "meshplan.cli.main", "serve", "--port", str(port)]
+        service = subprocess.Popen([*command, "--db", str(Path(folder) / "catalog.sqlite")])
+        try:
+            started(port)
+            estimates(port, given.clients, given.requests)
+            questions(port, given.clients, given.questions)
+        finally:
+            service.terminate()
+            service.wait(60)
+
+
+if __name__ == "__main__":
+    main()
