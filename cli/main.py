@@ -25,6 +25,7 @@ from meshplan.catalogs.errors import EXIT_BUG, EXIT_EMIT, EXIT_OK, EXIT_SOLVER, 
 from meshplan.catalogs.untrusted.text import shown
 
 DEBUG_OPTION = "--debug"
+REMOTE = ("plan", "estimate")  # what --server can answer
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -134,12 +135,27 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=False)
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option(DEBUG_OPTION, help="Show the traceback of an unexpected error.")] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="Let a service (meshplan serve) answer; for plan and estimate. Its token: $MESHPLAN_TOKEN.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Find the best way to train or serve a model on given accelerators, and prove how good it is."""
+    if server is not None and context.invoked_subcommand not in REMOTE:
+        raise typer.BadParameter(
+            f"{context.invoked_subcommand} is answered here; a service answers {' and '.join(REMOTE)}",
+            param_hint="--server",
+        )
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

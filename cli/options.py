@@ -49,3 +49,9 @@ ScriptOption = Annotated[
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that are already there.")]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Where pseudo-random choices start from.")]
+
+
+def server_of(context: typer.Context) -> str | None:
+    """The service that shall answer (``meshplan --server URL …``); None for this process."""
+    given = context.find_root().params.get("server")
+    return None if given is None else str(given)

@@ -6,24 +6,31 @@ import typer
 
 from meshplan.catalogs.errors import EXIT_INFEASIBLE
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, FormatOption, SpecArgument
+from meshplan.cli.options import DatabaseOption, FormatOption, SpecArgument, server_of
 from meshplan.cli.render import Format
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
-def estimate(spec: SpecArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+def estimate(
+    context: typer.Context, spec: SpecArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE
+) -> None:
     """Price the one configuration that SPEC pins under 'fixed'; what it leaves out takes its plain default.
 
     Nothing is searched and nothing is stored. Exit code 3 when it does not fit the devices' memory; the breakdown is
     still printed.
     """
+    from meshplan.cli.client import Client
     from meshplan.cli.reports.plan import is_infeasible, show_plan
     from meshplan.planner.core.reading.documents import read_document
     from meshplan.planner.service import estimate_plan
 
-    made = estimate_plan(read_document(spec), open_catalog(db, or_shipped=True), base=spec.parent)
+    service = server_of(context)
+    if service is None:
+        made = estimate_plan(read_document(spec), open_catalog(db, or_shipped=True), base=spec.parent)
+    else:
+        made = Client(service).estimate(read_document(spec))
     show_plan(made, form)
     if is_infeasible(made):
         raise typer.Exit(EXIT_INFEASIBLE)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,12 +37,14 @@ from meshplan.cli.options import (
     ScriptOption,
     SeedOption,
     SpecOrOptions,
+    server_of,
 )
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.core.plan import Plan
+    from meshplan.planner.core.solution import OnProgress
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -93,6 +95,7 @@ FullOption = Annotated[bool, typer.Option("--full", help="The whole report, not 
 
 @app.command()
 def plan(
+    context: typer.Context,
     spec: SpecOrOptions = None,
     *,
     model: ModelOption = None,
@@ -151,25 +154,40 @@ def plan(
     document, base = question(spec, asked, settings or (), catalog)
     if out is not None:
         check_files(document, catalog, base=base, script=script)
+    options: dict[str, Any] = {"seed": seed, "top": top, "time_limit_s": time_limit, "certify": certify}
+    service = server_of(context)
     with progress_line() as on_progress:
-        made = make_plan(
-            document,
-            catalog,
-            base=base,
-            seed=seed,
-            top=top,
-            time_limit_s=time_limit,
-            memory_limit_bytes=parse_quantity(memory_limit, Dimension.BYTES),
-            on_progress=on_progress,
-            certify=certify,
-            since_start=True,
-        )
+        if service is not None:
+            made = _asked_elsewhere(service, document, on_progress, options, stores=bool(name or tag or not store))
+            store = False
+        else:
+            memory_bytes = parse_quantity(memory_limit, Dimension.BYTES)
+            made = make_plan(
+                document,
+                catalog,
+                base=base,
+                memory_limit_bytes=memory_bytes,
+                on_progress=on_progress,
+                since_start=True,
+                **options,
+            )
     keep = Keep(store=store, name=name, tag=tag, out=out, script=script, force=force, db=db)
     _show_and_keep(made, catalog, keep, form, full=full)
     if disagrees(made.certificate):
         raise typer.Exit(EXIT_SOLVER)
     if is_infeasible(made):
         raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def _asked_elsewhere(
+    service: str, document: dict[str, Any], on_progress: OnProgress, options: dict[str, Any], *, stores: bool
+) -> Plan:
+    """The answer of a service, which stores it."""
+    from meshplan.cli.client import Client
+
+    if stores:
+        raise typer.BadParameter("the service stores its plans: leave --name, --tag and --no-store out")
+    return Client(service).plan(document, on_progress=on_progress, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

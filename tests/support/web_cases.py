@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.testclient import TestClient
@@ -18,12 +19,20 @@ SPEC: dict[str, Any] = {
 }
 
 
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    ends_at = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < ends_at, "waited in vain"
+        time.sleep(0.05)
+
+
 def ended(client: TestClient, job_id: str) -> dict[str, Any]:
     """The job when it has ended."""
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until:
-        job: dict[str, Any] = client.get(f"/api/v1/jobs/{job_id}").json()
-        if job["state"] in ("done", "failed", "cancelled"):
-            return job
-        time.sleep(0.1)
-    raise AssertionError(f"job {job_id} has not ended")
+
+    def job() -> dict[str, Any]:
+        found: dict[str, Any] = client.get(f"/api/v1/jobs/{job_id}").json()
+        return found
+
+    until(lambda: job()["state"] in ("done", "failed", "cancelled"))
+    return job()

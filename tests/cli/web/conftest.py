@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi", reason="needs meshplan[service]")
-
 from starlette.testclient import TestClient
 from web_cases import PATIENCE_S, SPEC, ended
 

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-
-pytest.importorskip("fastapi", reason="needs meshplan[service]")
-
 from command_line import Command
 from starlette.testclient import TestClient
 from web_cases import SPEC, ended

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fastapi", reason="needs meshplan[service]")
-
 from hostile import HOSTILE_TEXTS
 from starlette.testclient import TestClient
 from web_cases import SPEC

@@ -1,0 +1,114 @@
+"""``meshplan --server URL`` prints what ``meshplan`` prints, with the words of the service where it refuses."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import uvicorn
+import yaml
+from command_line import Command
+from web_cases import SPEC, until
+
+from meshplan.catalogs.errors import CatalogUnavailableError, SpecError
+from meshplan.cli.client import Client
+from meshplan.cli.web.app import create_app
+from meshplan.cli.web.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def address(settings: Settings, working: None) -> Iterator[str]:
+    """A service on a port of this machine."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="error"))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(SPEC))
+    return path
+
+
+def test_a_service_plans_as_this_machine_does(meshplan: Command, address: str, spec: Path) -> None:
+    there = meshplan("--server", address, "plan", spec, "--format", "json").json
+    here = meshplan("plan", spec, "--no-store", "--format", "json").json
+    for document in (there, here):
+        for clock in ("wall_s", "cpu_s"):
+            del document["solution"][clock]
+    assert there == here
+    assert meshplan("plans", "list", "--format", "json").json == []  # it is stored there
+
+
+def test_a_service_estimates_as_this_machine_does(meshplan: Command, address: str, spec: Path) -> None:
+    assert meshplan("--server", address, "estimate", spec).out == meshplan("estimate", spec).out
+
+
+def test_what_the_service_refuses_is_refused_with_its_words(meshplan: Command, address: str, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(yaml.safe_dump({**SPEC, "workload": {"sequence_length": -1, "global_batch_size": 64}}))
+    refused = meshplan("--server", address, "plan", wrong)
+    assert refused.code == 2
+    assert "workload.sequence_length" in refused.err
+    unknown = tmp_path / "unknown.yaml"
+    unknown.write_text(yaml.safe_dump({**SPEC, "model": "llama-3.1-9b"}))
+    assert "llama-3.1-8b" in meshplan("--server", address, "plan", unknown).err
+
+
+def test_other_commands_are_answered_here(meshplan: Command) -> None:
+    refused = meshplan("--server", "http://127.0.0.1:1", "plans", "list")
+    assert refused.code == 2
+    assert "a service answers plan and estimate" in " ".join(refused.err.split())
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:0", "http://host:99999", "http://host/path", ""])
+def test_addresses_of_no_service_are_refused(url: str) -> None:
+    with pytest.raises(SpecError, match="http://HOST:PORT"):
+        Client(url)
+
+
+def test_nobody_there_is_said(meshplan: Command, spec: Path) -> None:
+    refused = meshplan("--server", "127.0.0.1:1", "plan", spec)
+    assert refused.code == 4
+    assert "no service answers at http://127.0.0.1:1" in refused.err
+
+
+class _Liar(BaseHTTPRequestHandler):
+    """Answers whatever it is asked with a plan that was never made."""
+
+    def do_POST(self) -> None:
+        body = json.dumps({"plan_id": "0" * 12, "spec": {}, "kind": "training"}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_plan_that_was_never_made_is_refused(meshplan: Command, spec: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), _Liar) as liar:
+        threading.Thread(target=liar.handle_request).start()
+        refused = meshplan("--server", f"127.0.0.1:{liar.server_port}", "plan", spec)
+    assert refused.code == 4
+    assert "is not the JSON of a plan" in refused.err
+
+
+def test_a_page_of_something_else_is_no_service() -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.handle_request).start()
+        with pytest.raises(CatalogUnavailableError, match="no service of meshplan"):
+            Client(f"127.0.0.1:{other.server_port}").estimate(SPEC)
