@@ -156,22 +156,14 @@ def plan(
         check_files(document, catalog, base=base, script=script)
     options: dict[str, Any] = {"seed": seed, "top": top, "time_limit_s": time_limit, "certify": certify}
     service = server_of(context)
+    memory_bytes = parse_quantity(memory_limit, Dimension.BYTES)
     with progress_line() as on_progress:
         if service is not None:
             made = _asked_elsewhere(service, document, on_progress, options, stores=bool(name or tag or not store))
-            store = False
         else:
-            memory_bytes = parse_quantity(memory_limit, Dimension.BYTES)
-            made = make_plan(
-                document,
-                catalog,
-                base=base,
-                memory_limit_bytes=memory_bytes,
-                on_progress=on_progress,
-                since_start=True,
-                **options,
-            )
-    keep = Keep(store=store, name=name, tag=tag, out=out, script=script, force=force, db=db)
+            limits: dict[str, Any] = {"memory_limit_bytes": memory_bytes, "since_start": True}
+            made = make_plan(document, catalog, base=base, on_progress=on_progress, **limits, **options)
+    keep = Keep(store=store and service is None, name=name, tag=tag, out=out, script=script, force=force, db=db)
     _show_and_keep(made, catalog, keep, form, full=full)
     if disagrees(made.certificate):
         raise typer.Exit(EXIT_SOLVER)
