@@ -352,6 +352,14 @@ class Worker:
             prefill_fixed_s=prefill_fixed_s,
         )
 
+    @property
+    def captured_tokens(self) -> int:
+        """Tokens of the largest batch with prompts that is replayed from graphs: they are captured up to twice the
+        requests of a batch, and not at all where the engine is started without them.
+        """
+        most = 2 * self.limits.max_num_seqs // self.layout.attention_data_parallel
+        return min(self.graphed_tokens, most) if self.limits.cuda_graphs else 0
+
     def step_cost(self, constants: ServingConstants | None = None) -> StepCost:
         """The tables; see :class:`StepCost`.
 
@@ -382,7 +390,7 @@ class Worker:
             prefill_fixed_s=prefill * times.prefill_fixed_s,
             prefill_pair_s=prefill * times.prefill_pair_s,
             prefill_least_s=use.host_step_s + launch,
-            graphed_tokens=min(self.graphed_tokens, 2 * self.limits.max_num_seqs // ranks) if has_graphs else 0,
+            graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,

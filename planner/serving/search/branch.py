@@ -201,7 +201,7 @@ class Branch:
         self.seen.add(candidate.config)
         self.num_started += 1
         if has_free_rate(self.problem):
-            costs = [worker.cost for worker, _ in candidate.parts]
+            costs = candidate.costs
             rate = candidate.request_rate_per_s
             search = HighestRate(self.problem, candidate.config, high_per_s=rate, seed=self.seed, costs=costs)
             self._narrow(bound, Bracket(candidate=candidate, search=search))
@@ -307,7 +307,7 @@ class Branch:
 def simulate_candidate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> Simulated:
     """One candidate, whatever the others do."""
     if has_free_rate(problem):
-        costs = [worker.cost for worker, _ in candidate.parts]
+        costs = candidate.costs
         rate = candidate.request_rate_per_s
         judged = HighestRate(problem, candidate.config, high_per_s=rate, seed=seed, costs=costs).close().judged()
     else:
@@ -325,7 +325,7 @@ def judge_once(problem: ServingProblem, candidate: Candidate, *, seed: int, num_
         seed: for drawing the requests.
         num_requests: of one run, where the candidate cannot win; None: as many as decide it.
     """
-    costs = [worker.cost for worker, _ in candidate.parts]
+    costs = candidate.costs
     running = candidate.num_running if problem.has_free_load else None
     return judge(
         problem,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
+from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Layout, Pool, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.search.families import Counts, Family
@@ -56,6 +57,14 @@ class Candidate:
     parts: tuple[tuple[PricedWorker, int], ...]
     family: Family
     counts: Counts
+
+    @property
+    def costs(self) -> list[StepCost]:
+        """Iteration tables of the pools as they are configured: a pool may run fewer requests than its workers were
+        priced for, which leaves it fewer graphs.
+        """
+        pools = zip(self.parts, self.config.pools, strict=True)
+        return [worker.cost_within(pool.limits.max_num_seqs) for (worker, _), pool in pools]
 
 
 def candidate_of(family: Family, counts: Counts) -> Candidate:
@@ -144,7 +153,7 @@ def smaller_batches(candidate: Candidate) -> list[Candidate]:
     found = []
     for places, capped in changed:
         priced = tuple(
-            replace(price_worker(problem, placed, kind.cost), capped=capped)
+            replace(price_worker(problem, placed), capped=capped)
             for placed, kind in zip(places, family.kinds, strict=True)
         )
         if all(kind.feasible.any() for kind in priced):

@@ -142,7 +142,7 @@ def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 
     candidate = chosen.candidate
     supply = candidate.family.rate(candidate.counts)
     rate = problem.workload.request_rate_per_s or 0.0
-    costs = [worker.cost for worker, _ in candidate.parts]
+    costs = candidate.costs
     search = HighestRate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
     if rate and not chosen.judged.violated:
         search.start_from(rate, chosen.judged.worst_ratio)

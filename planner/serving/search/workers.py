@@ -63,6 +63,19 @@ class PricedWorker:
         """Most requests/s within the SLOs."""
         return float(self.steady.rate_per_s[self.feasible].max(initial=0.0))
 
+    def cost_within(self, max_num_seqs: int) -> StepCost:
+        """Its tables where the scheduler runs at most so many requests: fewer graphs, else the same.
+
+        Under a power limit the largest batch counts too, so that they are made anew.
+        """
+        limits = self.worker.limits
+        if max_num_seqs == limits.max_num_seqs:
+            return self.cost
+        worker = replace(self.worker, limits=replace(limits, max_num_seqs=max_num_seqs))
+        if worker.slowdown is not None:
+            return worker.step_cost()
+        return replace(self.cost, graphed_tokens=worker.captured_tokens)
+
     @cached_property
     def work_per_request(self) -> DeviceWork:
         """[N] Work of one of its devices for a request, by running requests."""
@@ -111,25 +124,23 @@ def _faster_chunks(problem: ServingProblem, worker: PricedWorker) -> Iterator[Pr
     """
     best, placed = worker.best_rate_per_s, smaller_chunk(problem, worker.placed)
     while placed is not None:
-        smaller = price_worker(problem, placed, worker.cost)
+        smaller = price_worker(problem, placed)
         if smaller.best_rate_per_s > best:
             best = smaller.best_rate_per_s
             yield smaller
         placed = smaller_chunk(problem, placed)
 
 
-def price_worker(problem: ServingProblem, placed: PlacedWorker, cost: StepCost | None = None) -> PricedWorker:
+def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
     """Iteration times, steady states and the loads that meet every SLO.
 
-    Args:
-        problem: the question.
-        placed: the worker.
-        cost: its iteration tables where they are known; tables for larger batches do.
+    The tables are the worker's own: those of larger batches have other knots and other graphs, and would price it
+    otherwise than the configuration that the plan names.
     """
     workload, constants = problem.workload, problem.calibrations[placed.node_type].constants
     pool = pool_of(problem, placed, 1)
     worker = pool_worker(problem.site, pool, workload, problem.speculation)
-    cost = cost or worker.step_cost()
+    cost = worker.step_cost()
     limits = scheduled(pool, problem.recipe, workload)
     prompt, output = workload.mean_lengths
     cached = prompt * workload.prefix_hit_rate

@@ -1,0 +1,45 @@
+"""Workers are priced as the configuration that the plan names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.serving.problem.spec import read_serving_spec
+from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.search.search import search_serving
+from meshplan.planner.serving.search.slo_judgement import judge
+
+# Workers run fewer requests than their cache holds, and some have smaller chunks of prefill.
+QUESTION: dict[str, Any] = {
+    "kind": "serving",
+    "model": "llama-3.1-8b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "workload": {"input_length": 1000, "output_length": 100, "length_ratio": 0.5, "num_requests": 400},
+    "slo": {"ttft_p99_s": 1.0, "tpot_p95_s": 0.02},
+    "objective": "max_request_rate",
+    "constraints": {"target": "vllm"},
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"power_caps_w": [450, 700]}], ids=["full clocks", "power limits"])
+def test_a_deployment_is_simulated_at_the_price_of_its_own_configuration(
+    more: dict[str, Any], catalog: Catalog
+) -> None:
+    problem = resolve_serving(read_serving_spec({**QUESTION, **more}), catalog, Path()).problem
+    _, report = search_serving(problem)
+    candidates = [one.candidate for one in report.simulated]
+    assert len({one.config.pools[0].limits.max_batched_tokens for one in candidates}) > 1
+    for one in candidates:
+        rate = 0.8 * one.request_rate_per_s
+        searched, alone = (
+            judge(problem, one.config, request_rate_per_s=rate, costs=costs).metrics.latencies
+            for costs in (one.costs, None)
+        )
+        for name in ("ttft", "tpot"):
+            assert searched[name].p99 == pytest.approx(alone[name].p99, rel=5e-3), (
+                one.config
+            )  # tables end at other knots
