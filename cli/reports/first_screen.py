@@ -148,7 +148,7 @@ def _serving(plan: Plan, width: int) -> str:
     head = [serving.headline(plan, width), paragraph(_serving_answer(plan), width)]
     tail = [
         _side_by_side(_pool_bars(plan), _time_bars(plan.breakdown, "Where an iteration's time goes")),
-        _most_rate(plan, width),
+        _kept(plan, width),
         serving.calibration_text(plan, width),
     ]
     return _fitted(head, lambda count: _serving_table(plan, count, width), tail)
@@ -197,9 +197,10 @@ def _pool_bars(plan: Plan) -> list[str]:
     return lines
 
 
-def _most_rate(plan: Plan, width: int) -> str:
-    most = (plan.answer or {}).get("max_request_rate_per_s")
-    return "" if most is None else paragraph(f"This deployment meets every SLO up to {most:.3g} requests/s.", width)
+def _kept(plan: Plan, width: int) -> str:
+    """How sure the SLOs are, and how much more the deployment bears."""
+    words = " ".join(text for text in (serving.kept_text(plan), serving.most_rate_text(plan)) if text)
+    return paragraph(words, width) if words else ""
 
 
 _SUMMARIES: Mapping[str, Summary] = {

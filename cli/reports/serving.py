@@ -241,7 +241,23 @@ def sampling_text(plan: Plan, width: int) -> str:
     if "highest_rate" in sampling:
         low, high = (f"{sampling['highest_rate'][end]:.3g}" for end in ("low", "high"))
         text += f"; the highest rate is shown to lie between {low} and {high} requests/s (99 %)"
-    return paragraph(f"{text}.", width) if intervals else ""
+    return paragraph(f"{text}. {kept_text(plan)}".rstrip(), width) if intervals else ""
+
+
+def kept_text(plan: Plan) -> str:
+    """The runs by which the SLOs were confirmed, beside the plan's own; empty where the question gives their length."""
+    longer = ((plan.answer or {}).get("sampling") or {}).get("kept_by_runs_of")
+    if longer is None:
+        return ""
+    if not longer:
+        return "The SLOs were not held against longer runs: the time was spent."
+    return f"Other runs of {longer:,} requests keep every SLO too (99 % confidence)."
+
+
+def most_rate_text(plan: Plan) -> str:
+    """The rate that the deployment bears with room to spare, where a rate was given."""
+    most = (plan.answer or {}).get("max_request_rate_per_s")
+    return "" if most is None else f"This deployment stays clearly within every SLO up to {most:.3g} requests/s."
 
 
 def _is_rate(name: str) -> bool:
@@ -350,10 +366,8 @@ def sensitivity_section(plan: Plan, width: int) -> str:
         Column(key="broken", title="violates", derive=lambda row: ", ".join(row["broken"]) or "nothing"),
     )
     text = rendered_rows(rows, columns, Format.TABLE, width=width)
-    most = answer.get("max_request_rate_per_s")
-    if most is not None:
-        text += paragraph(f"This deployment meets every SLO up to {most:.3g} requests/s.", width)
-    return text
+    most = most_rate_text(plan)
+    return text + paragraph(most, width) if most else text
 
 
 # --- Pareto front -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from meshplan.planner.serving.search.candidates import layout_label
 from meshplan.planner.serving.search.pareto import pareto_front, useful_batch
 from meshplan.planner.serving.search.search import ServingReport, sustainable_rate
 from meshplan.planner.serving.search.slo_judgement import judge
-from meshplan.planner.serving.search.trials import FEWEST
+from meshplan.planner.serving.search.trials import FEWEST, LONGER_RUN
 from meshplan.planner.serving.search.what_if import what_if
 from meshplan.planner.serving.simulation.metrics import confidence_interval, samples_of, series
 from meshplan.planner.serving.simulation.slo_attainment import attainment, goodput
@@ -80,7 +80,8 @@ def _series(chosen: Simulated) -> dict[str, list[float]]:
 
 def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
     """Sampling uncertainty: 95 % confidence intervals of the latencies with an SLO, the 99 % interval of the highest
-    rate where that was searched for, and the share of requests within every SLO with its Wilson lower bound.
+    rate where that was searched for, the share of requests within every SLO with its Wilson lower bound, and
+    ``kept_by_runs_of``: the requests of the longer runs that keep the SLOs, 0 where no time was left to tell.
     """
     run = chosen.judged.run
     intervals = {}
@@ -94,6 +95,8 @@ def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
     if problem.slos:
         share, at_least = attainment(run, problem.slos)
         found |= {"attainment": share, "attainment_at_least": at_least, "goodput_per_s": goodput(run, problem.slos)}
+        if not chosen.judged.is_exact and not chosen.judged.violated:
+            found["kept_by_runs_of"] = LONGER_RUN if chosen.judged.is_settled else 0
     return found
 
 

@@ -248,6 +248,8 @@ def _reason(chosen: Simulated, other: Simulated) -> str:
         return f"{slo.key} {slo.excess_text(value)}"
     if abs(other.score / chosen.score - 1.0) <= TIE:
         return "a tie, less simple"
+    if other.score < chosen.score and not other.judged.is_settled:
+        return "not held against longer runs"
     return f"objective {other.score / chosen.score - 1.0:+.1%}"
 
 

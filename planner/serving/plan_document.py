@@ -232,6 +232,7 @@ class _Sampling(Section):
     intervals: dict[Text, _Ends]
     attainment: Number = 0.0
     attainment_at_least: Number = 0.0
+    kept_by_runs_of: Count | None = None
 
 
 class _Series(Closed):

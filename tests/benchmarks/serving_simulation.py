@@ -24,7 +24,7 @@ from meshplan.planner.serving.problem.config import EngineLimits, Role, Router
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.search.max_rate import RateSearch
-from meshplan.planner.serving.search.trials import Load, Trial, tried
+from meshplan.planner.serving.search.trials import Effort, Load, Trial, tried
 from meshplan.planner.serving.simulation.arrivals import make_requests, scaled
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
@@ -74,11 +74,11 @@ def plans(workload: ServingWorkload, *, chunked: bool, capacity: int) -> float:
 def highest_rate(load: Load) -> RateSearch:
     """The highest rate at which the SLOs are shown to hold."""
 
-    def attempt(rate: float, may_stop_early: bool, is_first_only: bool) -> Trial:
+    def attempt(rate: float, may_stop_early: bool, effort: Effort) -> Trial:
         at_rate = replace(load, requests=lambda num: scaled(load.requests(num), rate))
-        return tried(at_rate, serve, SLOS, may_stop_early=may_stop_early, is_first_only=is_first_only)
+        return tried(at_rate, serve, SLOS, may_stop_early=may_stop_early, effort=effort)
 
-    return RateSearch(attempt, high_per_s=MOST_PER_S, tolerance=0.02).close()
+    return RateSearch(attempt, high_per_s=MOST_PER_S, tolerance=0.02).close().settle()
 
 
 def main() -> None:

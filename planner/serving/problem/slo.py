@@ -8,6 +8,7 @@ token), TPOT (time per output token), ITL (inter-token latency) and E2E (end-to-
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,8 +42,12 @@ class Slo:
         return latency_s <= self.limit_s
 
     def excess_text(self, latency_s: float) -> str:
-        """A violation in words: ``5.2 s, SLO 3 s``."""
-        return f"{latency_s:.3g} s, SLO {self.limit_s:g} s"
+        """A violation in words: ``5.2 s, SLO 3 s``; ``without bound`` where requests are rejected or queues grow."""
+        return (
+            f"{latency_s:.3g} s, SLO {self.limit_s:g} s"
+            if math.isfinite(latency_s)
+            else f"without bound, SLO {self.limit_s:g} s"
+        )
 
 
 def known_slos(slo: dict[str, float]) -> dict[str, float]:

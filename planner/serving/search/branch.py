@@ -32,7 +32,7 @@ from meshplan.planner.serving.search.candidates import Candidate, candidate_of, 
 from meshplan.planner.serving.search.families import Counts, Family
 from meshplan.planner.serving.search.scores import INFINITE
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, HighestRate, Judged, judge
-from meshplan.planner.serving.search.trials import FEWEST
+from meshplan.planner.serving.search.trials import FEWEST, Effort
 
 # Deployments that are simulated at most: a hundred simulations cost about two seconds.
 MAX_SIMULATED = 60
@@ -207,7 +207,11 @@ class Branch:
             self._narrow(bound, Bracket(candidate=candidate, search=search))
             return
         cannot_win = bound * (1.0 - TIE) > self.incumbent * (1.0 + TIE)
-        judged = judge_once(self.problem, candidate, seed=self.seed, num_requests=FEWEST if cannot_win else None)
+        # What can only tie with a simpler incumbent need not be held against longer runs.
+        is_rival = bound < self.incumbent * (1.0 - SAME) or item.family.simplicity(item.counts) < self.simplest
+        effort = Effort.DECIDE if is_rival else Effort.SEARCH
+        num_requests = FEWEST if cannot_win else None
+        judged = judge_once(self.problem, candidate, seed=self.seed, num_requests=num_requests, effort=effort)
         self._end(candidate, judged)
         if self.problem.workload.request_rate_per_s is not None and isinstance(item, Member):
             self._follow(item, judged)
@@ -309,14 +313,22 @@ def simulate_candidate(problem: ServingProblem, candidate: Candidate, *, seed: i
     if has_free_rate(problem):
         costs = candidate.costs
         rate = candidate.request_rate_per_s
-        judged = HighestRate(problem, candidate.config, high_per_s=rate, seed=seed, costs=costs).close().judged()
+        search = HighestRate(problem, candidate.config, high_per_s=rate, seed=seed, costs=costs)
+        judged = search.close().settle().judged()
     else:
         judged = judge_once(problem, candidate, seed=seed)
     score = INFINITE if judged.violated else score_judged(problem, candidate, judged)
     return Simulated(candidate=candidate, judged=judged, score=score)
 
 
-def judge_once(problem: ServingProblem, candidate: Candidate, *, seed: int, num_requests: int | None = None) -> Judged:
+def judge_once(
+    problem: ServingProblem,
+    candidate: Candidate,
+    *,
+    seed: int,
+    num_requests: int | None = None,
+    effort: Effort = Effort.DECIDE,
+) -> Judged:
     """Simulate a candidate under the given load; if the load is free, at its maximum concurrency.
 
     Args:
@@ -324,6 +336,7 @@ def judge_once(problem: ServingProblem, candidate: Candidate, *, seed: int, num_
         candidate: the deployment.
         seed: for drawing the requests.
         num_requests: of one run, where the candidate cannot win; None: as many as decide it.
+        effort: whether longer runs keep the SLOs, or only whether the candidate is worth that question.
     """
     costs = candidate.costs
     running = candidate.num_running if problem.has_free_load else None
@@ -333,6 +346,7 @@ def judge_once(problem: ServingProblem, candidate: Candidate, *, seed: int, num_
         num_running=running,
         num_requests=num_requests,
         supply_per_s=candidate.family.rate(candidate.counts),
+        effort=effort,
         seed=seed,
         costs=costs,
     )

@@ -20,13 +20,16 @@ import math
 from collections.abc import Callable
 from typing import Self
 
-from meshplan.planner.serving.search.trials import Trial, Verdict
+from meshplan.planner.serving.search.trials import Effort, Trial, Verdict
 
-Try = Callable[[float, bool, bool], Trial]
+Try = Callable[[float, bool, Effort], Trial]
 # Factor of each step down from the upper limit until the SLOs are met, and the most steps.
 DOWN, MAX_DOWN = 0.5, 12
 # Rates tried above a closed bracket, and the relative distance to the lowest that fails which is not worth a try.
 LOOKS_ABOVE, LEAST_ABOVE = 3, 0.03
+# Rates tried to settle an answer, the largest step down in brackets, and the largest latency/limit of a settled rate
+# that is worth another try: near saturation one per cent of the rate is five to ten of the latency.
+MOST_SETTLED, LARGEST_STEPS, NEAR = 8, 3.0, 0.9
 # Smallest latency/limit that is divided by, which is 0 where no request waits; largest limit/latency of a violation.
 LEAST_RATIO, BELOW_ONE = 1e-3, 1.0 - 1e-6
 
@@ -35,7 +38,7 @@ class RateSearch:
     """The search, one rate at a time.
 
     Args:
-        attempt: (rate, may stop early, first run only) → whether the SLOs hold at a rate.
+        attempt: (rate, may stop early, effort) → whether the SLOs hold at a rate.
         high_per_s: upper limit of the search.
         tolerance: relative width of the closed bracket.
 
@@ -50,9 +53,10 @@ class RateSearch:
     def __init__(self, attempt: Try, *, high_per_s: float, tolerance: float) -> None:
         self.attempt, self.most = attempt, high_per_s
         self.num_runs = 0
+        self.effort = Effort.SEARCH
         # In logarithms; slightly less, so that a bracket of one step counts as closed.
         self.step = math.log1p(tolerance) * (1.0 - 1e-6)
-        self.low, self.high, self.refuted = 0.0, math.inf, math.inf
+        self.low, self.high, self.refuted, self.refuted_ratio = 0.0, math.inf, math.inf, 0.0
         self.low_trial: Trial | None = None
         self.high_trial: Trial | None = None
         # limit/latency at both ends, and how often the same end has moved in a row: negative for the upper end.
@@ -86,7 +90,7 @@ class RateSearch:
     def try_rate(self, rate: float, *, may_stop_early: bool = True) -> bool:
         """Whether the SLOs hold at a rate; it becomes one end of the bracket."""
         self.num_runs += 1
-        trial = self.attempt(rate, may_stop_early, False)
+        trial = self.attempt(rate, may_stop_early, self.effort)
         is_met = trial.verdict is Verdict.MET
         ratio = max(trial.ratio, LEAST_RATIO)
         is_first = not self.low or self.high == math.inf
@@ -97,7 +101,7 @@ class RateSearch:
             self.high, self.high_trial, self.high_ratio = rate, trial, min(1.0 / ratio, BELOW_ONE)
             self.in_a_row = 0 if is_first else min(self.in_a_row, 0) - 1
         if trial.verdict is Verdict.VIOLATED:
-            self.refuted = min(self.refuted, rate)
+            self.refuted, self.refuted_ratio = min((self.refuted, self.refuted_ratio), (rate, self.high_ratio))
         return is_met
 
     def look_above(self) -> bool:
@@ -114,9 +118,9 @@ class RateSearch:
                 break
             rate = math.sqrt(below * above)
             self.num_runs += 1
-            trial = self.attempt(rate, True, True)
+            trial = self.attempt(rate, True, Effort.FIRST)
             if trial.verdict is Verdict.VIOLATED:
-                self.refuted = rate
+                self.refuted, self.refuted_ratio = rate, min(1.0 / max(trial.ratio, LEAST_RATIO), BELOW_ONE)
             elif trial.verdict is Verdict.MET:
                 self.low, self.low_trial, self.low_ratio = rate, trial, max(1.0 / max(trial.ratio, LEAST_RATIO), 1.0)
                 self.high, self.high_trial, self.high_ratio = self.refuted, None, 0.0
@@ -131,3 +135,30 @@ class RateSearch:
         while not self.is_closed or self.look_above():
             self.try_rate(self.next_rate())
         return self
+
+    def settle(self) -> Self:
+        """Close the bracket again by rates of which longer runs tell, beginning at the rate that was found.
+
+        After a rate that fails the next is the one at which y would be 1; after one that holds, the search goes on
+        between both. It ends at a bracket of two tolerances, or at a rate whose latency is :data:`NEAR` its limit.
+        """
+        rate = self.low
+        self.effort, self.low, self.low_trial, self.high_trial = Effort.SETTLE, 0.0, None, None
+        self.high, self.high_ratio, self.in_a_row = self.refuted, self.refuted_ratio, 0
+        for _ in range(MOST_SETTLED if rate else 0):
+            if self.try_rate(rate):
+                if self.low_ratio <= 1.0 / NEAR:
+                    break
+            elif not self.low:
+                rate = self._below(rate, self.high_ratio)
+                continue
+            if self.low >= self.most or math.log(self.high / self.low) <= 2.0 * self.step:
+                break
+            rate = self.next_rate()
+        return self
+
+    def _below(self, rate: float, ratio: float) -> float:
+        """The rate at which y = 1, from one at which it is ``ratio`` < 1; by one to :data:`LARGEST_STEPS` brackets."""
+        wide = 2.0 * self.step
+        guess = self.most - max(self.most - rate, 0.0) / ratio
+        return min(max(guess, rate * math.exp(-LARGEST_STEPS * wide)), rate * math.exp(-wide))

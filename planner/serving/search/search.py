@@ -11,11 +11,14 @@ once the incumbent's s is at most the next s̲, no candidate left can beat it. W
 runs out first, the smallest s̲ left is the bound and the gap is reported.
 
 What is proven and what is sampled: enumeration and bound are exact under the estimator; latencies at a percentile are
-sampled, and decided with a stated confidence (:mod:`meshplan.planner.serving.search.trials`).
+sampled, and decided with a stated confidence (:mod:`meshplan.planner.serving.search.trials`). Where the highest rate is
+asked for, the search compares deployments by shorter runs; the rate of its answer is lowered until longer runs keep the
+SLOs (it is *settled*), and the bound, which knows only the search's rates, makes the stated gap cover what that costs.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -25,12 +28,26 @@ from meshplan.planner.core.solution import OnProgress, Solution, Status, relativ
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival
-from meshplan.planner.serving.search.branch import SAME, TIE, Branch, Simulated, score_judged, simulate_candidate
+from meshplan.planner.serving.search.branch import (
+    SAME,
+    TIE,
+    Branch,
+    Simulated,
+    has_free_rate,
+    score_judged,
+    simulate_candidate,
+)
 from meshplan.planner.serving.search.candidates import candidate_of
 from meshplan.planner.serving.search.families import families
 from meshplan.planner.serving.search.scores import INFINITE
 from meshplan.planner.serving.search.slo_judgement import HighestRate
+from meshplan.planner.serving.search.trials import Effort
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
+
+# Relative distance between the rate that a plan's deployment is said to bear and one that it does not bear clearly.
+HEADROOM_TOLERANCE = 0.05
+# Deployments whose highest rate is settled at most: the best of the search, and others should that lower it.
+MOST_SETTLED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +85,10 @@ def search_serving(
     simulated, bound = branch.run()
     simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
     _simplest_first(simulated, bound)
+    before = simulated[0].score if simulated else INFINITE
+    budget = budget or Budget(memory_limit_bytes=None)
+    with budget.keeping():
+        _settle(problem, simulated, seed, budget)
     rejected.update(branch.rejected)
     report = ServingReport(
         simulated=tuple(simulated),
@@ -77,12 +98,13 @@ def search_serving(
         is_complete=branch.is_complete,
     )
     best = simulated[0] if simulated and simulated[0].score < INFINITE else None
-    if best is None and budget is not None and budget.stopped:
+    if best is None and budget.stopped:
         budget.nothing_found("deployment that meets every SLO")
     objective = None if best is None else best.score
     status = Status.INFEASIBLE
     if objective is not None and best is not None:
-        status = status_of(objective, bound, tolerance=TIE + SAME)
+        # By the search's own runs, which are those of the bound: settling lowers the best as it would the others.
+        status = status_of(before, bound, tolerance=TIE + SAME)
         # What is stated covers the sampling too: rates that were neither shown to hold nor to fail.
         bound = min(bound, objective * (1.0 - _sampling_error(problem, best)), branch.not_refuted)
     return Solution(
@@ -95,7 +117,7 @@ def search_serving(
         cpu_s=time.process_time() - start_cpu,
         solver="closed-form bounds, event-skipping simulation",
         seed=seed,
-        stopped="" if budget is None else budget.stopped,
+        stopped=budget.stopped,
     ), report
 
 
@@ -103,6 +125,66 @@ def _sampling_error(problem: ServingProblem, best: Simulated) -> float:
     """Relative uncertainty of a simulated rate that the objective depends on; 0 where the load is offered."""
     depends = problem.objective is not ServingObjective.NUM_DEVICES and best.judged.refuted_per_s is None
     return min(best.judged.rate_error, 1.0) if depends else 0.0
+
+
+def _settle(problem: ServingProblem, simulated: list[Simulated], seed: int, budget: Budget) -> None:
+    """Hold the best deployment against longer runs, as far as the search has not, and put what is then the best first.
+
+    Under a given load only deployments that tie with the incumbent are left: one that fails goes to the end.
+
+    Raises:
+        OutOfBudgetError: no time is left; what was simulated is as good as the search's own runs.
+    """
+    if has_free_rate(problem):
+        _settle_rates(problem, simulated, seed, budget)
+        return
+    while simulated and simulated[0].score < INFINITE and not simulated[0].judged.is_settled:
+        budget.check()
+        first = simulate_candidate(problem, simulated[0].candidate, seed=seed)
+        simulated.pop(0)
+        simulated.insert(0 if first.score < INFINITE else len(simulated), first)
+
+
+def _settle_rates(problem: ServingProblem, simulated: list[Simulated], seed: int, budget: Budget) -> None:
+    """The same for the highest rate of the best deployment, which may be lowered.
+
+    Another deployment is settled too while its rate in the search promises more than a tie above the best settled one.
+    """
+    settled: list[Simulated] = []
+    for _ in range(MOST_SETTLED):
+        left = [one for one in simulated if one.score < INFINITE and not one.judged.is_settled]
+        best = min((one.score for one in settled), default=INFINITE)
+        if not left or left[0].score >= best * (1.0 - TIE):
+            break
+        budget.check()
+        judged = _search_of(problem, left[0], seed, budget).settle().judged()
+        score = INFINITE if judged.violated else score_judged(problem, left[0].candidate, judged)
+        one = replace(left[0], judged=judged, score=score)
+        simulated[simulated.index(left[0])] = one
+        if score < best * (1.0 - TIE):
+            settled.insert(0, one)
+        elif score < INFINITE:
+            settled.append(one)
+    if settled:
+        simulated.remove(settled[0])
+        simulated.insert(0, settled[0])
+
+
+def _search_of(problem: ServingProblem, found: Simulated, seed: int, budget: Budget) -> HighestRate:
+    """The search for the highest rate of a deployment as it ended, without its runs."""
+    candidate = found.candidate
+    costs = candidate.costs
+    search = HighestRate(
+        problem,
+        candidate.config,
+        high_per_s=candidate.request_rate_per_s,
+        seed=seed,
+        costs=costs,
+        check=budget.check,
+    )
+    search.start_from(found.judged.requests_per_s, found.judged.worst_ratio)
+    search.refuted = (found.judged.refuted_per_s or math.inf) / search.copies
+    return search
 
 
 def _simplest_first(simulated: list[Simulated], bound: float) -> None:
@@ -136,17 +218,28 @@ def _workers(
 
 
 def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 0) -> float:
-    """The highest Poisson rate at which a deployment is shown to meet every SLO, requests/s; at least the question's
-    own, which it meets.
+    """A Poisson rate up to which a deployment meets every SLO clearly, requests/s.
+
+    So clearly that a first run shows it, within :data:`HEADROOM_TOLERANCE` of the highest such rate; at least the
+    question's own, which it meets.
     """
     candidate = chosen.candidate
     supply = candidate.family.rate(candidate.counts)
     rate = problem.workload.request_rate_per_s or 0.0
     costs = candidate.costs
-    search = HighestRate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
+    search = HighestRate(
+        problem,
+        candidate.config,
+        high_per_s=max(supply, rate),
+        tolerance=HEADROOM_TOLERANCE,
+        seed=seed,
+        costs=costs,
+    )
+    search.effort = Effort.FIRST
     if rate and not chosen.judged.violated:
         search.start_from(rate, chosen.judged.worst_ratio)
-    search.close()
+    while not search.is_closed:
+        search.narrow()
     return max(rate, search.met_per_s)
 
 

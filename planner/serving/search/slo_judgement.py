@@ -8,8 +8,9 @@ identical workers is simulated in part, with its part of the load.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.step_cost import StepCost
@@ -19,7 +20,7 @@ from meshplan.planner.serving.problem.requests import Arrival, Requests, Serving
 from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.search.deployment import server
 from meshplan.planner.serving.search.max_rate import RateSearch
-from meshplan.planner.serving.search.trials import FEWEST, Load, Trial, tried
+from meshplan.planner.serving.search.trials import FEWEST, Effort, Load, Trial, tried
 from meshplan.planner.serving.simulation.arrivals import default_num_requests, make_requests, scaled
 from meshplan.planner.serving.simulation.metrics import (
     CONFIDENCE_T,
@@ -55,6 +56,8 @@ class Judged:
         run: what was simulated and measured: all workers, or a part of many identical ones.
         rate_error: relative half-width of the 95 % interval of the rates where they are simulated, 0 where the load is
             offered; the width of the bracket where the highest rate was searched for.
+        is_settled: the SLOs are held against what a longer run of other requests would show; of deployments that are
+            not chosen only the search's shorter runs tell.
         refuted_per_s: the lowest rate that was shown to violate an SLO, where the highest rate was searched for.
         is_exact: the number of requests was given, so that latencies are what that run says.
     """
@@ -67,6 +70,7 @@ class Judged:
     run: ServingRun
     rate_error: float = 0.0
     refuted_per_s: float | None = None
+    is_settled: bool = True
     is_exact: bool = False
 
     @property
@@ -93,6 +97,7 @@ def judge(
     num_running: int | None = None,
     num_requests: int | None = None,
     supply_per_s: float = math.inf,
+    effort: Effort = Effort.DECIDE,
     seed: int = 0,
     costs: Sequence[StepCost] | None = None,
 ) -> Judged:
@@ -105,6 +110,7 @@ def judge(
         num_running: requests kept in flight instead, over all workers.
         num_requests: of one run, where nothing depends on its verdict; None: as the question says, or the confidence.
         supply_per_s: highest rate of the configuration by the closed form: near it a run has to be long.
+        effort: whether longer runs keep the SLOs, or only whether the deployment is worth that question.
         seed: for drawing the requests.
         costs: iteration tables of the pools, if they are known already.
     """
@@ -118,17 +124,20 @@ def judge(
     part, part_load, copies = _representative_part(config, workload)
     serve = server(problem.site, part, part_load, costs=costs)
     load = _load(part_load, seed, (workload.request_rate_per_s or 0.0) / supply_per_s)
-    trial = tried(load, serve, problem.slos, may_stop_early=False)
-    return _judged(problem, workload, trial, part, copies)
+    trial = tried(load, serve, problem.slos, may_stop_early=False, effort=effort)
+    found = _judged(problem, workload, trial, part, copies)
+    return replace(found, is_settled=trial.is_exact or effort is Effort.DECIDE)
 
 
 class HighestRate(RateSearch):
     """Search for the highest Poisson rate at which a configuration meets every SLO.
 
     ``high_per_s`` is its highest rate by the closed form, of which :data:`MAX_UTILIZATION` may be used: nearer to it
-    queues rise and fall more slowly than a run can show.
+    queues rise and fall more slowly than a run can show. ``tolerance`` is the relative width of the closed bracket.
 
-    It can be stopped at any time: ``met_per_s`` and ``violated_per_s`` are the bracket reached so far.
+    It can be stopped at any time: ``met_per_s`` and ``violated_per_s`` are the bracket reached so far. Its runs are
+    those of a search (:class:`~meshplan.planner.serving.search.trials.Effort`); :meth:`settle` holds the answer against
+    longer ones. ``check`` raises within a run where the time is over.
     """
 
     def __init__(
@@ -137,30 +146,28 @@ class HighestRate(RateSearch):
         config: ServingConfig,
         *,
         high_per_s: float,
+        tolerance: float = RATE_TOLERANCE,
         seed: int = 0,
         costs: Sequence[StepCost] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
-        self.problem = problem
+        self.problem, self.check = problem, check
         self.workload = replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=high_per_s)
         self.part, part_load, self.copies = _representative_part(config, self.workload)
         self.drawn = _load(part_load, seed)
         self.supply_per_s = high_per_s / self.copies
         self.serve = server(problem.site, self.part, part_load, costs=costs)
-        super().__init__(self._attempt, high_per_s=MAX_UTILIZATION * self.supply_per_s, tolerance=RATE_TOLERANCE)
+        self.is_settled = self.drawn.given is not None
+        super().__init__(self._attempt, high_per_s=MAX_UTILIZATION * self.supply_per_s, tolerance=tolerance)
 
-    def _attempt(self, rate_per_s: float, may_stop_early: bool, is_first_only: bool) -> Trial:
+    def _attempt(self, rate_per_s: float, may_stop_early: bool, effort: Effort) -> Trial:
         at_rate = replace(
             self.drawn,
             requests=lambda num: scaled(self.drawn.requests(num), rate_per_s),
             utilization=rate_per_s / self.supply_per_s,
         )
-        return tried(
-            at_rate,
-            self.serve,
-            self.problem.slos,
-            may_stop_early=may_stop_early,
-            is_first_only=is_first_only,
-        )
+        slos, check = self.problem.slos, self.check
+        return tried(at_rate, self.serve, slos, may_stop_early=may_stop_early, effort=effort, check=check)
 
     @property
     def met_per_s(self) -> float:
@@ -186,6 +193,13 @@ class HighestRate(RateSearch):
         """Begin at a rate of the whole deployment, requests/s, that is known to meet the SLOs."""
         super().start_from(rate / self.copies, ratio)
 
+    def settle(self) -> Self:
+        """Hold the highest rate found against longer runs; where the question gives their length there are none."""
+        if self.is_settled:
+            return self
+        self.is_settled = True
+        return super().settle()
+
     def narrow(self, rate_per_s: float | None = None) -> None:
         """Simulate one more rate: a given one to its end, or else the next of the search, which may stop early."""
         if rate_per_s is None:
@@ -198,7 +212,7 @@ class HighestRate(RateSearch):
 
         A run that was stopped early is repeated to its end.
         """
-        if self.low_trial is not None and (self.is_closed or self.high == math.inf):
+        if self.low_trial is not None and (self.is_settled or self.is_closed or self.high == math.inf):
             return self._judged(self.low_trial, self.met_per_s)
         if self.high_trial is None or self.high_trial.run is None:
             self.narrow(self.violated_per_s)
@@ -209,7 +223,7 @@ class HighestRate(RateSearch):
     def _judged(self, trial: Trial, rate_per_s: float) -> Judged:
         at = replace(self.workload, request_rate_per_s=rate_per_s)
         found = _judged(self.problem, at, trial, self.part, self.copies)
-        return replace(found, rate_error=RATE_TOLERANCE, refuted_per_s=self.refuted_per_s)
+        return replace(found, rate_error=RATE_TOLERANCE, refuted_per_s=self.refuted_per_s, is_settled=self.is_settled)
 
 
 def _load(workload: ServingWorkload, seed: int, utilization: float = 0.0) -> Load:

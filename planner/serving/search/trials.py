@@ -1,19 +1,29 @@
 """One load, simulated until the confidence decides whether every SLO holds (a sequential test).
 
+*What holds.* An SLO is kept where a longer run of other requests, of :data:`LONGER_RUN`, keeps it with 99 % confidence.
+Near saturation that is more than a percentile within its limit: the 99th of 20,000 requests varies by a tenth.
+
 *How long.* The first run has :data:`FEWEST` requests. Near saturation waits rise and fall over thousands of requests,
 of which a short run sees one part: unless it is met clearly, an SLO is met by a run of :data:`MOST` only. A run that
 meets it has :data:`STAYS` times the requests that are in the system together (arrival rate × mean end-to-end latency,
 Little's law; at least half of that once they are counted in that run), :data:`RELAXATION`/(1 − utilization)² and ten
-times the shared prefixes: its first tenth, the warm-up, then fills batches and caches and is not measured. A longer run
-begins with the requests of the shorter one, and all deployments and rates see the same requests (common random
-numbers).
+times the shared prefixes: its first tenth, the warm-up, then fills batches and caches and is not measured. Near
+saturation, where a queue forgets its start over more requests than a first run has, and where that run leaves open what
+a longer one would show, it has as many requests as show several clusters of slow ones in each of its parts
+(:func:`~meshplan.planner.serving.simulation.slo_attainment.requests_to_see`): the more, the longer the load's queues
+last and the rarer the percentile. A longer run begins with the requests of the shorter one, and all deployments and
+rates see the same requests (common random numbers).
 
 *When it is decided.* An SLO is violated once the lower end of its latency's 99 % interval is above the limit, or an
 unfinished run is certain to exceed :data:`DECISIVE` times the limit: a system that starts empty is at its best. It is
-met once the upper end is within the limit and the run is long enough, or within :data:`CLEARLY` of it for a short one.
-A longer run is made unless its narrower interval (as 1/√requests) would not show that the SLOs are met either. What is
-still open counts as not met, so that a plan keeps its SLOs with the stated confidence. Where the question gives the
-number of requests, it is one run of that many, and the SLOs are held against its percentiles as they are.
+met by a first run whose upper end is within :data:`CLEARLY` of the limit, or by a run that is long enough once the
+upper end of what another, longer run would show
+(:func:`~meshplan.planner.serving.simulation.slo_attainment.longer_run_interval`) is within the limit. A search looks at
+many deployments and rates by the first interval alone and holds only what it would answer against longer runs
+(:class:`Effort`). A longer run is made unless its narrower interval (as 1/√requests) would not show that the SLOs are
+met either. What is still open counts as not met; so does a load so near the capacity that no run of :data:`LONGEST`
+requests forgets its start. Where the question gives the number of requests, it is one run of that many, and the SLOs
+are held against its percentiles as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +38,11 @@ from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping, SloViolatedError
 from meshplan.planner.serving.simulation.metrics import DECISION_T, itl, latency, samples_of
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.slo_attainment import latency_interval
+from meshplan.planner.serving.simulation.slo_attainment import (
+    latency_interval,
+    longer_run_interval,
+    requests_to_see,
+)
 
 Serve = Callable[[Requests, EarlyStopping | None], ServingRun]
 
@@ -39,13 +53,17 @@ FEWEST, MOST = 1024, 8192
 # Share of its limit within which a latency is met clearly: waits of a short run are too low by up to a third, times per
 # token by a few per cent.
 CLEARLY = {"ttft": 0.5, "e2e": 0.5, "tpot": 0.8, "itl": 0.8}
-# Requests of a run over those in the system together, and the most that this asks for: beyond, a deployment of that
-# many busy workers is measured over fewer stays.
-STAYS, MOST_FOR_STAYS = 12, 65_536
+# Requests of the longer run that keeps the SLOs: twenty times those of the first.
+LONGER_RUN = 20 * FEWEST
+# Requests of a run over those in the system together, and the most of any run: beyond, a deployment of that many busy
+# workers is measured over fewer stays.
+STAYS, LONGEST = 12, 65_536
 # Requests of a run times the square of the share of the capacity that is left free. A queue forgets its start over
 # about 4/(1 − ρ)² arrivals (relaxation time of the M/M/1 queue, 1/(μ(1 − √ρ)²), for ρ near 1); five times that is 8,000
 # requests at ρ = 0.95.
 RELAXATION = 20.0
+# A run that settles what the one before left open is so many times as long: most rates that fail do so soon.
+GROWTH = 3
 # Share of the requests that comes before the measured ones, and its inverse.
 WARM_UP = 0.1
 # Multiple of a limit beyond which an unfinished run is given up.
@@ -110,7 +128,24 @@ class Load:
         return RELAXATION / free**2 if free > 0.0 else math.inf
 
 
-def tried(load: Load, serve: Serve, slos: Sequence[Slo], *, may_stop_early: bool, is_first_only: bool = False) -> Trial:
+class Effort(Enum):
+    """How much a load is worth."""
+
+    FIRST = "first run"  # what it leaves open stays open
+    SEARCH = "search"  # whether it is worth a closer look: by the interval of its own latencies
+    DECIDE = "decide"  # whether longer runs keep the SLOs: what SEARCH meets, by as many requests as show that
+    SETTLE = "settle"  # the same near the highest rate, where queues last and only many requests tell
+
+
+def tried(
+    load: Load,
+    serve: Serve,
+    slos: Sequence[Slo],
+    *,
+    may_stop_early: bool,
+    effort: Effort = Effort.DECIDE,
+    check: Callable[[], None] | None = None,
+) -> Trial:
     """Simulate a load until it is decided; see the module's text.
 
     Args:
@@ -118,10 +153,11 @@ def tried(load: Load, serve: Serve, slos: Sequence[Slo], *, may_stop_early: bool
         serve: simulates them.
         slos: what must be met. A rejected request violates all.
         may_stop_early: a run that is certain to violate an SLO by far need not end.
-        is_first_only: what the first run leaves open stays open.
+        effort: see :class:`Effort`.
+        check: raises where the time is over, at the looks of runs that may stop early.
     """
-    stopping = EarlyStopping(slos=slos, margin=DECISIVE) if may_stop_early and slos else None
-    num = load.given or FEWEST
+    stopping = EarlyStopping(slos=slos, margin=DECISIVE, check=check) if may_stop_early and slos else None
+    num = load.given or (MOST if effort is Effort.SETTLE else FEWEST)
     while True:
         try:
             whole = serve(load.requests(num), stopping)
@@ -131,20 +167,33 @@ def tried(load: Load, serve: Serve, slos: Sequence[Slo], *, may_stop_early: bool
             exact = {slo: (value, value) for slo, value in latencies(whole, slos).items()}
             return Trial(verdict=_verdict(exact), run=whole, interval_s=exact, num_requests=num, is_exact=True)
         run = whole.after(math.ceil(WARM_UP * num))
-        found = {slo: latency_interval(run, slo, DECISION_T) for slo in slos}
+        own = found = {slo: latency_interval(run, slo, DECISION_T) for slo in slos}
+        if effort in (Effort.DECIDE, Effort.SETTLE) and num > FEWEST:
+            found = {slo: (low, longer_run_interval(run, slo, LONGER_RUN)[1]) for slo, (low, _) in own.items()}
         verdict = _verdict(found)
-        enough = max(_long_enough(run, load.num_prefixes), math.ceil(min(load.relaxing, MOST_FOR_STAYS)))
-        is_clear = all(high <= CLEARLY[slo.metric] * slo.limit_s for slo, (_, high) in found.items())
-        enough = enough if is_clear else max(enough, MOST)
-        is_long = num >= enough or FEWEST < num >= enough / 2
-        if verdict is Verdict.MET and load.relaxing > MOST_FOR_STAYS:
-            return Trial(verdict=Verdict.OPEN, run=run, interval_s=found, num_requests=num)
-        if is_first_only and not is_long and verdict is Verdict.MET:
+        enough = max(_long_enough(run, load.num_prefixes), math.ceil(min(load.relaxing, LONGEST)))
+        telling = 0
+        if not all(high <= CLEARLY[slo.metric] * slo.limit_s for slo, (_, high) in found.items()):
+            enough = max(enough, MOST)
+            is_near = verdict is Verdict.OPEN or load.relaxing > FEWEST
+            is_met = effort is Effort.DECIDE and num > FEWEST and _verdict(own) is Verdict.MET
+            if effort is Effort.SETTLE or (is_met and is_near):
+                telling = _telling(run, slos)
+        is_long = (num >= enough or FEWEST < num >= enough / 2) and num >= telling
+        is_endless = load.relaxing > LONGEST
+        if verdict is Verdict.MET and is_endless:  # whatever this run shows, the queue of a longer one may be longer
+            found = {slo: (low, math.inf) for slo, (low, _) in found.items()}
+        if verdict is Verdict.MET and (is_endless or (effort is Effort.FIRST and not is_long)):
             verdict = Verdict.OPEN
-        is_over = verdict is Verdict.VIOLATED or is_long or is_first_only
-        if is_over or _is_futile(num, enough, found, latencies(run, slos)):
+        is_over = verdict is Verdict.VIOLATED or is_long or is_endless or effort is Effort.FIRST
+        if is_over or _is_futile(num, max(enough, telling), found, latencies(run, slos)):
             return Trial(verdict=verdict, run=run, interval_s=found, num_requests=num)
-        num = enough
+        num = max(enough, telling if verdict is Verdict.MET else min(telling, GROWTH * num))
+
+
+def _telling(run: ServingRun, slos: Sequence[Slo]) -> int:
+    """Requests of a run from which a longer one can be told, the warm-up included."""
+    return min(math.ceil(max((requests_to_see(run, slo) for slo in slos), default=0) / (1.0 - WARM_UP)), LONGEST)
 
 
 def _is_futile(
@@ -181,4 +230,4 @@ def _long_enough(run: ServingRun, num_prefixes: int) -> int:
     if span <= 0.0 or run.num_rejected:
         return FEWEST
     together = float((run.finish_s - arrival).mean()) * (len(run) - 1) / span
-    return min(max(math.ceil(STAYS * together), math.ceil(num_prefixes / WARM_UP), FEWEST), MOST_FOR_STAYS)
+    return min(max(math.ceil(STAYS * together), math.ceil(num_prefixes / WARM_UP), FEWEST), LONGEST)

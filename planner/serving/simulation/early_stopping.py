@@ -8,7 +8,7 @@ bounds exceeds n·limit. Inter-token latencies are not checked, because gaps are
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,11 +38,13 @@ class EarlyStopping:
         slos: what must be met.
         margin: a run is stopped when a latency is certain to exceed this multiple of its limit.
         seen_later_s: delay from the engine to the client, of every token.
+        check: called at every look; it raises where the time for the run is over.
     """
 
     slos: Sequence[Slo]
     margin: float = 1.0
     seen_later_s: float = 0.0
+    check: Callable[[], None] | None = None
 
     def later(self, seconds: float) -> EarlyStopping:
         """The same rule for clients who see every token ``seconds`` later."""
@@ -59,6 +61,8 @@ class EarlyStopping:
         Raises:
             SloViolatedError: whatever comes, an SLO is violated by more than the margin.
         """
+        if self.check is not None:
+            self.check()
         arrival, first, finish = (np.array(column) for column in (state.arrival_s, state.first_token_s, state.finish_s))
         has_come = arrival <= now_s
         for slo in self.slos:

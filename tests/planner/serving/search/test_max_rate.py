@@ -18,7 +18,7 @@ from meshplan.planner.serving.problem.config import EngineLimits, Role
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.search.max_rate import RateSearch
-from meshplan.planner.serving.search.trials import DECISIVE, FEWEST, MOST, Load, Trial, Verdict, tried
+from meshplan.planner.serving.search.trials import DECISIVE, FEWEST, MOST, Effort, Load, Trial, Verdict, tried
 from meshplan.planner.serving.simulation.arrivals import make_requests, scaled
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping, SloViolatedError
@@ -59,9 +59,9 @@ def searched(requests: Requests, slos: list[Slo], *, high: float = 0.0, capacity
     """By one run of the given requests at each rate."""
     load, served = Load(requests=lambda num: requests, given=len(requests)), partial(serve, capacity=capacity)
 
-    def attempt(rate: float, may_stop_early: bool, is_first_only: bool) -> Trial:
+    def attempt(rate: float, may_stop_early: bool, effort: Effort) -> Trial:
         at_rate = replace(load, requests=lambda num: scaled(requests, rate))
-        return tried(at_rate, served, slos, may_stop_early=may_stop_early, is_first_only=is_first_only)
+        return tried(at_rate, served, slos, may_stop_early=may_stop_early, effort=effort)
 
     high = high or saturated_rate(serve(replace(requests, arrival_s=np.zeros(len(requests)))))
     return RateSearch(attempt, high_per_s=high, tolerance=TOLERANCE).close()
