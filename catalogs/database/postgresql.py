@@ -45,17 +45,18 @@ WRITING: dict[str, Any] = {**QUEUEING, ALONE: True}
 
 # Fragment of the server's or libpq's message → what to do about it; the first one that is found counts.
 _FULL = "the server takes no more connections; raise its max_connections, or run fewer workers"
-_STANDBY = "the server takes no writes (a standby?); give the URL of the one that does"
 _SILENT = "no server answers there; start it, or mend the URL"
+_STANDBY = "the server takes no writes; give the URL of the primary"
 _BROKEN = "the connection broke; try again, nothing was half-written"
 EXPLANATIONS = (
     ("password authentication failed", "the server does not take this user and password"),
     ("no password supplied", "the server asks for a password; give one by PGPASSWORD or ~/.pgpass"),
     ('FATAL: database "', "create the database first (createdb NAME), or mend the URL"),
     ('FATAL: role "', "the server has no such user; mend the URL"),
-    ("permission denied for", "this user lacks a right; to create the catalog: GRANT CREATE ON SCHEMA public TO USER"),
+    ("permission denied for schema", "this user may not create the catalog: GRANT CREATE ON SCHEMA public TO USER"),
+    ("permission denied for", "this user lacks a right: GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES … TO USER"),
     ("read-only transaction", _STANDBY),
-    ("during recovery", _STANDBY),
+    ("read-write mode during recovery", _STANDBY),
     ("too many clients", _FULL),
     ("remaining connection slots", _FULL),
     ("lock timeout", "another process writes for too long; look at pg_stat_activity, and try again"),

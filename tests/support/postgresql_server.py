@@ -17,6 +17,8 @@ from pathlib import Path
 
 PASSWORD = "jabberwock"  # noqa: S105 - guards nothing; no output may hold it
 USER = "meshplan"
+# May connect, with the same password, and owns nothing.
+READER = "reader"
 # The server refuses to run as root; these users own nothing that matters.
 _UNPRIVILEGED = ("postgres", "nobody")
 _SETTINGS = (

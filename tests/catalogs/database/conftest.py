@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from postgresql_server import PostgresqlServer, postgresql_server, reason_without_server
+from postgresql_server import PASSWORD, READER, PostgresqlServer, postgresql_server, reason_without_server
 from sqlalchemy.engine import Engine
 from store_cases import Store
 
@@ -42,7 +42,7 @@ def server() -> Iterator[PostgresqlServer]:
     if reason:
         pytest.skip(reason)
     with postgresql_server() as running:
-        running.run(f"CREATE DATABASE {SEEDED}")
+        running.run(f"CREATE DATABASE {SEEDED}", f"CREATE ROLE {READER} LOGIN PASSWORD '{PASSWORD}'")
         open_database(running.url(SEEDED)).dispose()
         yield running
 

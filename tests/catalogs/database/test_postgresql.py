@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from command_line import SPEC
-from postgresql_server import PASSWORD, USER, PostgresqlServer
+from postgresql_server import PASSWORD, READER, USER, PostgresqlServer
 from store_cases import Store
 
-from meshplan.catalogs.database.connection import connect, parse_url, shown, without_password
+from meshplan.catalogs.database.connection import connect, parse_url, shown, without_password, writing
 from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
@@ -78,22 +79,24 @@ def test_what_the_server_refuses_comes_with_the_fix(server: PostgresqlServer, po
     url = postgresql_store.empty()
     database = url.partition("?")[0].rpartition("/")[2]
     with pytest.raises(CatalogUnavailableError, match="does not take this user and password"):
-        open_database(server.url(database, password="wrong"))  # noqa: S106
+        open_database(server.url(database, password=PASSWORD[1:]))
     with pytest.raises(CatalogUnavailableError, match="createdb"):
         open_database(server.url("nowhere"))
-    server.run("DROP ROLE IF EXISTS reader", f"CREATE ROLE reader LOGIN PASSWORD '{PASSWORD}'")
     with pytest.raises(CatalogUnavailableError, match="GRANT CREATE ON SCHEMA public"):
-        open_database(server.url(database, user="reader"))
+        open_database(server.url(database, user=READER))
 
 
 @on_server
-def test_a_catalog_that_may_only_be_read(server: PostgresqlServer, postgresql_store: Store) -> None:
+def test_a_user_who_may_only_read(server: PostgresqlServer, postgresql_store: Store) -> None:
     url = postgresql_store.seeded()
-    database = url.partition("?")[0].rpartition("/")[2]
-    server.run(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
-    catalog = Catalog.open(url)
+    owner = open_database(url)
+    with writing(owner) as connection:
+        connection.execute(sa.text(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {READER}"))
+    owner.dispose()
+    catalog = Catalog.open(url.replace(f"{USER}:", f"{READER}:", 1))
     assert catalog.device("t4").architecture == "turing"
-    assert PlanRows(catalog.engine).list() == ()
+    with pytest.raises(CatalogUnavailableError, match="GRANT SELECT, INSERT, UPDATE, DELETE"):
+        PlanRows(catalog.engine).insert({"plan_id": "p", "kind": "k", "spec_digest": "s", "catalog_digest": "c"})
     catalog.engine.dispose()
 
 
@@ -101,8 +104,7 @@ def test_a_catalog_that_may_only_be_read(server: PostgresqlServer, postgresql_st
 def test_a_restarted_server_is_connected_anew(server: PostgresqlServer, postgresql_store: Store) -> None:
     catalog = Catalog.open(postgresql_store.seeded())
     assert catalog.device("t4").architecture == "turing"
-    others = f"usename = '{USER}' AND pid <> pg_backend_pid()"
-    server.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")  # noqa: S608 - a name of ours
+    server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname <> 'postgres'")
     assert catalog.device("t4").architecture == "turing"
     catalog.engine.dispose()
 
