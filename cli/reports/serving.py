@@ -250,7 +250,7 @@ def kept_text(plan: Plan) -> str:
     if longer is None:
         return ""
     if not longer:
-        return "The SLOs were not held against longer runs: the time was spent."
+        return "The SLOs were not held against longer runs."
     return f"Other runs of {longer:,} requests keep every SLO too (99 % confidence)."
 
 

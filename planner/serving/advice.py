@@ -81,7 +81,7 @@ def _series(chosen: Simulated) -> dict[str, list[float]]:
 def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
     """Sampling uncertainty: 95 % confidence intervals of the latencies with an SLO, the 99 % interval of the highest
     rate where that was searched for, the share of requests within every SLO with its Wilson lower bound, and
-    ``kept_by_runs_of``: the requests of the longer runs that keep the SLOs, 0 where no time was left to tell.
+    ``kept_by_runs_of``: the requests of the longer runs that keep the SLOs, 0 where none tell.
     """
     run = chosen.judged.run
     intervals = {}

@@ -150,24 +150,18 @@ def _settle_rates(problem: ServingProblem, simulated: list[Simulated], seed: int
 
     Another deployment is settled too while its rate in the search promises more than a tie above the best settled one.
     """
-    settled: list[Simulated] = []
+    best = INFINITE
     for _ in range(MOST_SETTLED):
         left = [one for one in simulated if one.score < INFINITE and not one.judged.is_settled]
-        best = min((one.score for one in settled), default=INFINITE)
         if not left or left[0].score >= best * (1.0 - TIE):
             break
         budget.check()
         judged = _search_of(problem, left[0], seed, budget).settle().judged()
         score = INFINITE if judged.violated else score_judged(problem, left[0].candidate, judged)
-        one = replace(left[0], judged=judged, score=score)
-        simulated[simulated.index(left[0])] = one
-        if score < best * (1.0 - TIE):
-            settled.insert(0, one)
-        elif score < INFINITE:
-            settled.append(one)
-    if settled:
-        simulated.remove(settled[0])
-        simulated.insert(0, settled[0])
+        simulated.remove(left[0])
+        place = 0 if score < best * (1.0 - TIE) else 1 if score < INFINITE else len(simulated)
+        simulated.insert(place, replace(left[0], judged=judged, score=score))
+        best = min(best, score) if place else score
 
 
 def _search_of(problem: ServingProblem, found: Simulated, seed: int, budget: Budget) -> HighestRate:

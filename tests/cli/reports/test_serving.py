@@ -44,6 +44,15 @@ def test_a_power_limit_is_shown_with_what_its_interval_rests_on(meshplan: Comman
     assert "Under a power limit times err by ×/÷ 1.14" in shown
 
 
+def test_the_report_says_over_which_runs_the_slos_are_kept(meshplan: Command, spec: Path) -> None:
+    """Where the question gives the number of requests, the plan's own run is the answer."""
+    kept = "runs of 20,480 requests keep every SLO"
+    assert kept not in " ".join(meshplan("plan", spec, "--full").out.split())
+    spec.write_text(SPEC.replace(", num_requests: 200", ""))
+    for flags in ((), ("--full",)):
+        assert kept in " ".join(meshplan("plan", spec, *flags).out.split())
+
+
 def test_json_has_the_plan_and_csv_its_rivals(meshplan: Command, spec: Path) -> None:
     document = meshplan("plan", spec, "--format", "json").json
     assert document["kind"] == "serving"

@@ -94,8 +94,9 @@ def test_a_rate_that_is_given_is_held_to_the_same() -> None:
     broken = []
     for rate in np.linspace(0.6, 0.98, 12) / SERVICE_S:
         met = sum(at_rate(float(rate), Effort.DECIDE, slos, seed).verdict is Verdict.MET for seed in range(4))
-        num_others = NUM_OTHERS if met else 0
-        others = [queue(scaled(drawn(100 + other, LONGER_RUN), float(rate))) for other in range(num_others)]
+        others = [
+            queue(scaled(drawn(100 + other, LONGER_RUN), float(rate))) for other in range(NUM_OTHERS if met else 0)
+        ]
         broken += met * [worst_ratio(run.after(LONGER_RUN // 10), slos) > 1.0 for run in others]
     assert len(broken) > 20 * NUM_OTHERS
     assert sum(broken) <= 0.01 * len(broken)
@@ -163,17 +164,25 @@ def test_the_rate_of_a_plan_is_kept_and_neither_a_tighter_slo_nor_a_pin_raises_i
         assert other is None or other.judged.requests_per_s <= most
 
 
-def test_out_of_time_the_plan_says_that_longer_runs_were_not_asked(
+def test_out_of_time_the_search_s_own_answer_stays_and_says_so(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def out_of_time(problem: ServingProblem, simulated: list[Simulated], seed: int, budget: Budget) -> None:
-        budget.interrupt()
-        budget.check()
-
-    monkeypatch.setattr("meshplan.planner.serving.search.search._settle", out_of_time)
+    """The time ends within the first of the longer runs."""
     problem, solution = searched(catalog, **FREE)
     assert solution.assignment is not None
-    assert sampling(problem, solution.assignment)["kept_by_runs_of"] == 0
+    assert sampling(problem, solution.assignment)["kept_by_runs_of"] == LONGER_RUN
+    settle, budget = RateSearch.settle, Budget()
+
+    def late(search: RateSearch) -> RateSearch:
+        budget.interrupt()
+        return settle(search)
+
+    monkeypatch.setattr(RateSearch, "settle", late)
+    stopped = search_serving(problem, budget=budget)[0]
+    assert stopped.stopped
+    assert stopped.assignment is not None
+    assert not stopped.assignment.judged.violated
+    assert sampling(problem, stopped.assignment)["kept_by_runs_of"] == 0
 
 
 def test_the_interval_of_a_longer_run_is_that_of_other_runs() -> None:
