@@ -7,7 +7,7 @@ from dataclasses import dataclass
 MIB = 2**20
 GIB = 2**30
 # Names of this machine alone: a page of somebody else that a browser here shows cannot ask by them.
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "testserver")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 PATIENCE_S = 120.0
+HERE = "http://127.0.0.1"
 # Small enough to be answered in about a second.
 SPEC: dict[str, Any] = {
     "kind": "training",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from web_cases import PATIENCE_S, SPEC, ended
+from web_cases import HERE, PATIENCE_S, SPEC, ended
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.cli.web.app import create_app
@@ -26,7 +26,7 @@ def settings(seeded: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings
 
 @pytest.fixture(scope="session")
 def client(settings: Settings) -> Iterator[TestClient]:
-    with TestClient(create_app(settings), raise_server_exceptions=False) as asking:
+    with TestClient(create_app(settings), HERE, raise_server_exceptions=False) as asking:
         yield asking
 
 

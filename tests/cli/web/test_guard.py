@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hostile import HOSTILE_TEXTS
 from starlette.testclient import TestClient
-from web_cases import SPEC
+from web_cases import HERE, SPEC
 
 from meshplan.cli.web.app import create_app
 from meshplan.cli.web.settings import Settings
@@ -82,7 +82,7 @@ def test_hostile_texts_are_answered(client: TestClient, text: str) -> None:
 
 def test_a_token_is_needed_where_one_is_set(settings: Settings) -> None:
     guarded: Any = Settings(db=settings.db, token="0123456789abcdef", callers=1)  # noqa: S106
-    with TestClient(create_app(guarded)) as asking:
+    with TestClient(create_app(guarded), HERE) as asking:
         assert asking.get("/healthz").status_code == 200
         for wrong in ({}, {"authorization": "Bearer no"}, {"authorization": "Basic 0123456789abcdef"}):
             answer = asking.get("/api/v1/catalog/devices", headers=wrong)
@@ -104,6 +104,6 @@ def test_every_answer_bears_the_headers(client: TestClient) -> None:
 
 
 def test_clients_wait_for_their_own_jobs(settings: Settings) -> None:
-    with TestClient(create_app(Settings(db=settings.db, callers=1, most_waiting=0))) as asking:
+    with TestClient(create_app(Settings(db=settings.db, callers=1, most_waiting=0)), HERE) as asking:
         answer = asking.post("/api/v1/plans?seed=12345", json=SPEC)
         assert answer.status_code == 429
