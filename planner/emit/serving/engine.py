@@ -104,7 +104,9 @@ class Engine:
     def features(self) -> tuple[Feature, ...]:
         """Rows of the support matrix."""
         # Servers may not set it: the plan's notes name who does, see power_cap_notes.
-        cap = Feature(name="power_cap_w", expressed_by="", verified_by="not written")
+        cap = Feature(
+            name="power_cap_w", expressed_by="nvidia-smi --power-limit, named in the notes", verified_by="not written"
+        )
         return (*feature_rows(self.terms), *self.more_features, cap)
 
 

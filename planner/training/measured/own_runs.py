@@ -218,9 +218,9 @@ def own_width(unknown: float, known: float, models: Models, model: str) -> float
         model: that of the plan.
 
     >>> [round(own_width(0.3, 0.25, {"a": runs} if runs else {}, "a"), 3) for runs in (0, 1, 3)]
-    [0.3, 0.217, 0.187]
+    [0.3, 0.218, 0.191]
     >>> round(own_width(0.3, 0.25, {"a": 3}, "b"), 3)
-    0.287
+    0.282
     """
     if unknown == 0.0 or not models:
         return unknown
