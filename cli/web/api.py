@@ -73,7 +73,7 @@ def post_plan(spec: Question, options: Annotated[Options, Query()], request: Req
     """Ask for the best plan: 202 with the job that searches it, or 200 with the plan where it was asked before."""
     check_question(spec)
     client = request.client.host if request.client else ""
-    digest = job_digest(spec, options, service.catalog)
+    digest = job_digest(spec, options, service.catalog_state.now())
     known = service.jobs.answered(kind=KIND, digest=digest)
     found = None if known is None else known_answer(known, service)
     if found is not None:
@@ -239,7 +239,7 @@ def get_comparison(plans: str, service: Using) -> Response:
 @router.post("/estimate")
 def post_estimate(spec: Question, service: Using) -> Response:
     """Price the one configuration that the spec pins under ``fixed``."""
-    digest = job_digest(spec, Options(), service.catalog)
+    digest = job_digest(spec, Options(), service.catalog_state.now())
     answer = service.remembered.get(digest)
     if answer is None:
         answer = service.calls.answer(calls.estimate, spec)

@@ -21,7 +21,7 @@ from meshplan.cli.web.calls import Calls, document_answer, problem_answer
 from meshplan.cli.web.guard import Guard
 from meshplan.cli.web.problems import problem, problem_of
 from meshplan.cli.web.settings import Settings
-from meshplan.cli.web.state import Service
+from meshplan.cli.web.state import CatalogState, Service
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -36,7 +36,13 @@ def create_app(settings: Settings) -> FastAPI:
     async def running(app: FastAPI) -> AsyncIterator[None]:
         calls = Calls(settings)
         calls.warm_up()
-        app.state.service = Service(settings=settings, catalog=catalog, jobs=Jobs(catalog.engine), calls=calls)
+        app.state.service = Service(
+            settings=settings,
+            catalog=catalog,
+            jobs=Jobs(catalog.engine),
+            calls=calls,
+            catalog_state=CatalogState(catalog),
+        )
         try:
             yield
         finally:

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.database.state import catalog_state
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.kinds import DEFAULT_TOP, kind_of
 from meshplan.planner.core.plan import digest
@@ -17,6 +15,7 @@ from meshplan.planner.core.reading.documents import parse_document
 from meshplan.planner.core.reading.spec_reader import plain_numbers, read_spec
 
 MOST_TOP = 1000
+VERSION = version("meshplan")
 JSON_TYPES = frozenset({"application/json", "text/json"})
 YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
 
@@ -64,7 +63,12 @@ def check_question(document: Mapping[str, Any]) -> None:
         read_spec(model, plain_numbers(model, document))
 
 
-def job_digest(document: Mapping[str, Any], options: Options, catalog: Catalog) -> str:
-    """The same for the same question to the same catalog and version: its answer is the same then, too."""
-    asked = {"spec": document, "options": options.model_dump(), "version": version("meshplan")}
-    return digest({**asked, "catalog": catalog_state(catalog.engine)})
+def job_digest(document: Mapping[str, Any], options: Options, state: str) -> str:
+    """The same for the same question to the same catalog and version: its answer is the same then, too.
+
+    Args:
+        document: the spec.
+        options: how it is answered.
+        state: of the catalog (:func:`~meshplan.catalogs.database.state.catalog_state`).
+    """
+    return digest({"spec": document, "options": options.model_dump(), "version": VERSION, "catalog": state})

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from meshplan.catalogs.database.jobs import Jobs
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.database.state import catalog_state
 from meshplan.cli.web.calls import Answer, Calls
 from meshplan.cli.web.settings import Settings
+
+# Seconds for which a look at the catalog counts.
+FRESH_S = 1.0
+
+
+class CatalogState:
+    """The state of the catalog, looked up at most once in :data:`FRESH_S`: it takes ten queries, more than an answer
+    that is known.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog, self._lock = catalog, threading.Lock()
+        self._state, self._looked_s = "", -math.inf
+
+    def now(self) -> str:
+        """The digest of what the catalog holds; a change shows after :data:`FRESH_S`."""
+        with self._lock:
+            if time.monotonic() - self._looked_s > FRESH_S:
+                self._state = catalog_state(self._catalog.engine)
+                self._looked_s = time.monotonic()
+            return self._state
 
 
 class Remembered:
@@ -47,6 +71,7 @@ class Service:
         catalog: its database.
         jobs: the queue in it.
         calls: see :class:`~meshplan.cli.web.calls.Calls`.
+        catalog_state: see :class:`CatalogState`.
         remembered: estimates.
     """
 
@@ -54,4 +79,5 @@ class Service:
     catalog: Catalog
     jobs: Jobs
     calls: Calls
+    catalog_state: CatalogState
     remembered: Remembered = field(default_factory=Remembered)
