@@ -15,6 +15,7 @@ import os
 import random
 import re
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -153,12 +154,11 @@ def sound(reader: str, base: tuple[str, str, list[list[str]]], folder: Path) -> 
     """Stop where the text before any edit is refused: its mutations would test little."""
     name, text, lines = base
     (folder / name).write_text(text)
-    here = Path.cwd()
-    os.chdir(folder)
-    for line in lines:
-        if run_one(line, folder / "out", folder / "err"):
-            raise SystemExit(f"{reader}: {' '.join(line)}: {(folder / 'err').read_text()}")
-    os.chdir(here)
+    for line in lines:  # in a process of its own: a time limit counts from the start of the process
+        command = [sys.executable, "-m", "meshplan.cli.main", *line]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{reader}: {' '.join(line)}: {done.stderr}")
 
 
 def plans(folder: Path) -> dict[str, Any]:
