@@ -17,7 +17,7 @@ from meshplan.cli.render import Format
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.cli.observed import Observed
-    from meshplan.cli.reports.calibration import FittedSets
+    from meshplan.cli.reports.measured.calibration import FittedSets
     from meshplan.planner.serving.measured.prediction import PreparedRun
     from meshplan.planner.training.measured.observations import ObservedRun
 
@@ -186,7 +186,7 @@ def _others_unused(**options: object) -> None:
 
 def _recorded(catalog: Catalog, form: Format, accept: Sequence[str], *, undo: bool, dry_run: bool) -> None:
     """Constants of clusters from recorded runs, or without them again."""
-    from meshplan.cli.reports.calibration import show_own_sets, show_undone
+    from meshplan.cli.reports.measured.calibration import show_own_sets, show_undone
     from meshplan.cli.stored import plan_rows
     from meshplan.planner import recorded
 
@@ -255,7 +255,7 @@ def _serving(
         SpecError: what is to be left out is nothing that serving runs are told apart by.
     """
     from meshplan.catalogs.errors import Problem, SpecError
-    from meshplan.cli.reports.calibration import serving_sets
+    from meshplan.cli.reports.measured.calibration import serving_sets
     from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
     from meshplan.planner.serving.measured.evidence import TOGETHER
     from meshplan.planner.serving.resolve import serving_calibration
@@ -283,7 +283,7 @@ def _power(served: Observed[PreparedRun], catalog: Catalog, *, has_choices: bool
         SpecError: there is none, or the command line has choices of other fits.
     """
     from meshplan.catalogs.errors import Problem, SpecError
-    from meshplan.cli.reports.calibration import power_sets
+    from meshplan.cli.reports.measured.calibration import power_sets
     from meshplan.planner.serving.measured.power_fit import calibrate_power, measured_share, power_rows
     from meshplan.planner.serving.resolve import serving_calibration
 
@@ -306,7 +306,7 @@ def _training(trained: Observed[ObservedRun], catalog: Catalog, hold_out: str, *
         SpecError: there is no run.
     """
     from meshplan.catalogs.errors import Problem, SpecError
-    from meshplan.cli.reports.calibration import training_sets
+    from meshplan.cli.reports.measured.calibration import training_sets
     from meshplan.planner.training.measured.calibrate import calibrate
     from meshplan.planner.training.measured.own_runs import refine
     from meshplan.planner.training.resolve import calibration_for

@@ -10,7 +10,7 @@ import typer
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, SeedOption
 from meshplan.cli.render import Format
-from meshplan.cli.reports.validation import show_validation
+from meshplan.cli.reports.measured.validation import show_validation
 
 if TYPE_CHECKING:
     from meshplan.planner.validation.summary import Validation
@@ -70,7 +70,7 @@ def validate(
     rows = [row for path in observations for row in read_rows(path)]
     catalog = open_catalog(db)
     if from_points is not None:
-        from meshplan.cli.reports.own_points import show_points
+        from meshplan.cli.reports.measured.own_points import show_points
 
         show_points(rows, catalog, form, worst, traces, num_points=from_points, seed=seed, sample=sample, jobs=jobs)
         return

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
-from meshplan.cli.reports import serving, training
+from meshplan.cli.reports import advice, serving, training
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
@@ -199,7 +199,7 @@ def _pool_bars(plan: Plan) -> list[str]:
 
 def _kept(plan: Plan, width: int) -> str:
     """How sure the SLOs are, and how much more the deployment bears."""
-    words = " ".join(text for text in (serving.kept_text(plan), serving.most_rate_text(plan)) if text)
+    words = " ".join(text for text in (serving.kept_text(plan), advice.most_rate_text(plan)) if text)
     return paragraph(words, width) if words else ""
 
 

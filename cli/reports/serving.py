@@ -1,4 +1,4 @@
-"""A serving plan as a person reads it, within 80 columns: the deployment, latencies, memory, time, the Pareto front."""
+"""A serving plan as a person reads it, within 80 columns: deployment, latencies and how sure they are, memory, time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
+from meshplan.cli.reports.advice import (
+    better_shapes,
+    pareto_section,
+    sensitivity_section,
+    shapes_section,
+    what_if_section,
+)
 from meshplan.cli.reports.expert_placement import served_experts_text
 from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
 from meshplan.cli.reports.quantities import TICK, bar, gib, interval_text, metric_text, metric_title, percent
@@ -254,12 +261,6 @@ def kept_text(plan: Plan) -> str:
     return f"Other runs of {longer:,} requests keep every SLO too (99 % confidence)."
 
 
-def most_rate_text(plan: Plan) -> str:
-    """The rate that the deployment bears with room to spare, where a rate was given."""
-    most = (plan.answer or {}).get("max_request_rate_per_s")
-    return "" if most is None else f"This deployment stays clearly within every SLO up to {most:.3g} requests/s."
-
-
 def _is_rate(name: str) -> bool:
     return not name.startswith(_LATENCIES)
 
@@ -348,110 +349,6 @@ def time_section(plan: Plan, width: int) -> str:
         Column(key="evidence", title="rests on", derive=lambda row: str(row["evidence"]).split(" to ")[0]),
     )
     return rendered_rows(rows, columns, Format.TABLE, width=width)
-
-
-# --- what if ----------------------------------------------------------------------------------------------------------
-
-
-def sensitivity_section(plan: Plan, width: int) -> str:
-    """The chosen deployment under other requests, and the most that it takes."""
-    answer = plan.answer or {}
-    rows: Sequence[Row] = answer.get("sensitivity", ())
-    if not rows:
-        return ""
-    columns = (
-        Column(key="change", title="What if …?"),
-        Column(key="ttft_p99_s", title="TTFT p99", right=True, text=format_duration, wrap=False),
-        Column(key="tpot_mean_s", title="TPOT", right=True, text=format_duration, wrap=False),
-        Column(key="broken", title="violates", derive=lambda row: ", ".join(row["broken"]) or "nothing"),
-    )
-    text = rendered_rows(rows, columns, Format.TABLE, width=width)
-    most = most_rate_text(plan)
-    return text + paragraph(most, width) if most else text
-
-
-# --- Pareto front -----------------------------------------------------------------------------------------------------
-
-
-def pareto_section(plan: Plan, width: int) -> str:
-    """Speed of one user against throughput of one device, as a table with bars; and the useful batch."""
-    answer = plan.answer or {}
-    rows: Sequence[Row] = answer.get("pareto", ())
-    if not rows:
-        return ""
-    most = max(row["tokens_per_s_per_device"] for row in rows)
-    columns = (
-        Column(key="keeps_promises", title="", text=lambda is_met: "·" if is_met else " ", wrap=False),
-        Column(key="tokens_per_s_per_user", title="tok/s/user", right=True, text=_whole, wrap=False),
-        Column(key="tokens_per_s_per_device", title="tok/s/dev", right=True, text=_whole, wrap=False),
-        Column(
-            key="tokens_per_s_per_device",
-            title="",
-            derive=lambda row: bar(row["tokens_per_s_per_device"] / most) or " ",
-            wrap=False,
-        ),
-        Column(key="num_running", title="running", right=True, wrap=False),
-        Column(key="label", title="worker", wrap=False),
-        Column(key="quantization", title="weights"),
-    )
-    title = "Speed of one user against throughput of one device (· meets the SLOs), closed form"
-    text = rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
-    useful = answer.get("useful_batch")
-    if useful is not None:
-        text += paragraph(
-            f"Beyond {counted(useful, 'running request')} per worker, one more adds less than a tenth of the first.",
-            width,
-        )
-    return text
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"  # noqa: PLR2004 - two digits are enough
-
-
-# --- shapes that no engine runs ---------------------------------------------------------------------------------------
-
-
-def better_shapes(plan: Plan) -> list[Row]:
-    """Shapes whose bound is above what the plan reaches."""
-    reached = plan.predicted["output_tokens_per_s_per_device"].value
-    return [row for row in (plan.answer or {}).get("what_if", ()) if row["tokens_per_s_per_device"] > reached]
-
-
-def what_if_section(rows: Sequence[Row], width: int) -> str:
-    """Bounds on shapes that no supported engine runs."""
-    if not rows:
-        return ""
-    columns = (
-        Column(key="name", title="Shape"),
-        Column(key="label", title="devices"),
-        Column(key="num_running", title="running", right=True, wrap=False),
-        Column(key="tpot_s", title="TPOT ≥", right=True, text=format_duration, wrap=False),
-        Column(key="tokens_per_s_per_device", title="tok/s/dev ≤", right=True, text=_whole, wrap=False),
-    )
-    title = "What if, not validated: no supported engine runs these; decode only, bounds"
-    return rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
-
-
-def shapes_section(plan: Plan, width: int) -> str:
-    """The same plan with a second tier for its KV cache."""
-    rows = [
-        {**row, "flags": "yes" if row["by_engine"] else "none"}
-        for row in (plan.answer or {}).get("what_if_simulated", ())
-    ]
-    if not rows:
-        return ""
-    columns = (
-        Column(key="name", title="Cache"),
-        Column(key="label", title="assumed"),
-        Column(key="ttft_mean_s", title="TTFT", right=True, text=format_duration, wrap=False),
-        Column(key="ttft_p99_s", title="p99", right=True, text=format_duration, wrap=False),
-        Column(key="tpot_mean_s", title="TPOT", right=True, text=format_duration, wrap=False),
-        Column(key="num_rejected", title="rejected", right=True, wrap=False),
-        Column(key="flags", title=f"flags in {plan.config['engine']}", wrap=False),
-    )
-    title = "What if, not validated: this plan and load with a second tier for the KV cache"
-    return rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
 
 
 # --- no plan ----------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshplan.cli.render import Column, Format, show_document, show_rows
+from meshplan.cli.reports.measured.validation import SIGNED
 from meshplan.cli.reports.quantities import percent
-from meshplan.cli.reports.validation import SIGNED
 
 if TYPE_CHECKING:
     from meshplan.planner.recorded import LeftOut, OwnSet

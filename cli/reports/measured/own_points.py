@@ -95,14 +95,14 @@ def _extra(result: PointsResult, num_points: int) -> dict[str, Any]:
 
 
 def _document(result: PointsResult, num_points: int) -> dict[str, Any]:
-    from meshplan.cli.reports.validation import validation_document
+    from meshplan.cli.reports.measured.validation import validation_document
 
     return {**validation_document(result.validation), **_extra(result, num_points)}
 
 
 def _show(result: PointsResult, form: Format, worst: int, num_points: int) -> None:
     from meshplan.cli.render import show_rows
-    from meshplan.cli.reports.validation import SUMMARY, show_validation
+    from meshplan.cli.reports.measured.validation import SUMMARY, show_validation
 
     extra = _extra(result, num_points)
     more = f"; {result.num_curves} {result.drawn_from}, {num_points} measured point(s) of each given"
