@@ -39,15 +39,6 @@ from meshplan.catalogs.units import Dimension, parse_quantity
 from meshplan.catalogs.yaml_reader import load_yaml
 
 SEED_DIGEST_KEY = "seed_digest"
-_SEEDED = (
-    tables.facts,
-    tables.prices,
-    tables.devices,
-    tables.links,
-    tables.node_types,
-    tables.models,
-    tables.calibrations,
-)
 
 
 def seed_document(folder: Path = SEED_FOLDER) -> dict[str, Any]:
@@ -101,7 +92,7 @@ def write_seeds(connection: Connection) -> Changes:
     """Replace the seed rows by those of this version; the user's own rows stay."""
     document = seed_document()
     require_sound(document, {}, name="the seed files")
-    for table in _SEEDED:
+    for table in tables.ENTRIES:
         connection.execute(sa.delete(table).where(table.c.origin == SEED))
     changes = write_document(connection, document, origin=SEED)
     connection.execute(sa.delete(tables.meta).where(tables.meta.c.key == SEED_DIGEST_KEY))

@@ -12,16 +12,6 @@ from meshplan.catalogs.database import tables
 from meshplan.catalogs.database.connection import reading
 from meshplan.catalogs.database.transfer import USER
 
-_ENTRIES = (
-    tables.facts,
-    tables.prices,
-    tables.devices,
-    tables.links,
-    tables.node_types,
-    tables.models,
-    tables.calibrations,
-)
-
 
 def catalog_state(engine: Engine) -> str:
     """Digest of the seed numbers' version, of everything that a user added, and of the cluster profiles.
@@ -29,7 +19,7 @@ def catalog_state(engine: Engine) -> str:
     Two answers to one question under the same digest rest on the same catalog.
     """
     content = hashlib.sha256()
-    queries = [sa.select(table).where(table.c.origin == USER) for table in _ENTRIES]
+    queries = [sa.select(table).where(table.c.origin == USER) for table in tables.ENTRIES]
     queries += [sa.select(tables.meta), sa.select(tables.cluster_profiles)]
     with reading(engine) as connection:
         for query in queries:

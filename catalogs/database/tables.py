@@ -123,6 +123,9 @@ calibrations = Table(
     Column("origin", String, nullable=False),
 )
 
+# Tables whose rows ship with meshplan or are a user's own, as ``origin`` says.
+ENTRIES = (facts, prices, devices, links, node_types, models, calibrations)
+
 plans = Table(
     "plans",
     metadata,

@@ -7,20 +7,21 @@ the command line prints, or a problem document.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as OutOfTimeError
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from meshplan.catalogs.errors import MeshplanError
 from meshplan.cli.render import Format, rendered_document
 from meshplan.cli.web.problems import MEDIA_TYPE, problem, problem_of
 from meshplan.cli.web.sandbox import closed_catalog
 from meshplan.cli.web.settings import GIB, Settings
+from meshplan.planner.core.kinds import KINDS
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -48,7 +49,6 @@ class Answer:
 
 
 Call = Callable[..., Answer]
-_catalog: Catalog | None = None
 
 
 def document_answer(document: Mapping[str, Any], *, status: int = 200, media_type: str = JSON) -> Answer:
@@ -73,7 +73,7 @@ class Calls:
         self._pool = ProcessPool(
             max_workers=settings.callers,
             max_tasks=CALLS_OF_A_PROCESS,
-            initializer=_prepare,
+            initializer=_prepared,
             initargs=(settings.db,),
             context=get_context("spawn"),
         )
@@ -81,7 +81,7 @@ class Calls:
     def warm_up(self) -> None:
         """Let every process load what it needs, so that the first requests do not wait for it."""
         for _ in range(self.settings.callers):
-            self._pool.schedule(_run, args=(warm, ()))
+            self._pool.schedule(_run, args=(self.settings.db, warm, ()))
 
     def answer(self, call: Call, *arguments: Any) -> Answer:
         """The answer of a call; a problem where it fails, takes too long, or takes its process down.
@@ -90,7 +90,7 @@ class Calls:
             call: a function of a catalog and of the arguments, of this module.
             arguments: plain data.
         """
-        future = self._pool.schedule(_run, args=(call, arguments), timeout=self.settings.call_s)
+        future = self._pool.schedule(_run, args=(self.settings.db, call, arguments), timeout=self.settings.call_s)
         try:
             return future.result()
         except OutOfTimeError:
@@ -101,25 +101,21 @@ class Calls:
 
     def close(self) -> None:
         """End the processes, whatever they do."""
-        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.stop()  # type: ignore[no-untyped-call]  # pebble leaves this one untyped
         self._pool.join()
 
 
-def _prepare(db: str | None) -> None:
-    """Once in each process, before it reads a request."""
-    global _catalog  # noqa: PLW0603 - the one catalog of a process that does nothing else
-    _catalog = closed_catalog(db, CALL_BYTES)
+@cache
+def _prepared(db: str | None) -> Catalog:
+    """The catalog of this process, opened before the first request is read; from then on nothing else is."""
+    return closed_catalog(db, CALL_BYTES)
 
 
-def _run(call: Call, arguments: Sequence[Any]) -> Answer:
+def _run(db: str | None, call: Call, arguments: Sequence[Any]) -> Answer:
     """One call; what it raises becomes a problem here, since errors do not survive the way between processes."""
-    if _catalog is None:
-        raise AssertionError("a process that was not prepared")
     try:
-        return call(_catalog, *arguments)
-    except (MeshplanError, MemoryError) as error:
-        return problem_answer(problem_of(error))
-    except Exception as error:  # noqa: BLE001 - a bug is reported as one, and does not end the process
+        return call(_prepared(db), *arguments)
+    except Exception as error:  # noqa: BLE001 - refusals, and bugs, which are reported as such and end no process
         return problem_answer(problem_of(error))
 
 
@@ -193,9 +189,8 @@ def _plan(catalog: Catalog, handle: str) -> Any:
 
 def warm(_: Catalog) -> Answer:
     """Nothing: a process that has answered it has loaded what it needs."""
-    with suppress(ImportError):
-        import meshplan.planner.service
-        import meshplan.planner.training.service  # noqa: F401
+    for module in ("meshplan.planner.service", *(kind.service for kind in KINDS.values())):
+        importlib.import_module(module)
     return document_answer({})
 
 

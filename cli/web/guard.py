@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -91,7 +92,7 @@ def _with_headers(send: Send) -> Send:
 async def _answer(send: Send, document: dict[str, Any]) -> None:
     body = json.dumps(document).encode()
     named = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), **HEADERS}
-    if document["status"] == 401:  # noqa: PLR2004 - of HTTP
+    if document["status"] == HTTPStatus.UNAUTHORIZED:
         named["www-authenticate"] = "Bearer"
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
     await send({"type": "http.response.start", "status": document["status"], "headers": headers})

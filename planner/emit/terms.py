@@ -71,6 +71,11 @@ def count(arguments: Arguments, *keys: str) -> int | None:
     return None
 
 
+def is_true(arguments: Arguments, key: str) -> bool:
+    """Whether a key of a document is there and true, as YAML or an override on a command line writes it."""
+    return str(arguments.get(key, "")).lower() == "true"
+
+
 def stated(**values: Any) -> dict[str, Any]:
     """Only the values that are there."""
     return {name: value for name, value in values.items() if value is not None}

@@ -15,7 +15,7 @@ from meshplan.catalogs.untrusted.quoting import yaml_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.terms import Arguments, count, feature_rows, nested, stated, write_all
+from meshplan.planner.emit.terms import Arguments, count, feature_rows, is_true, nested, stated, write_all
 from meshplan.planner.emit.training.adapters import adapters_of, phase_of
 from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.request import TrainingRequest
@@ -82,15 +82,11 @@ fi
 """
 
 
-def _is_true(arguments: Arguments, key: str) -> bool:
-    return str(arguments.get(key, "")).lower() == "true"
-
-
 def _read_zero(arguments: Arguments) -> Mapping[str, Any]:
     """FSDP2 shards parameters unless it keeps them gathered; what FSDP does where this is not said is no statement."""
     for key in (_RESHARD, f"{_OLD_PREFIX}reshard_after_forward"):
         if key in arguments:
-            return {"zero_stage": _ZERO_SHARDED_PARAMETERS if _is_true(arguments, key) else _ZERO_SHARDED_GRADIENTS}
+            return {"zero_stage": _ZERO_SHARDED_PARAMETERS if is_true(arguments, key) else _ZERO_SHARDED_GRADIENTS}
     return {}
 
 
@@ -106,7 +102,7 @@ def _read_recompute(arguments: Arguments) -> Mapping[str, Any]:
     if switch.startswith(_OFFLOADED):
         return {"activation_recompute": "full", "activation_offload": True}
     keys = (_TRAINERS_RECOMPUTE, _RECOMPUTE, f"{_OLD_PREFIX}activation_checkpointing")
-    if any(_is_true(arguments, key) for key in keys):
+    if any(is_true(arguments, key) for key in keys):
         return {"activation_recompute": "full"}
     return {"activation_recompute": "none"} if any(key in arguments for key in keys) else {}
 
@@ -128,24 +124,14 @@ def _shards(config: TrainingConfig, _: ModelShape) -> Arguments:
 
 
 TERMS = (
-    _rows.term(
-        "micro_batch_size",
-        lambda config, _: {"micro_batch_size": config.micro_batch_size},
-        lambda arguments: stated(micro_batch_size=count(arguments, "micro_batch_size")),
-        "micro_batch_size",
-    ),
+    _rows.number("micro_batch_size", "micro_batch_size", is_text=False),
     _rows.term(
         "global_batch_size",
         lambda config, _: {"gradient_accumulation_steps": config.num_microbatches},
         lambda arguments: stated(num_microbatches=count(arguments, "gradient_accumulation_steps")),
         "gradient_accumulation_steps",
     ),
-    _rows.term(
-        "sequence_length",
-        lambda config, _: {"sequence_len": config.sequence_length},
-        lambda arguments: stated(sequence_length=count(arguments, "sequence_len")),
-        "sequence_len",
-    ),
+    _rows.number("sequence_len", "sequence_length", is_text=False),
     _rows.term(
         "zero_stage",
         lambda config, _: {_RESHARD: config.zero_stage == _ZERO_SHARDED_PARAMETERS} if config.zero_stage else {},
@@ -180,7 +166,7 @@ TERMS = (
         lambda config, _: {_STATES: True} if config.parameter_offload else {},
         lambda arguments: (
             {"parameter_offload": True, "optimizer_offload": True}
-            if any(_is_true(arguments, key) for key in (_STATES, f"{_OLD_PREFIX}offload_params"))
+            if any(is_true(arguments, key) for key in (_STATES, f"{_OLD_PREFIX}offload_params"))
             else {}
         ),
         _STATES,

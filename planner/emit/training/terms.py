@@ -27,6 +27,8 @@ class TrainingRows(Rows):
         *,
         aliases: Sequence[str] = (),
         only_with_experts: bool = False,
+        is_text: bool = True,
+        note: str = "",
     ) -> Term:
         """A number behind one key.
 
@@ -35,14 +37,17 @@ class TrainingRows(Rows):
             name: field of the configuration.
             aliases: other arguments under which the target takes it.
             only_with_experts: not written for models without experts.
+            is_text: written as the word of a command line; False for a number of a document.
+            note: for the support matrix.
         """
 
         def write(config: TrainingConfig, shape: ModelShape) -> Arguments:
-            return {} if only_with_experts and shape.moe is None else {key: str(getattr(config, name))}
+            value = getattr(config, name)
+            return {} if only_with_experts and shape.moe is None else {key: str(value) if is_text else value}
 
         keys = (key, *aliases)
         return self.term(
-            name, write, lambda arguments: stated(**{name: count(arguments, *keys)}), *keys, expressed_by=key
+            name, write, lambda arguments: stated(**{name: count(arguments, *keys)}), *keys, expressed_by=key + note
         )
 
     def switch(self, key: str, name: str, *, on: Any = "", note: str = "", verified_by: str = "") -> Term:

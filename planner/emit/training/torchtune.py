@@ -16,7 +16,7 @@ from meshplan.catalogs.untrusted.quoting import yaml_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.terms import Arguments, count, feature_rows, nested, stated, write_all
+from meshplan.planner.emit.terms import Arguments, count, feature_rows, is_true, nested, stated, write_all
 from meshplan.planner.emit.training.adapters import adapters_of, phase_of
 from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.request import TrainingRequest
@@ -135,45 +135,30 @@ program=(
 """
 
 
-def _is_true(arguments: Arguments, key: str) -> bool:
-    return str(arguments.get(key, "")).lower() == "true"
-
-
 def _switch(key: str, name: str, on: Any, off: Any) -> Any:
     """A key that is always written, and states either value."""
     return _rows.term(
         name,
         lambda config, _: {key: getattr(config, name) == on},
-        lambda arguments: {name: on if _is_true(arguments, key) else off} if key in arguments else {},
+        lambda arguments: {name: on if is_true(arguments, key) else off} if key in arguments else {},
         key,
     )
 
 
 TERMS = (
-    _rows.term(
-        "micro_batch_size",
-        lambda config, _: {"batch_size": config.micro_batch_size},
-        lambda arguments: stated(micro_batch_size=count(arguments, "batch_size")),
-        "batch_size",
-    ),
+    _rows.number("batch_size", "micro_batch_size", is_text=False),
     _rows.term(
         "global_batch_size",
         lambda config, _: {"gradient_accumulation_steps": config.num_microbatches},
         lambda arguments: stated(num_microbatches=count(arguments, "gradient_accumulation_steps")),
         "gradient_accumulation_steps",
     ),
-    _rows.term(
-        "sequence_length",
-        lambda config, _: {"tokenizer.max_seq_len": config.sequence_length},
-        lambda arguments: stated(sequence_length=count(arguments, "tokenizer.max_seq_len")),
-        "tokenizer.max_seq_len",
-        expressed_by="tokenizer.max_seq_len, dataset.packed",
-    ),
+    _rows.number("tokenizer.max_seq_len", "sequence_length", is_text=False, note=", dataset.packed"),
     _rows.term(
         "zero_stage",
         lambda config, _: {_RESHARD: config.zero_stage == _ZERO_SHARDED_PARAMETERS} if config.zero_stage else {},
         lambda arguments: (
-            {"zero_stage": _ZERO_SHARDED_PARAMETERS if _is_true(arguments, _RESHARD) else _ZERO_SHARDED_GRADIENTS}
+            {"zero_stage": _ZERO_SHARDED_PARAMETERS if is_true(arguments, _RESHARD) else _ZERO_SHARDED_GRADIENTS}
             if _RESHARD in arguments
             else {}
         ),
@@ -188,7 +173,7 @@ TERMS = (
         "parameter_offload",
         lambda config, _: {"fsdp_cpu_offload": True} if config.parameter_offload else {},
         lambda arguments: (
-            {"parameter_offload": True, "optimizer_offload": True} if _is_true(arguments, "fsdp_cpu_offload") else {}
+            {"parameter_offload": True, "optimizer_offload": True} if is_true(arguments, "fsdp_cpu_offload") else {}
         ),
         "fsdp_cpu_offload",
         expressed_by="fsdp_cpu_offload: parameters, gradients and optimizer states together (zero_stage 3)",

@@ -133,17 +133,7 @@ def calibrate_power(rows: Sequence[PowerRow], *, source: str, date: str | None =
         source: what they are.
         date: day of the fit, ISO 8601; None for today.
     """
-    folds = {
-        name: tuple(
-            leave_one_out(
-                rows,
-                together,
-                lambda left, together=together: fitted([row for row in rows if together(row) != left]),  # type: ignore[misc]
-                lambda row, constants: row.held_out(constants),
-            )
-        )
-        for name, together in TOGETHER.items()
-    }
+    folds = {name: _judged(rows, together) for name, together in TOGETHER.items()}
     found = [item for item in folds["source"] if item.metric == PREDICTED]
     calibration = PowerCalibration(
         constants=fitted(rows),
@@ -155,6 +145,15 @@ def calibrate_power(rows: Sequence[PowerRow], *, source: str, date: str | None =
     return Calibrated(
         calibrations=(calibration,), folds={name: _with_coverage(items, found) for name, items in folds.items()}
     )
+
+
+def _judged(rows: Sequence[PowerRow], together: Callable[[PowerRow], Hashable]) -> tuple[HeldOut, ...]:
+    """Errors of every row by the curve of the rows that it is not held out together with."""
+
+    def without(left: Hashable) -> PowerConstants:
+        return fitted([row for row in rows if together(row) != left])
+
+    return tuple(leave_one_out(rows, together, without, lambda row, constants: row.held_out(constants)))
 
 
 def _width(found: Sequence[HeldOut]) -> float:

@@ -74,7 +74,7 @@ def test_published_loads_placed_make_every_time_shorter(catalog: Catalog) -> Non
             assert new[metric] < current[metric]
 
 
-def _fullest(load: np.ndarray, devices: int) -> float:  # type: ignore[type-arg]
+def _fullest(load: np.ndarray, devices: int) -> float:
     """Load of the fullest device over the mean with the experts in order, mean over layers."""
     each = load.reshape(len(load), devices, -1).sum(axis=2)
     return float((each.max(axis=1) / each.mean(axis=1)).mean())

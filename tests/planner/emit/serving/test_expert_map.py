@@ -48,9 +48,9 @@ def test_without_a_map_nothing_is_written() -> None:
 
 @pytest.mark.parametrize(("emitter", "says"), [(vllm, "loads none"), (trtllm, "WIDEEP")])
 def test_engines_that_load_no_map_say_so(emitter: object, says: str) -> None:
-    name = emitter.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
+    name = emitter.__name__.rpartition(".")[2]
     with pytest.raises(CannotExpressError, match=says):
-        emitter.job(request(name))  # type: ignore[attr-defined]
+        emitter.job(request(name))
 
 
 def test_a_map_that_sglang_would_pass_over_or_cannot_read_is_refused() -> None:
@@ -70,9 +70,9 @@ def test_a_map_that_sglang_would_pass_over_or_cannot_read_is_refused() -> None:
 
 @pytest.mark.parametrize("emitter", [vllm, sglang, trtllm])
 def test_no_engine_keeps_tokens_with_their_experts(emitter: object) -> None:
-    name = emitter.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
+    name = emitter.__name__.rpartition(".")[2]
     config = aggregated(name, SPREAD)
     spec = {"kind": "serving", "model": "deepseek-v3", "experts": {"loads": "a.npz", "dispatch": "stays"}}
     plan = serving_plan(DEEPSEEK_V3, config, spec=spec)
     with pytest.raises(CannotExpressError, match="return to their attention rank"):
-        emitter.job(serving_request(DEEPSEEK_V3, config, plan=plan))  # type: ignore[attr-defined]
+        emitter.job(serving_request(DEEPSEEK_V3, config, plan=plan))

@@ -57,8 +57,8 @@ def worker(catalog: Catalog, machine: Machine, experts: ExpertRouting | None, la
     )
 
 
-def routing(load: np.ndarray, **fields: object) -> ExpertRouting:  # type: ignore[type-arg]
-    return ExpertRouting(load=load / load.sum(axis=1, keepdims=True), source="a test", **fields)  # type: ignore[arg-type]
+def routing(load: np.ndarray, **fields: object) -> ExpertRouting:
+    return ExpertRouting(load=load / load.sum(axis=1, keepdims=True), source="a test", **fields)
 
 
 def recorded(seed: int) -> ExpertRouting:
