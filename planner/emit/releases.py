@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
-from meshplan.planner.training.problem.frameworks.pytorch import TORCHTITAN
+from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
 
 Flag = tuple[str, ...]
 _VERSION = re.compile(r"v?(\d{1,4}(?:\.\d{1,4}){1,3}(?:\.post\d{1,4})?)")

@@ -22,7 +22,7 @@ from meshplan.planner.emit.training.adapters import adapter_notes
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import TrainingRows, refuse
-from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE
+from meshplan.planner.training.problem.frameworks.accelerate import ACCELERATE
 
 TARGET = "accelerate"
 CONFIG_FILE = PurePosixPath("accelerate_config.yaml")

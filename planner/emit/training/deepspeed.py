@@ -21,7 +21,7 @@ from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import TrainingRows, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
-from meshplan.planner.training.problem.frameworks.pytorch import DEEPSPEED
+from meshplan.planner.training.problem.frameworks.deepspeed import DEEPSPEED
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 TARGET = "deepspeed"

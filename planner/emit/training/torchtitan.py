@@ -21,7 +21,7 @@ from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import TrainingRows, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
-from meshplan.planner.training.problem.frameworks.pytorch import TORCHTITAN, TORCHTITAN_CONFIGS
+from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN, TORCHTITAN_CONFIGS
 from meshplan.planner.training.problem.layers import weights_of_splits
 from meshplan.planner.training.problem.problem import TrainingConfig
 

@@ -22,7 +22,7 @@ from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import TrainingRows, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
-from meshplan.planner.training.problem.frameworks.pytorch import TORCHTUNE, TORCHTUNE_BUILDERS
+from meshplan.planner.training.problem.frameworks.torchtune import TORCHTUNE, TORCHTUNE_BUILDERS
 from meshplan.planner.training.problem.problem import Phase
 
 TARGET = "torchtune"

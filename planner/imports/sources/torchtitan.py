@@ -7,7 +7,7 @@ from typing import Any
 from meshplan.planner.emit.terms import read_all
 from meshplan.planner.emit.training.torchtitan import ASYNC, COMPILE, KERNEL_FLAGS, SUBCOMMAND, TERMS
 from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
-from meshplan.planner.training.problem.frameworks.pytorch import TORCHTITAN_CONFIGS
+from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN_CONFIGS
 
 SOURCE = "torchtitan"
 _SECTIONS = ("--parallelism.", "--training.", "--model.", "--activation-checkpoint.", SUBCOMMAND)

@@ -20,7 +20,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.training import accelerate as emitter
 from meshplan.planner.launch.registry import emit
-from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE
+from meshplan.planner.training.problem.frameworks.accelerate import ACCELERATE
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 pytestmark = pytest.mark.launchers

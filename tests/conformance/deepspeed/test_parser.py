@@ -25,7 +25,7 @@ from read_back_cases import differences, num_devices, read_back
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.training import deepspeed as emitter
 from meshplan.planner.launch.registry import emit
-from meshplan.planner.training.problem.frameworks.pytorch import DEEPSPEED
+from meshplan.planner.training.problem.frameworks.deepspeed import DEEPSPEED
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 pytestmark = pytest.mark.launchers

@@ -16,7 +16,7 @@ from finetuning_cases import random_tuning, tuning
 
 from meshplan.planner.emit.training import axolotl as emitter
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.training.problem.frameworks.pytorch import AXOLOTL
+from meshplan.planner.training.problem.frameworks.axolotl import AXOLOTL
 
 pytestmark = pytest.mark.launchers
 

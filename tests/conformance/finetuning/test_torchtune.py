@@ -20,7 +20,7 @@ from finetuning_cases import ALONE, SHARDED, random_tuning, tuning
 from meshplan.catalogs.database.seeds import seed_model_shape
 from meshplan.planner.emit.training import torchtune as emitter
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.training.problem.frameworks.pytorch import TORCHTUNE, TORCHTUNE_BUILDERS
+from meshplan.planner.training.problem.frameworks.torchtune import TORCHTUNE, TORCHTUNE_BUILDERS
 
 pytestmark = pytest.mark.launchers
 

@@ -23,7 +23,7 @@ from read_back_cases import differences, num_devices, read_back
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.emit.training import torchtitan as emitter
 from meshplan.planner.launch.registry import emit
-from meshplan.planner.training.problem.frameworks.pytorch import TORCHTITAN
+from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
 from meshplan.planner.training.problem.layers import splits_by_weights
 from meshplan.planner.training.problem.problem import TrainingConfig
 

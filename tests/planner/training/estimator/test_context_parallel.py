@@ -17,9 +17,10 @@ from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES
+from meshplan.planner.training.problem.frameworks.accelerate import ACCELERATE
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
-from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE, TORCHTITAN
+from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
 FEW = settings(max_examples=60, deadline=None)

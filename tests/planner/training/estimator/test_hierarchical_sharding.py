@@ -16,9 +16,11 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.communication import CommunicationModel
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
+from meshplan.planner.training.problem.frameworks.accelerate import ACCELERATE
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.deepspeed import DEEPSPEED
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
-from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE, DEEPSPEED, TORCHTITAN
+from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
 from meshplan.planner.training.problem.problem import Phase, TrainingConfig, TrainingProblem
 
 FEW = settings(max_examples=60, deadline=None)

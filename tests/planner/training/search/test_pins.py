@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from meshplan.planner.training.problem.choices import CHOICES, PINNABLE, SEARCHABLE
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
-from meshplan.planner.training.problem.frameworks.pytorch import TORCHTITAN
+from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.joint import search_plans
 

@@ -12,8 +12,8 @@ from degree_brute_force import every_legal_config
 
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
-from meshplan.planner.training.problem.frameworks.pytorch import TORCHTITAN
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
+from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
 from meshplan.planner.training.problem.layers import split_layers_evenly
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.report import config_of

@@ -1,0 +1,36 @@
+"""What Axolotl allows, beyond what the mathematics of parallelism asks.
+
+Held against its own schema by tests/conformance/finetuning.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.problem.frameworks.legality import no_offload_rule
+from meshplan.planner.training.problem.frameworks.pytorch import ZERO_2, data_parallel_only, without_stages
+
+_AXOLOTL = "axolotl 0.19.0"
+
+
+AXOLOTL = without_stages(
+    name="axolotl",
+    version="0.19.0",
+    rules=(
+        *data_parallel_only("axolotl", f"{_AXOLOTL}: utils/schemas/config.py (its other degrees were not tried)"),
+        LegalityRule(
+            name="replicated_or_sharded",
+            holds=lambda _, config: np.where(
+                config.zero_stage >= ZERO_2, config.data_parallel_shard > 1, config.zero_stage == 0
+            ),
+            message="zero_stage 0 (replicas), or 2 and 3 (FSDP2) with data_parallel_shard > 1",
+            stage="parser",
+            source=f"{_AXOLOTL}: utils/schemas/fsdp.py, utils/trainer.py (setup_parallelism_envs)",
+        ),
+        no_offload_rule("axolotl", "activation_offload", "its own ways of it were not tried", f"{_AXOLOTL}: schemas/"),
+    ),
+    shards_over_context_parallel=True,
+    precisions=("bf16", "fp16"),
+    quantised_weights=True,
+)
