@@ -21,7 +21,7 @@ from meshplan.catalogs.errors import UnitError, closest_names, did_you_mean
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 _BITS_PER_BYTE = 8.0
-SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600.0, 86_400.0
 _WHOLE_DOLLARS_FROM = 1000
 
 

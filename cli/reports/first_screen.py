@@ -17,6 +17,7 @@ from meshplan.cli.reports import advice, serving, training
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
+from meshplan.cli.reports.run import run_sentence
 from meshplan.planner.core.plan import Plan
 
 MOST_LINES = 40
@@ -105,6 +106,7 @@ def _training_answer(plan: Plan) -> str:
     run = [metric_text(key, predicted[key].value) for key in ("run_time_s", "usd_per_run") if key in predicted]
     if run:
         text += f" The run takes {' and '.join(run)}."
+    text += run_sentence(plan)
     worst = plan.memory["worst"]["safe_bytes"]
     return (
         f"{text} The fullest device holds at most {format_bytes(worst)} of {format_bytes(plan.memory['limit_bytes'])}."

@@ -20,6 +20,7 @@ METRIC_TITLES = {
     "allocated_memory_bytes": "memory of tensors",
     "run_time_s": "time of the run",
     "usd_per_run": "cost of the run",
+    "effective_training_time_ratio": "share of the run that trains",
     "usd_per_hour": "cost per hour",
     "energy_j_per_step": "energy of a step",
     "requests_per_s": "requests/s",
@@ -63,7 +64,7 @@ def metric_text(name: str, value: float) -> str:
     >>> metric_text("mfu", 0.5168), metric_text("iteration_s", 57.6), metric_text("tokens_per_s", 72821.03)
     ('51.7%', '57.60 s', '72,821')
     """
-    if name in ("mfu", "hfu"):
+    if name in ("mfu", "hfu", "effective_training_time_ratio"):
         return percent(value)
     if "flops_per_s" in name:
         return format_flops(value)

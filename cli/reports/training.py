@@ -23,6 +23,7 @@ from meshplan.cli.reports.quantities import (
     percent,
     signed_percent,
 )
+from meshplan.cli.reports.run import run_section
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
@@ -43,6 +44,7 @@ def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
             mapping_section(plan, width),
             top_section(plan, width),
             predicted_section(plan, width),
+            run_section(plan, width),
             memory_section(plan, width),
             time_section(plan, width),
             alternatives_section(plan, width),

@@ -77,6 +77,7 @@ class Plan:
         alternatives: well-known other choices, what they would take and why they lost.
         rejected: reason → count and an example, for candidates that are not legal or do not fit.
         mapping: which rank sits where and what that is worth, where the links differ or not all nodes may be used.
+        run: what interruptions make of the whole run, where a training spec asks for it.
         answer: the decision of a stand-alone problem, in that problem's own format.
         certificate: what a second, independent way says of this answer
             (:class:`~meshplan.planner.core.certificate.Certificate`); no digest covers it. None where nobody asked.
@@ -98,6 +99,7 @@ class Plan:
     answer: Mapping[str, Any] | None = None
     mapping: Mapping[str, Any] | None = None
     certificate: Mapping[str, Any] | None = None
+    run: Mapping[str, Any] | None = None
 
     @property
     def plan_id(self) -> str:
@@ -141,6 +143,8 @@ class Plan:
             document["rank_table"] = [list(place) for place in self.rank_table]
         if self.mapping is not None:
             document["mapping"] = dict(self.mapping)
+        if self.run is not None:
+            document["run"] = dict(self.run)
         if self.answer is not None:
             document["answer"] = dict(self.answer)
         return document
@@ -165,6 +169,7 @@ class Plan:
             rejected=tuple(document["rejected"]),
             answer=document.get("answer"),
             mapping=document.get("mapping"),
+            run=document.get("run"),
             certificate=document.get("certificate"),
         )
 

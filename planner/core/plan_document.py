@@ -131,6 +131,7 @@ class PlanDocument(Section):
     rejected: list[dict[str, Any]]
     rank_table: list[tuple[Index, Index]] | None = None
     mapping: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None
     answer: dict[str, Any] | None = None
     certificate: CertificateDocument | None = None
 

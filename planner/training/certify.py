@@ -123,25 +123,31 @@ def _best(problem: TrainingProblem, configs: Iterator[TrainingConfig], most: int
 def _objective(problem: TrainingProblem, priced: Priced) -> float:
     """The question's objective, smaller is better, from its definition."""
     devices, step = priced.config.world_size, priced.step_s
+    ratio = 1.0 if problem.run is None else problem.run.setting.ratio(devices)
+    paid = devices + (0 if problem.run is None else problem.run.setting.spare_devices)
     if problem.objective is TrainingObjective.THROUGHPUT:
-        return step
+        return step / ratio
     if problem.objective is TrainingObjective.NUM_DEVICES:
         return devices + step / (1.0 + step)
     if problem.objective is TrainingObjective.ENERGY:
         return step * devices * (problem.machine.device.tdp_w or 1.0)
     usd_per_s = (problem.machine.usd_per_hour_per_device or 1.0) / SECONDS_PER_HOUR
-    return step * devices * usd_per_s * (problem.num_steps or 1.0)
+    return step / ratio * paid * usd_per_s * (problem.num_steps or 1.0)
 
 
 def _within(problem: TrainingProblem, priced: Priced) -> bool:
     """Whether a configuration keeps the question's limits."""
     limits, devices, step = problem.limits, priced.config.world_size, priced.step_s
     rate = problem.machine.usd_per_hour_per_device or 0.0
-    run_usd = step * (problem.num_steps or 0.0) * devices * rate / SECONDS_PER_HOUR
+    run_s, paid = step * (problem.num_steps or 0.0), devices
+    if problem.run is not None:
+        run_s, paid = run_s / problem.run.setting.ratio(devices), devices + problem.run.setting.spare_devices
+    run_usd = run_s * paid * rate / SECONDS_PER_HOUR
     kept = [
         priced.safe_bytes <= limits.memory_bytes,
         limits.min_devices <= devices <= limits.max_devices,
         limits.max_step_s is None or step <= limits.max_step_s,
+        limits.max_run_s is None or problem.run is None or run_s <= limits.max_run_s,
         limits.max_usd_per_run is None or run_usd <= limits.max_usd_per_run,
         limits.max_usd_per_hour is None or devices * rate <= limits.max_usd_per_hour * (1.0 + 1e-9),
     ]

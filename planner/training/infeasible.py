@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from meshplan.catalogs.units import (
     SECONDS_PER_HOUR,
     Dimension,
@@ -68,6 +70,7 @@ def _binding(problem: TrainingProblem, report: SearchReport) -> str:
         f"{problem.machine.device.name}",
         "host memory": f"host memory: {format_bytes(limits.host_memory_bytes or 0.0)} on each host",
         "step time": _longest(limits),
+        "time of the run": f"run time: at most {format_duration(limits.max_run_s or 0.0)}, interruptions included",
         "cost of the run": f"budget: at most {format_usd(limits.max_usd_per_run or 0.0)}",
     }[name]
 
@@ -89,6 +92,7 @@ def _nearest(report: SearchReport) -> dict[str, Any] | None:
         "device memory": format_bytes,
         "host memory": format_bytes,
         "step time": format_duration,
+        "time of the run": format_duration,
         "cost of the run": format_usd,
     }
     return {
@@ -125,11 +129,13 @@ def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
     if found is None:
         return None
     usd_per_s = (problem.machine.usd_per_hour_per_device or 0.0) * found.config.world_size / SECONDS_PER_HOUR
-    run_s = found.step_s * (problem.num_steps or 0.0)
+    devices = np.asarray(float(found.config.world_size))
+    run_s = found.step_s * (problem.num_steps or 0.0) * float(problem.stretch(devices))
+    run_usd = float(problem.run_usd(np.asarray(found.step_s), devices))
     needed = {
         "host_memory": "more host memory",
         "max_usd_per_hour": f"{_usd_at_least(usd_per_s * SECONDS_PER_HOUR)} an hour",
-        "max_usd_per_run": f"{_usd_at_least(usd_per_s * run_s)} for the run",
+        "max_usd_per_run": f"{_usd_at_least(run_usd)} for the run",
         "max_step_time": f"{_duration_at_least(found.step_s)} a step",
     }[name]
     if name == "max_step_time" and problem.limits.max_run_s is not None:

@@ -14,6 +14,8 @@ from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.plan import Interval, Plan, plain
+from meshplan.planner.goodput.forecast import Ending, ending
+from meshplan.planner.goodput.report import run_document, run_metrics
 from meshplan.planner.training.alternatives import Alternative
 from meshplan.planner.training.estimator.compute import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
@@ -75,7 +77,7 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
         "hfu": model_rate * (1.0 + priced.recompute_flops_share) / peak,
     }
     steps, price = problem.num_steps, problem.machine.usd_per_hour_per_device
-    if steps is not None:
+    if steps is not None and problem.run is None:
         times["run_time_s"] = priced.step_s * steps
         if price is not None:
             times["usd_per_run"] = priced.step_s * steps * price * devices / SECONDS_PER_HOUR
@@ -86,12 +88,31 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
         name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=unmeasured)
         for name, value in times.items()
     }
+    end = _run_ending(problem, metrics["iteration_s"], devices)
+    if end is not None and problem.run is not None:
+        metrics |= run_metrics(problem.run.setting, devices, end, price)
     metrics["peak_memory_bytes"] = Interval(
         value=priced.typical_bytes, low=priced.typical_bytes * 0.9, high=priced.safe_bytes
     )
     if price is not None:
         metrics["usd_per_hour"] = Interval(value=price * devices, low=price * devices, high=price * devices)
     return metrics
+
+
+def _run_ending(problem: TrainingProblem, step: Interval, devices: int) -> Ending | None:
+    """When the run ends; None where only steps are asked about."""
+    if problem.run is None or problem.num_steps is None:
+        return None
+    return ending(problem.run.setting, devices, step.value * problem.num_steps, spread=step.high / step.value)
+
+
+def _run_section(resolved: Resolved, step: Interval, devices: int) -> dict[str, Any] | None:
+    """What the plan says of its run; None where only steps are asked about."""
+    problem = resolved.problem
+    end = _run_ending(problem, step, devices)
+    if end is None or problem.run is None or problem.num_steps is None:
+        return None
+    return run_document(problem.run.setting, devices, step.value * problem.num_steps, end, resolved.assumed)
 
 
 def memory_table(problem: TrainingProblem, priced: Priced) -> dict[str, Any]:
@@ -288,13 +309,14 @@ def make_training_plan(
 ) -> Plan:
     """Put the parts of a training plan together; ``resolved`` prices under the placement, where there is one."""
     order = None if placement is None else placement.order
+    metrics = predicted(resolved, priced)
     return Plan(
         kind=kind,
         spec=spec,
         spec_digest=spec_digest,
         catalog_digest=catalog_digest,
         config=config_document(priced.config),
-        predicted=predicted(resolved, priced),
+        predicted=metrics,
         solution=solution,
         rank_table=rank_table(resolved.problem.machine, priced.config, order),
         mapping=None
@@ -305,4 +327,5 @@ def make_training_plan(
         provenance={"meshplan": version("meshplan"), **provenance(resolved, priced)},
         alternatives=alternatives,
         rejected=rejected,
+        run=_run_section(resolved, metrics["iteration_s"], priced.config.world_size),
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_named
 from meshplan.catalogs.constants.own import own_name
-from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
 from meshplan.catalogs.errors import UnknownEntryError, closest_names, did_you_mean
 from meshplan.catalogs.hardware import Cluster, NodeGroup, Price
 from meshplan.catalogs.models.shapes import ModelShape
@@ -33,7 +33,10 @@ from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.spec import ClusterSpec
 from meshplan.planner.cluster.topologies import described_network, usable_nodes
 from meshplan.planner.core.problems import Problems
+from meshplan.planner.goodput.resolve import assumed, run_setting
+from meshplan.planner.goodput.run import Stretches
 from meshplan.planner.training.checks import check_choices, check_framework, check_layers, check_mapping, check_offload
+from meshplan.planner.training.estimator.states import checkpoint_bytes
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules, without_layer_recompute
 from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingProblem, TrainingWorkload
@@ -56,6 +59,7 @@ class Resolved:
         mapping: ``best``, ``identity``, or the nodes in the order of the ranks.
         hosts: names of the hosts by number, where a profile gives them.
         identity: which cluster it is, for own runs.
+        assumed: conditions of the run that the spec leaves out.
     """
 
     problem: TrainingProblem
@@ -65,6 +69,7 @@ class Resolved:
     mapping: str | tuple[int, ...] = "best"
     hosts: tuple[str, ...] = ()
     identity: str = ""
+    assumed: tuple[str, ...] = ()
 
 
 def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape: ModelShape | None = None) -> Resolved:
@@ -97,8 +102,10 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     check_layers(spec, shape, rules, problems)
     check_offload(spec, machine, problems)
     limits = _limits(spec, machine, workload, price, problems)
-    problems.check()
     identity = cluster_identity(spec.cluster, cluster.groups[0].node.slug)
+    calibration = calibration_for(catalog, rules.name, machine.device.architecture, cluster=identity)
+    run = _run(spec, shape, machine, workload, calibration.recipe, problems)
+    problems.check()
     problem = TrainingProblem(
         shape=shape,
         machine=machine,
@@ -106,11 +113,10 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         rules=rules,
         limits=limits,
         objective=spec.objective,
-        calibration=calibration_for(catalog, rules.name, machine.device.architecture, cluster=identity).for_model(
-            shape.slug
-        ),
+        calibration=calibration.for_model(shape.slug),
         num_training_tokens=spec.workload.num_training_tokens,
         search_over=frozenset(spec.constraints.search_over),
+        run=run,
     ).with_fixed(spec.fixed.pinned())
     sources = _sources(problem, cluster, price)
     if profile is not None:
@@ -123,6 +129,28 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         mapping=spec.mapping if isinstance(spec.mapping, str) else tuple(spec.mapping),
         hosts=() if profile is None else host_names(profile),
         identity=identity,
+        assumed=() if spec.run is None else tuple(assumed(spec.run)),
+    )
+
+
+def _run(
+    spec: TrainingSpec,
+    shape: ModelShape,
+    machine: Machine,
+    workload: TrainingWorkload,
+    recipe: FrameworkRecipe,
+    problems: Problems,
+) -> Stretches | None:
+    """What interruptions make of the run; None where the spec says nothing of them."""
+    if spec.run is None:
+        return None
+    return Stretches(
+        run_setting(
+            spec.run,
+            state_bytes=checkpoint_bytes(shape, workload, recipe),
+            devices_per_node=machine.devices_per_host,
+            problems=problems,
+        )
     )
 
 
@@ -277,7 +305,11 @@ def _limits(
     spec: TrainingSpec, machine: Machine, workload: TrainingWorkload, price: Price | None, problems: Problems
 ) -> TrainingLimits:
     wanted = spec.constraints
-    most = min(machine.num_devices, wanted.max_devices or machine.num_devices)
+    kept_free = 0 if spec.run is None else spec.run.spare_nodes * machine.devices_per_host
+    free = machine.num_devices - kept_free
+    if free < 1:
+        problems.say("run.spare_nodes", f"all {machine.num_devices} devices of the cluster would stand by")
+    most = min(free, wanted.max_devices or free)
     if wanted.min_devices is not None and wanted.min_devices > min(most, machine.joined_devices):
         why = "" if wanted.min_devices > most else f": {machine.no_network}"
         most_used = min(most, machine.joined_devices)

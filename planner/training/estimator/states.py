@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.core.constants import BYTES_16_BIT
@@ -70,6 +70,29 @@ def quantised_parameters(shape: ModelShape, stage: StageClass, tensor_parallel: 
     """Parameters of a stage's linear layers on one rank, dense layers only, [n]."""
     layers = float(sum(stage.layers))
     return layers * (shape.attention_parameters + shape.dense_mlp_parameters) / np.asarray(tensor_parallel)
+
+
+def adapter_parameters(shape: ModelShape, workload: TrainingWorkload) -> float:
+    """Parameters of one layer's adapters, over all ranks: rank·(inputs + outputs) of each adapted matrix."""
+    queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    widths = LORA_MATRICES_PER_LAYER * shape.hidden_size + 2 * queries + 2 * keys
+    if workload.phase is Phase.QLORA:  # on every linear layer
+        widths += shape.mlp_matrices * (shape.hidden_size + shape.intermediate_size)
+    return float(workload.lora_rank * widths)
+
+
+def checkpoint_bytes(shape: ModelShape, workload: TrainingWorkload, recipe: FrameworkRecipe) -> float:
+    """Bytes of a checkpoint of the whole job: weights and optimizer states of every trained parameter, once.
+
+    N (w + o), with w and o the framework's bytes of a weight and of its optimizer states.
+    Gradients, random states and data positions are left out: they are not saved, or small.
+    """
+    trained = float(shape.num_parameters)
+    if workload.phase.has_adapters:
+        trained = adapter_parameters(shape, workload) * shape.num_hidden_layers
+        if workload.trains_vocabulary:
+            trained += shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
+    return trained * (recipe.weight_bytes + recipe.optimizer_bytes)
 
 
 def dequantised_bytes(shape: ModelShape) -> float:
@@ -143,15 +166,9 @@ class StateModel:
     def lora_parameters(self, stage: StageClass) -> FloatArray:
         """Trained parameters of one rank beside frozen ones, [n].
 
-        Adapters: rank·(inputs + outputs) of each adapted matrix; embedding and LM head where they are trained whole.
+        Adapters, and the embedding and the LM head where these are trained whole.
         """
-        shape = self.shape
-        queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        widths = LORA_MATRICES_PER_LAYER * shape.hidden_size + 2 * queries + 2 * keys
-        layers = float(sum(stage.layers))
-        if self.workload.phase is Phase.QLORA:  # on every linear layer
-            widths += shape.mlp_matrices * (shape.hidden_size + shape.intermediate_size)
-        adapters = layers * self.workload.lora_rank * widths
+        adapters = float(sum(stage.layers)) * adapter_parameters(self.shape, self.workload)
         whole = self._vocabulary_parameters(stage) if self.workload.trains_vocabulary else 0.0
         return (adapters + whole) / self.candidates.tensor_parallel
 

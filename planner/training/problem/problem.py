@@ -7,9 +7,14 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from meshplan.catalogs.constants.training import ADAPTERS, DENSE, EXPERTS, Calibration
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.goodput.run import Stretches
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.switches import (
     ALL_TO_ALL,
@@ -225,6 +230,7 @@ class TrainingProblem:
         num_training_tokens: of the whole run; None when the spec does not say.
         fixed: choice → value that the user pinned (fields of :class:`TrainingConfig`).
         search_over: choices of :data:`.choices.SEARCHABLE` that the search varies too.
+        run: what interruptions make of a run, by number of devices; None where only steps are asked about.
     """
 
     shape: ModelShape
@@ -237,6 +243,7 @@ class TrainingProblem:
     num_training_tokens: float | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     search_over: frozenset[str] = frozenset()
+    run: Stretches | None = None
 
     def with_fixed(self, fixed: Mapping[str, Any]) -> TrainingProblem:
         """The same question with other pins, and the workload's switches as they say."""
@@ -282,6 +289,19 @@ class TrainingProblem:
     def most_devices(self) -> int:
         """Most devices that one plan may use: within the limit, and joined by links."""
         return min(self.limits.max_devices, self.machine.joined_devices)
+
+    def stretch(self, devices: FloatArray) -> FloatArray:
+        """Wall time of a run over its training time, [n]; 1 where only steps are asked about."""
+        return np.ones(np.shape(devices)) if self.run is None else self.run.of(devices)
+
+    def paid_devices(self, devices: FloatArray) -> FloatArray:
+        """Devices that a run pays for, [n]: its own and those of its spare nodes."""
+        return np.asarray(devices, dtype=float) + (0 if self.run is None else self.run.setting.spare_devices)
+
+    def run_usd(self, step_s: FloatArray, devices: FloatArray) -> FloatArray:
+        """Dollars of the whole run, [n]; 0 where no price or no number of steps is known."""
+        rate = (self.machine.usd_per_hour_per_device or 0.0) / SECONDS_PER_HOUR
+        return np.asarray(step_s * (self.num_steps or 0.0) * self.stretch(devices) * self.paid_devices(devices) * rate)
 
     @property
     def num_steps(self) -> float | None:

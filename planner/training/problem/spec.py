@@ -25,6 +25,7 @@ from meshplan.planner.core.reading.spec_fields import (
     Whole,
 )
 from meshplan.planner.core.reading.spec_reader import read_spec
+from meshplan.planner.goodput.spec import RunSpec
 from meshplan.planner.training.problem.choice import Choice
 from meshplan.planner.training.problem.choices import PINNABLE
 from meshplan.planner.training.problem.problem import Phase, TrainingObjective
@@ -206,6 +207,7 @@ class TrainingSpec(SpecModel):
     objective: TrainingObjective = TrainingObjective.THROUGHPUT
     constraints: ConstraintsSpec = ConstraintsSpec()
     fixed: FixedSpec = FixedSpec()
+    run: RunSpec | None = Field(default=None, description="interruptions, checkpoints and spares of the whole run")
     mapping: Literal["best", "identity"] | list[Annotated[int, Whole(least=0)]] = Field(
         default="best",
         description="which rank on which node where links differ: the best found, rank order, or the nodes in order",
@@ -227,6 +229,7 @@ class TrainingSpec(SpecModel):
             "objective usd_per_run": self.objective is TrainingObjective.USD_PER_RUN,
             "constraints.max_usd_per_run": self.constraints.max_usd_per_run is not None,
             "constraints.max_run_time": self.constraints.max_run_time is not None,
+            "run": self.run is not None,
         }
         wanting = [name for name, asked in needs.items() if asked]
         if wanting and self.workload.num_training_tokens is None:

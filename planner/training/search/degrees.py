@@ -144,7 +144,8 @@ class DegreeSearch:
 
     def _least_of_all(self) -> float:
         """A bound before any split was looked at."""
-        return float(self.objective.bound(np.asarray(float(self.problem.limits.max_devices))))
+        steps_alone = Objective(replace(self.problem, run=None))  # interruptions only add to it
+        return float(np.min(steps_alone.bound(np.arange(1.0, self.problem.limits.max_devices + 1.0))))
 
     def _queue_splits(self, queue: list[Portion]) -> None:
         """Every split with the templates that fit its share of the devices, by their least bound."""

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.memory import StageMemory
@@ -141,9 +140,11 @@ class Incumbents:
         if problem.limits.max_step_s is not None:
             keep &= self.within("step time", step_s, problem.limits.max_step_s, batch)
         if problem.limits.max_usd_per_run is not None:
-            rate = (problem.machine.usd_per_hour_per_device or 0.0) / SECONDS_PER_HOUR * (problem.num_steps or 0.0)
-            usd = step_s * batch.world_size * rate
+            usd = problem.run_usd(step_s, batch.world_size)
             keep &= self.within("cost of the run", usd, problem.limits.max_usd_per_run, batch)
+        if problem.limits.max_run_s is not None and problem.run is not None:
+            run_s = step_s * (problem.num_steps or 0.0) * problem.stretch(batch.world_size)
+            keep &= self.within("time of the run", run_s, problem.limits.max_run_s, batch)
         return keep
 
     # --- keeping ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
-from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import BestLinks, NetworkModel, OneOrder
 from meshplan.planner.core.budget import Budget
@@ -308,11 +307,13 @@ class _Joint:
 
     def _most_step_s(self, config: TrainingConfig) -> float:
         """Longest step within the limits on step time and cost."""
-        limits, machine = self.problem.limits, self.problem.machine
+        problem, limits = self.problem, self.problem.limits
+        devices, steps = np.asarray(float(config.world_size)), problem.num_steps
         most = float("inf") if limits.max_step_s is None else limits.max_step_s
-        if limits.max_usd_per_run is not None and machine.usd_per_hour_per_device and self.problem.num_steps:
-            rate = machine.usd_per_hour_per_device / SECONDS_PER_HOUR * self.problem.num_steps * config.world_size
-            most = min(most, limits.max_usd_per_run / rate)
+        if limits.max_usd_per_run is not None and problem.machine.usd_per_hour_per_device and steps:
+            most = min(most, limits.max_usd_per_run / float(problem.run_usd(np.asarray(1.0), devices)))
+        if limits.max_run_s is not None and problem.run is not None and steps:
+            most = min(most, limits.max_run_s / steps / float(problem.stretch(devices)))
         return most
 
     def _objective(self, step_s: float, config: TrainingConfig) -> float:

@@ -22,6 +22,8 @@ from meshplan.planner.training.problem.problem import TrainingObjective, Trainin
 class Objective:
     """f(T, n), smaller is better: T for throughput; n·T for money and energy; n, then T, for fewest devices.
 
+    Where a whole run is asked about, T counts with what interruptions add on n devices, and n with the spares.
+
     Args:
         problem: the question.
     """
@@ -32,21 +34,21 @@ class Objective:
         """f(T, n), [n]."""
         kind = self.problem.objective
         if kind is TrainingObjective.THROUGHPUT:
-            return step_s
+            return step_s * self.problem.stretch(devices)
         if kind is TrainingObjective.NUM_DEVICES:
             # Devices are whole: a fraction below one orders equals by time, T/(1 + T).
             return devices + 1.0 - 1.0 / (1.0 + step_s)
-        return step_s * devices * self._per_device_s
+        return step_s * self._weight(devices)
 
     def step_s(self, objective: float, devices: FloatArray) -> FloatArray:
         """The step with that objective, [n], the inverse of :meth:`of`; 0 where there are too many devices for it."""
         kind = self.problem.objective
         if kind is TrainingObjective.THROUGHPUT:
-            return np.full(len(devices), objective)
+            return objective / self.problem.stretch(devices)
         if kind is TrainingObjective.NUM_DEVICES:
             share = np.clip(objective - devices, 0.0, 1.0)
             return np.where(share < 1.0, share / np.maximum(1.0 - share, 1e-300), np.inf)
-        return objective / (devices * self._per_device_s)
+        return objective / self._weight(devices)
 
     def bound(self, devices: FloatArray) -> FloatArray:
         """The least f with that many devices, [n]: the least work W over all of them at their full rate."""
@@ -76,6 +78,12 @@ class Objective:
         return work_device_s(
             problem.shape, problem.machine, problem.workload, problem.calibration, recompute_full=recompute_full
         )
+
+    def _weight(self, devices: FloatArray) -> FloatArray:
+        """Dollars or joules of one second of a step, [n]."""
+        if self.problem.objective is TrainingObjective.ENERGY:
+            return devices * self._per_device_s
+        return self.problem.paid_devices(devices) * self.problem.stretch(devices) * self._per_device_s
 
     @cached_property
     def _per_device_s(self) -> float:

@@ -1,0 +1,89 @@
+"""The run of a training plan as a person reads it: how much of its time trains, when it ends, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshplan.catalogs.units import format_bytes, format_duration
+from meshplan.cli.render import Column, Format, Row, rendered_rows
+from meshplan.cli.reports.parts import paragraph
+from meshplan.cli.reports.quantities import metric_text, percent
+from meshplan.planner.core.plan import Plan
+
+_COLUMNS = (
+    Column(key="spares", title="Spare nodes"),
+    Column(key="waits", title="Waits for a node"),
+    Column(key="saved", title="The last one saves"),
+)
+# Probabilities nearer to certainty than this are not told apart.
+_CERTAIN = 0.005
+
+
+def run_sentence(plan: Plan) -> str:
+    """What interruptions make of the run, in one sentence; empty where only steps are asked about."""
+    run = plan.run
+    if run is None:
+        return ""
+    ratio = plan.predicted["effective_training_time_ratio"].value
+    ends = plan.predicted["run_time_s"]
+    text = (
+        f" Of the run's time {percent(ratio)} trains, between {run['interruptions']:,.0f} interruptions: it ends after "
+        f"{metric_text('run_time_s', ends.low)} to {metric_text('run_time_s', ends.high)}"
+    )
+    if run["finish_by_probability"] is not None:
+        by = metric_text("run_time_s", run["finish_by_s"])
+        text += f", within {by} with probability {probability_text(run['finish_by_probability'])}"
+    return f"{text}."
+
+
+def probability_text(value: float) -> str:
+    """A probability in per cent; never 0 or 100 %."""
+    if value < _CERTAIN:
+        return "below 1 %"
+    return "above 99 %" if value > 1.0 - _CERTAIN else f"{value:.0%}"
+
+
+def run_section(plan: Plan, width: int) -> str:
+    """Interruptions, checkpoints, spares, and what was assumed; empty where only steps are asked about."""
+    run = plan.run
+    if run is None:
+        return ""
+    rows: list[Row] = [
+        {"spares": row["spare_nodes"], "waits": percent(row["waiting_share"]), "saved": _saved(row["hours_saved"])}
+        for row in run["spares"]
+    ]
+    told = paragraph(_interruptions(run), width) + paragraph(_checkpoints(run["checkpoint"]), width)
+    told += rendered_rows(rows, _COLUMNS, Format.TABLE, title="What spare nodes are worth", width=width)
+    if run["assumed"]:
+        told += paragraph(f"Not said, and assumed: {', '.join(run['assumed'])}.", width)
+    return told
+
+
+def _saved(hours: float | None) -> str:
+    return "" if hours is None else f"{hours:,.1f} h"
+
+
+def _interruptions(run: Mapping[str, Any]) -> str:
+    rate, between = run["failures_per_node_day"], run["mean_time_between_interruptions_s"]
+    if between is None:
+        return "The run: nothing interrupts it."
+    return (
+        f"The run: {1e3 * rate['value']:.2g} interruptions per 1,000 node-days "
+        f"({1e3 * rate['low']:.2g} to {1e3 * rate['high']:.2g}; {rate['source']}): one every "
+        f"{format_duration(between)}, {format_duration(run['restart_s'])} to start again."
+    )
+
+
+def _checkpoints(checkpoint: Mapping[str, Any]) -> str:
+    how = "pinned" if checkpoint["is_pinned"] else "the best"
+    text = (
+        f"A checkpoint of {format_bytes(checkpoint['bytes'])} every {format_duration(checkpoint['interval_s'])} of "
+        f"training ({how}), training waits {format_duration(checkpoint['block_s'])} for it"
+    )
+    if checkpoint["durable_s"]:
+        text += f", it is stored {format_duration(checkpoint['durable_s'])} later"
+    if checkpoint["young_s"] is not None and checkpoint["daly_s"] is not None:
+        young, daly = format_duration(checkpoint["young_s"]), format_duration(max(checkpoint["daly_s"], 0.0))
+        text += f"; Young's formula says {young}, Daly's {daly}"
+    return f"{text}."

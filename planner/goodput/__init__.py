@@ -1,0 +1,1 @@
+"""What failures, checkpoints, repairs and spares make of a training run."""

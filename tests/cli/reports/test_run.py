@@ -1,0 +1,48 @@
+"""The run of a training plan as people read it."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.cli.reports import training
+from meshplan.cli.reports.first_screen import MOST_LINES, first_screen
+from meshplan.cli.reports.run import probability_text
+from meshplan.planner.core.plan import Plan
+from meshplan.planner.service import make_plan
+
+SPEC = {
+    "kind": "training",
+    "model": "llama-3.2-1b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 2}]},
+    "workload": {"sequence_length": 4096, "global_batch_size": 64, "num_training_tokens": "300B"},
+    "run": {"failures": "rsc-1", "finish_by": "60 d"},
+}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    return make_plan(SPEC, Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite")))
+
+
+def test_the_first_screen_says_when_it_ends(plan: Plan) -> None:
+    screen = first_screen(plan)
+    assert screen is not None
+    told = " ".join(screen.split())
+    assert "of the run's time" in told.lower()
+    assert "within 60.0 d with probability" in told
+    assert len(screen.splitlines()) <= MOST_LINES
+
+
+def test_the_whole_report_says_how_often_to_save_and_what_spares_save(plan: Plan) -> None:
+    told = " ".join(training.report(plan).split())
+    assert "6.5 interruptions per 1,000 node-days" in told
+    assert "Young's formula says" in told
+    assert "What spare nodes are worth" in told
+    assert "Not said, and assumed: run.restart_time" in told
+    assert "share of the run that trains" in told
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0, "below 1 %"), (0.5, "50%"), (1.0, "above 99 %")])
+def test_a_probability_is_never_certain(value: float, text: str) -> None:
+    assert probability_text(value) == text
