@@ -51,6 +51,9 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "explain": Subcommand(
         module="meshplan.cli.commands.explain", help="Why this plan, and what another choice would cost."
     ),
+    "replan": Subcommand(
+        module="meshplan.cli.commands.replan", help="Plans for when nodes are lost: what moves, wait or go on."
+    ),
     "emit": Subcommand(module="meshplan.cli.commands.emit", help="Write the launcher files of a plan."),
     "import": Subcommand(
         module="meshplan.cli.commands.import_",

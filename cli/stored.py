@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from meshplan.catalogs.errors import CatalogError
+from meshplan.cli.database import warn
+
 if TYPE_CHECKING:
     from meshplan.catalogs.database.plan_rows import PlanRows
     from meshplan.catalogs.database.repository import Catalog
@@ -27,3 +30,17 @@ def load_plan(handle: str, catalog: Catalog) -> Plan:
     from meshplan.planner import store
 
     return store.load(handle, plan_rows(catalog))
+
+
+def save_plan(made: Plan, catalog: Catalog, *, name: str = "", tag: str | None = None) -> bool:
+    """Whether the plan could be stored; where not, a warning says why."""
+    from meshplan.planner import store
+
+    if catalog.engine.url.database is None:
+        return False  # of the shipped numbers only; that has been said
+    try:
+        store.save(made, plan_rows(catalog), name=name, tag=tag)
+    except CatalogError as error:
+        warn(f"the plan is not stored: {error}; keep it as a file with --out DIR, or --format json > plan.json")
+        return False
+    return True

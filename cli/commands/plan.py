@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshplan.catalogs.errors import EXIT_INFEASIBLE, EXIT_SOLVER, CatalogError, MeshplanError
+from meshplan.catalogs.errors import EXIT_INFEASIBLE, EXIT_SOLVER, MeshplanError
 from meshplan.catalogs.units import Dimension, parse_quantity
 from meshplan.cli.asking import (
     Asked,
@@ -199,6 +199,7 @@ def _show_and_keep(made: Plan, catalog: Catalog, keep: Keep, form: Format, *, fu
     """Show a plan before anything that can fail, since it may have taken long to find; then store and write it."""
     from meshplan.cli.render import show_text
     from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text
+    from meshplan.cli.stored import save_plan
 
     files: Sequence[Path] = ()
     stored = False
@@ -206,28 +207,12 @@ def _show_and_keep(made: Plan, catalog: Catalog, keep: Keep, form: Format, *, fu
         show_plan(made, form, full=full)
     finally:
         try:
-            stored = keep.store and not is_infeasible(made) and _save(made, catalog, keep.name, keep.tag)
+            stored = keep.store and not is_infeasible(made) and save_plan(made, catalog, name=keep.name, tag=keep.tag)
             if keep.out is not None and not is_infeasible(made):
                 files = _write(made, catalog, keep.out, script=keep.script, force=keep.force)
         finally:
             if form is Format.TABLE:
                 show_text(f"\n{stored_text(made, stored=stored, db=keep.db, files=files, out=keep.out)}")
-
-
-def _save(made: Plan, catalog: Catalog, name: str, tag: str | None) -> bool:
-    """Whether the plan could be stored; where not, a warning says why."""
-    from meshplan.catalogs.database.plan_rows import PlanRows
-    from meshplan.cli.database import warn
-    from meshplan.planner import store
-
-    if catalog.engine.url.database is None:
-        return False  # of the shipped numbers only; that has been said
-    try:
-        store.save(made, PlanRows(catalog.engine), name=name, tag=tag)
-    except CatalogError as error:
-        warn(f"the plan is not stored: {error}; keep it as a file with --out DIR, or --format json > plan.json")
-        return False
-    return True
 
 
 def _write(made: Plan, catalog: Catalog, out: Path, *, script: str, force: bool) -> tuple[Path, ...]:

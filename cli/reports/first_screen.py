@@ -17,7 +17,7 @@ from meshplan.cli.reports import advice, serving, training
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
-from meshplan.cli.reports.run import run_sentence
+from meshplan.cli.reports.whole_run.forecast import run_sentence
 from meshplan.planner.core.plan import Plan
 
 MOST_LINES = 40

@@ -23,7 +23,7 @@ from meshplan.cli.reports.quantities import (
     percent,
     signed_percent,
 )
-from meshplan.cli.reports.run import run_section
+from meshplan.cli.reports.whole_run.forecast import run_section
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted

@@ -19,13 +19,16 @@ from meshplan.planner.goodput.run import RunSetting
 from meshplan.planner.goodput.spec import RunSpec
 
 
-def run_setting(spec: RunSpec, *, state_bytes: float, devices_per_node: int, problems: Problems) -> RunSetting:
+def run_setting(
+    spec: RunSpec, *, state_bytes: float, devices_per_node: int, spares: int, problems: Problems
+) -> RunSetting:
     """The run's conditions, with defaults for what the spec leaves out.
 
     Args:
         spec: ``run:`` as the user wrote it.
         state_bytes: of a whole checkpoint.
         devices_per_node: devices that fail together.
+        spares: nodes that stand by.
         problems: told where a pinned interval is too short for its checkpoint.
     """
     checkpoint = spec.checkpoint
@@ -35,7 +38,7 @@ def run_setting(spec: RunSpec, *, state_bytes: float, devices_per_node: int, pro
         restart_s=RESTART_S if spec.restart_time is None else spec.restart_time,
         broken_share=BROKEN_SHARE if spec.broken_share is None else spec.broken_share,
         repair_s=REPAIR_S if spec.repair_time is None else spec.repair_time,
-        spares=spec.spare_nodes,
+        spares=spares,
         late_share=spec.silent_share,
         late_s=spec.silent_age or 0.0,
         slowdown=spec.straggler_slowdown,

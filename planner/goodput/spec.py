@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from meshplan.planner.core.reading.spec_fields import BytesPerS, CountOrNone, Seconds, SpecModel
+from meshplan.planner.core.reading.spec_fields import BytesPerS, Seconds, SpecModel
 from meshplan.planner.goodput.published import COUNTED
 
 # Every failure of a node each minute, and a device that takes ten times as long: beyond that nothing trains.
@@ -45,7 +45,6 @@ class RunSpec(SpecModel):
         default=None, description="share of interruptions after which a node needs repair; 0.68 unless said"
     )
     repair_time: Seconds | None = Field(default=None, description="until a broken node is back; 1 d unless said")
-    spare_nodes: CountOrNone = Field(default=0, description="nodes of the cluster that stand by")
     silent_share: _Share = Field(default=0.0, description="share of interruptions by damage that is older (silent)")
     silent_age: Seconds | None = Field(default=None, description="age of that damage: younger checkpoints are useless")
     straggler_slowdown: Annotated[float, Field(ge=1, le=MOST_SLOWDOWN, allow_inf_nan=False)] = Field(

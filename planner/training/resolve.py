@@ -149,6 +149,7 @@ def _run(
             spec.run,
             state_bytes=checkpoint_bytes(shape, workload, recipe),
             devices_per_node=machine.devices_per_host,
+            spares=spec.cluster.spare_nodes * machine.domain_size // machine.devices_per_host,
             problems=problems,
         )
     )
@@ -305,11 +306,7 @@ def _limits(
     spec: TrainingSpec, machine: Machine, workload: TrainingWorkload, price: Price | None, problems: Problems
 ) -> TrainingLimits:
     wanted = spec.constraints
-    kept_free = 0 if spec.run is None else spec.run.spare_nodes * machine.devices_per_host
-    free = machine.num_devices - kept_free
-    if free < 1:
-        problems.say("run.spare_nodes", f"all {machine.num_devices} devices of the cluster would stand by")
-    most = min(free, wanted.max_devices or free)
+    most = min(machine.num_devices, wanted.max_devices or machine.num_devices)
     if wanted.min_devices is not None and wanted.min_devices > min(most, machine.joined_devices):
         why = "" if wanted.min_devices > most else f": {machine.no_network}"
         most_used = min(most, machine.joined_devices)

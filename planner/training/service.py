@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from meshplan.planner.training.plan import (
 )
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
+from meshplan.planner.training.replanning.replan import Replanned, losses, replanned
 from meshplan.planner.training.resolve import Resolved, calibration_for, resolve_training
 from meshplan.planner.training.search.degrees import KEEP
 from meshplan.planner.training.search.joint import JointResult, place_config, search_plans
@@ -60,6 +61,7 @@ __all__ = [
     "plan",
     "recorded_run",
     "refine_recorded",
+    "replan",
     "resolve",
     "row_validator",
     "timeline",
@@ -218,6 +220,23 @@ def recorded_run(made: Plan, recording: Recording, catalog: Catalog) -> Recorded
         start=calibration_for(catalog, problem.rules.name, problem.machine.device.architecture),
         cluster=resolved.identity,
     )
+
+
+def replan(question: Question, made: Plan, *, without: Sequence[int] = (), fewer: int = 1) -> tuple[Replanned, ...]:
+    """The plan without some nodes, and what it takes to get there.
+
+    Args:
+        question: how to search; its document is not read.
+        made: the plan that runs.
+        without: numbers of the nodes that are gone; none: one answer each for one to ``fewer`` nodes less.
+        fewer: most nodes less.
+    """
+    old = resolve(made.spec, question.catalog, question.base, shape=shape_from_document(made.provenance["model"]))
+
+    def answer(spec: Mapping[str, Any]) -> Plan:
+        return plan(replace(question, document=spec))
+
+    return tuple(replanned(made, old, lost, answer) for lost in losses(made, old, without, fewer))
 
 
 def timeline(made: Plan, catalog: Catalog) -> tuple[Simulated, str]:

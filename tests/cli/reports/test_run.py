@@ -7,7 +7,7 @@ import pytest
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.cli.reports import training
 from meshplan.cli.reports.first_screen import MOST_LINES, first_screen
-from meshplan.cli.reports.run import probability_text
+from meshplan.cli.reports.whole_run.forecast import probability_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import make_plan
 

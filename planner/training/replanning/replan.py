@@ -1,0 +1,162 @@
+"""Plans for a cluster that has lost nodes: one for each number, and what it takes to get there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.units import SECONDS_PER_DAY
+from meshplan.planner.core.plan import Plan
+from meshplan.planner.goodput.published import REPAIR_S, RESTART_S, STORE_BYTES_PER_S
+from meshplan.planner.training.plan import config_from_document
+from meshplan.planner.training.replanning.decision import Decision, decide
+from meshplan.planner.training.replanning.moves import Layout, Moves, moves
+from meshplan.planner.training.resolve import Resolved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """The plan on what is left.
+
+    Args:
+        lost: numbers of the nodes that are gone.
+        plan: the best plan without them; None where there is none.
+        why_not: why there is none.
+        speed: its training over that of the old plan.
+        moves: bytes to get there; None without a plan.
+        move_s: seconds for them: over the network where the live states survive, else from the store.
+        decision: wait or go on.
+        uses_spares: spare nodes of the old plan take over, so that nothing else changes.
+    """
+
+    lost: tuple[int, ...]
+    plan: Plan | None
+    why_not: str
+    speed: float
+    moves: Moves | None
+    move_s: float
+    decision: Decision
+    uses_spares: bool
+
+
+def without_nodes(spec: Mapping[str, Any], lost: Sequence[int]) -> dict[str, Any]:
+    """The question with nodes excluded; spare nodes take their places first.
+
+    Raises:
+        SpecError: a node is excluded already.
+    """
+    cluster = dict(spec["cluster"])
+    exclude = dict(cluster.get("exclude") or {})
+    known = list(exclude.get("nodes") or [])
+    twice = sorted(set(known) & set(lost))
+    if twice:
+        raise SpecError([Problem(path="--without", message=f"node {twice[0]} is not used by this plan already")])
+    cluster["exclude"] = {**exclude, "nodes": sorted([*known, *lost])}
+    cluster["spare_nodes"] = max(0, int(cluster.get("spare_nodes") or 0) - len(lost))
+    return {**spec, "cluster": cluster}
+
+
+def replanned(made: Plan, old: Resolved, lost: Sequence[int], answer: Callable[[Mapping[str, Any]], Plan]) -> Replanned:
+    """The plan without some nodes, and what it takes to get there.
+
+    Args:
+        made: the plan that runs.
+        old: its question.
+        lost: numbers of the nodes that are gone.
+        answer: searches a plan for a question.
+    """
+    spec = without_nodes(made.spec, lost)
+    setting = None if old.problem.run is None else old.problem.run.setting
+    repair_s = REPAIR_S if setting is None else setting.repair_s
+    restart_s = RESTART_S if setting is None else setting.restart_s
+    nothing = Replanned(
+        lost=tuple(lost),
+        plan=None,
+        why_not="",
+        speed=0.0,
+        moves=None,
+        move_s=0.0,
+        decision=decide(speed=0.0, change_s=0.0, repair_s=repair_s),
+        uses_spares=False,
+    )
+    try:
+        found = answer(spec)
+    except SpecError as error:
+        return replace(nothing, why_not=str(error))
+    if not found.config:
+        return replace(nothing, why_not=str(found.solution.get("binding_constraint", "no plan")))
+    problem = old.problem
+    per_host, per_node = problem.machine.devices_per_host, problem.machine.domain_size
+    gone = [divmod(node * per_node + device, per_host) for node in lost for device in range(per_node)]
+    taken = moves(problem.shape, problem.calibration.recipe, _layout(made), _layout(found), gone)
+    speed = made.predicted["iteration_s"].value / found.predicted["iteration_s"].value
+    store = STORE_BYTES_PER_S if setting is None else setting.store_bytes_per_s
+    link = problem.machine.scale_out_bytes_per_s
+    move_s = taken.needed / store if taken.lost else taken.most_in / link
+    return Replanned(
+        lost=tuple(lost),
+        plan=found,
+        why_not="",
+        speed=speed,
+        moves=taken,
+        move_s=move_s,
+        decision=decide(speed=speed, change_s=restart_s + move_s, repair_s=repair_s),
+        uses_spares=found.config == made.config,
+    )
+
+
+def _layout(plan: Plan) -> Layout:
+    return Layout(config=config_from_document(plan.config), places=plan.rank_table or ())
+
+
+def losses(made: Plan, old: Resolved, without: Sequence[int], fewer: int) -> list[list[int]]:
+    """Which nodes each answer is without: those named, else one, two, … of those that hold the last ranks.
+
+    Raises:
+        SpecError: the plan runs on one node.
+    """
+    if without:
+        return [sorted(set(without))]
+    machine = old.problem.machine
+    used = sorted({host * machine.devices_per_host // machine.domain_size for host, _ in made.rank_table or ()})
+    most = min(fewer, len(used) - 1)
+    if most < 1:
+        raise SpecError([Problem(path="PLAN", message="it runs on one node: none is left without it")])
+    return [used[-count:] for count in range(1, most + 1)]
+
+
+def replan_document(made: Plan, rows: Sequence[Replanned]) -> dict[str, Any]:
+    """Plans without nodes as plain JSON."""
+    return {
+        "plan_id": made.plan_id,
+        "iteration_s": made.predicted["iteration_s"].value,
+        "rows": [_row(one) for one in rows],
+    }
+
+
+def _row(one: Replanned) -> dict[str, Any]:
+    taken, decision = one.moves, one.decision
+    return {
+        "lost_nodes": list(one.lost),
+        "plan_id": None if one.plan is None else one.plan.plan_id,
+        "config": None if one.plan is None else dict(one.plan.config),
+        "why_not": one.why_not,
+        "iteration_s": None if one.plan is None else one.plan.predicted["iteration_s"].value,
+        "speed": one.speed,
+        "uses_spares": one.uses_spares,
+        "bytes": None
+        if taken is None
+        else {
+            "needed": taken.needed,
+            "kept": taken.kept,
+            "moved": taken.moved,
+            "most_in_one_device": taken.most_in,
+            "lost": taken.lost,
+        },
+        "from_checkpoint": bool(taken and taken.lost),
+        "move_s": one.move_s,
+        "decision": "go on" if decision.goes_on else "wait",
+        "go_on_from_repair_s": decision.from_s if decision.from_s < 1e4 * SECONDS_PER_DAY else None,
+    }

@@ -1,0 +1,105 @@
+"""Plans without some nodes: the question changes in nothing else, and the advice follows the repair time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.kinds import Question
+from meshplan.planner.core.plan import Plan
+from meshplan.planner.service import make_plan
+from meshplan.planner.training.replanning.decision import decide
+from meshplan.planner.training.replanning.replan import Replanned, without_nodes
+from meshplan.planner.training.service import replan
+
+
+def question(*, spare_nodes: int = 0, **run: Any) -> dict[str, Any]:
+    return {
+        "kind": "training",
+        "model": "llama-3.2-1b",
+        "cluster": {"nodes": [{"type": "dgx-h100", "count": 3}], "spare_nodes": spare_nodes},
+        "workload": {"sequence_length": 4096, "global_batch_size": 240, "num_training_tokens": "300B"},
+        "run": run,
+    }
+
+
+@pytest.fixture(scope="module")
+def plan(catalog: Catalog) -> Plan:
+    return make_plan(question(), catalog)
+
+
+def answers(plan: Plan, catalog: Catalog, **asked: Any) -> tuple[Replanned, ...]:
+    return replan(Question(document=plan.spec, catalog=catalog), plan, **asked)
+
+
+def test_fewer_nodes_are_never_faster(plan: Plan, catalog: Catalog) -> None:
+    one, two = answers(plan, catalog, fewer=2)
+    assert (one.lost, two.lost) == ((2,), (1, 2))
+    assert 1.0 >= one.speed >= two.speed > 0.0
+
+
+def test_no_rank_sits_on_a_lost_node(plan: Plan, catalog: Catalog) -> None:
+    (row,) = answers(plan, catalog, without=[1])
+    assert row.plan is not None
+    assert row.plan.rank_table is not None
+    assert 1 not in {host for host, _ in row.plan.rank_table}
+
+
+def test_the_plan_is_that_of_the_question_without_the_nodes(plan: Plan, catalog: Catalog) -> None:
+    (row,) = answers(plan, catalog, without=[1])
+    direct = make_plan(without_nodes(plan.spec, [1]), catalog)
+    assert row.plan is not None
+    assert row.plan.config == direct.config
+
+
+def test_a_spare_takes_over(catalog: Catalog) -> None:
+    made = make_plan(question(spare_nodes=1), catalog)
+    (row,) = answers(made, catalog, without=[0])
+    assert row.uses_spares
+    assert row.speed == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("shard", "from_checkpoint"), [(24, True), (8, False)])
+def test_states_that_only_a_lost_node_held_come_from_the_checkpoint(
+    catalog: Catalog, shard: int, *, from_checkpoint: bool
+) -> None:
+    document = {**question(), "fixed": {"data_parallel_shard": shard, "zero_stage": 1, "context_parallel": 1}}
+    made = make_plan({**document, "constraints": {"min_devices": 24}}, catalog)
+    assert made.config["data_parallel"] == 24
+    free = replace(made, spec=question())
+    (row,) = answers(free, catalog, without=[2])
+    assert row.moves is not None
+    assert (row.moves.lost > 0.0) == from_checkpoint
+    assert row.moves.kept + row.moves.moved == pytest.approx(0.0 if from_checkpoint else row.moves.needed)
+
+
+def test_a_node_is_lost_once(plan: Plan) -> None:
+    spec = without_nodes(plan.spec, [1])
+    with pytest.raises(SpecError, match="not used by this plan already"):
+        without_nodes(spec, [1])
+
+
+def test_a_node_that_does_not_exist_is_named(plan: Plan, catalog: Catalog) -> None:
+    (row,) = answers(plan, catalog, without=[7])
+    assert row.plan is None
+    assert "no node 7" in row.why_not
+
+
+@pytest.mark.parametrize("speed", [0.1, 0.5, 0.9])
+def test_both_choices_cost_the_same_at_the_break_even(speed: float) -> None:
+    even = decide(speed=speed, change_s=700.0, repair_s=1.0).from_s
+    at = decide(speed=speed, change_s=700.0, repair_s=even)
+    assert at.going_on_s == pytest.approx(at.waiting_s)
+    assert decide(speed=speed, change_s=700.0, repair_s=1.01 * even).goes_on
+    assert not decide(speed=speed, change_s=700.0, repair_s=0.99 * even).goes_on
+
+
+def test_nothing_runs_on_what_is_left() -> None:
+    none = decide(speed=0.0, change_s=700.0, repair_s=1e9)
+    assert not none.goes_on
+    assert math.isinf(none.from_s)
