@@ -68,16 +68,16 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "plans": Subcommand(
         module="meshplan.cli.commands.plans", help="List, show, tag, delete stored plans; record measurements."
     ),
-    "validate": Subcommand(module="meshplan.cli.commands.validate", help="Predicted against measured runs."),
+    "validate": Subcommand(module="meshplan.cli.commands.measured.validate", help="Predicted against measured runs."),
     "calibrate": Subcommand(
-        module="meshplan.cli.commands.calibrate", help="Fit the estimator's constants to measured runs."
+        module="meshplan.cli.commands.measured.calibrate", help="Fit the estimator's constants to measured runs."
     ),
     "catalog": Subcommand(
         module="meshplan.cli.commands.catalog",
         help="Show, import and upgrade hardware, models and prices.",
     ),
     "profile": Subcommand(
-        module="meshplan.cli.commands.profile",
+        module="meshplan.cli.commands.measured.profile",
         help="Measure this machine and its links, and write the catalog.",
     ),
     "serve": Subcommand(module="meshplan.cli.web.serve", help="Answer questions over HTTP."),

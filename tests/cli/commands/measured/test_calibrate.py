@@ -13,7 +13,7 @@ from command_line import Command
 
 from meshplan.planner.validation.machines import read_rows
 
-FOLDER = Path(__file__).parents[2] / "validation"
+FOLDER = Path(__file__).parents[3] / "validation"
 
 
 def some_rows(task: str, framework: str, count: int) -> list[dict[str, Any]]:

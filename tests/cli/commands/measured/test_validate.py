@@ -10,7 +10,7 @@ from command_line import Command
 
 from meshplan.planner.validation.machines import read_rows
 
-FOLDER = Path(__file__).parents[2] / "validation"
+FOLDER = Path(__file__).parents[3] / "validation"
 
 
 @pytest.fixture

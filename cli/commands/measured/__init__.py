@@ -1,0 +1,1 @@
+"""Commands on what was measured: machines and links, predictions against runs, constants fitted to them."""
