@@ -54,6 +54,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "replan": Subcommand(
         module="meshplan.cli.commands.replan", help="Plans for when nodes are lost: what moves, wait or go on."
     ),
+    "batch": Subcommand(module="meshplan.cli.commands.batch", help="Which global batch trains soonest."),
     "emit": Subcommand(module="meshplan.cli.commands.emit", help="Write the launcher files of a plan."),
     "import": Subcommand(
         module="meshplan.cli.commands.import_",

@@ -1,0 +1,87 @@
+"""``meshplan batch``: which global batch trains soonest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from meshplan.catalogs.errors import EXIT_INFEASIBLE, Problem, SpecError, UnitError
+from meshplan.cli.asking import Asked, SetOption, question
+from meshplan.cli.database import open_catalog
+from meshplan.cli.options import DatabaseOption, FormatOption, SpecArgument
+from meshplan.cli.progress import progress_line
+from meshplan.cli.render import Format, show_document, show_text, terminal_width
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def batch(
+    spec: SpecArgument,
+    noise: Annotated[
+        str,
+        typer.Option(
+            metavar="TOKENS",
+            help="Gradient noise scale: tokens, or tokens over the progress of the run, such as 0:1M,0.5:4M,1:8M.",
+            show_default=False,
+        ),
+    ],
+    batches: Annotated[
+        str,
+        typer.Option(
+            metavar="TOKENS,…",
+            help="Global batches to compare. Default: halves and doubles of the question's own.",
+            show_default=False,
+        ),
+    ] = "",
+    settings: SetOption = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Plan SPEC at several global batches, and weigh their rates against the tokens that each needs for the same loss.
+
+    The spec's batch and its num_training_tokens are the reference. Exit code 3 where no batch has a plan.
+    """
+    from meshplan.planner.batch_size.noise import read_noise
+    from meshplan.planner.batch_size.study import study_batches, study_document
+    from meshplan.planner.core.kinds import kind_of
+    from meshplan.planner.service import make_plan
+    from meshplan.planner.training.problem.spec import read_training_spec
+
+    catalog = open_catalog(db, or_shipped=True)
+    document, base = question(spec, Asked(), settings or (), catalog)
+    if kind_of(document).name != "training":
+        raise SpecError([Problem(path="kind", message="only a training question has a global batch")])
+    workload = read_training_spec(document).workload
+    with progress_line() as on_progress:
+        study = study_batches(
+            document,
+            workload,
+            read_noise(noise),
+            lambda asked: make_plan(asked, catalog, base=base, on_progress=on_progress),
+            batches=_sizes(batches),
+        )
+    if form is Format.TABLE:
+        from meshplan.cli.reports.whole_run.batches import batches_report
+
+        show_text(batches_report(study, width=terminal_width()))
+    else:
+        show_document(study_document(study), form)
+    if study.schedule is None:
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def _sizes(text: str) -> list[int]:
+    """Batches as users write them.
+
+    Raises:
+        SpecError: one is no number of tokens.
+    """
+    from meshplan.catalogs.units import parse_tokens
+    from meshplan.planner.batch_size.noise import MOST_TOKENS
+
+    try:
+        return [parse_tokens(part.strip(), least=1, most=MOST_TOKENS) for part in text.split(",") if part.strip()]
+    except UnitError as error:
+        raise SpecError([Problem(path="--batches", message=str(error))]) from error

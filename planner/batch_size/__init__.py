@@ -1,0 +1,1 @@
+"""Which global batch trains soonest: throughput against statistical efficiency."""

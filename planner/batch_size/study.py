@@ -1,0 +1,135 @@
+"""A training question at several global batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.batch_size.noise import NoiseScale, batches_around, tokens_needed
+from meshplan.planner.batch_size.schedule import Option, Schedule, best_schedule
+from meshplan.planner.core.plan import Plan
+
+# Batches looked at beside the question's own: halves and doubles.
+BELOW, ABOVE = 2, 4
+# A change of batch restarts the job where the layout changes: detection apart, as in planner.goodput.
+CHANGE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtBatch:
+    """The plan at one batch.
+
+    Args:
+        batch: tokens of a global batch.
+        plan: the best one; without a configuration where there is none.
+        tokens: that the run needs at this batch.
+        run_s: seconds of training; None without a plan.
+    """
+
+    batch: int
+    plan: Plan
+    tokens: float
+    run_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStudy:
+    """Plans at every batch, and which batch trains soonest.
+
+    Args:
+        reference: the question's own batch, tokens.
+        rows: by batch.
+        schedule: over those with a plan; its options count these rows alone. None where there is no plan at all.
+    """
+
+    reference: int
+    rows: tuple[AtBatch, ...]
+    schedule: Schedule | None
+
+    @property
+    def planned(self) -> tuple[AtBatch, ...]:
+        """Rows with a plan: the options of the schedule."""
+        return tuple(row for row in self.rows if row.run_s is not None)
+
+
+def study_batches(
+    spec: Mapping[str, Any],
+    workload: Any,
+    noise: NoiseScale,
+    answer: Callable[[Mapping[str, Any]], Plan],
+    *,
+    batches: Sequence[int] = (),
+) -> BatchStudy:
+    """Plan a question at several batches.
+
+    Args:
+        spec: the training question.
+        workload: its ``workload``, read: sequence length, sequences and tokens.
+        noise: gradient noise scale.
+        answer: searches a plan for a question.
+        batches: tokens of each global batch; none: halves and doubles of the question's own.
+
+    Raises:
+        SpecError: no number of training tokens, or a batch that is no whole number of sequences.
+    """
+    length, tokens = workload.sequence_length, workload.num_training_tokens
+    if tokens is None:
+        raise SpecError([Problem(path="workload.num_training_tokens", message="is needed to compare batches")])
+    reference = workload.num_sequences * length
+    sizes = sorted(set(batches)) or batches_around(reference, sequence_length=length, below=BELOW, above=ABOVE)
+    broken = [size for size in sizes if size % length or not size]
+    if broken:
+        raise SpecError([Problem(path="--batches", message=f"{broken[0]} tokens are no multiple of {length}")])
+    rows = []
+    for size in sizes:
+        needed = tokens_needed(size, reference=reference, tokens=tokens, noise=noise)
+        found = answer(_at(spec, size))
+        rate = found.predicted["tokens_per_s"].value if found.config else 0.0
+        rows.append(AtBatch(batch=size, plan=found, tokens=needed, run_s=needed / rate if rate else None))
+    options = [Option(batch=row.batch, tokens_per_s=row.tokens / row.run_s) for row in rows if row.run_s is not None]
+    schedule = None
+    if options:
+        schedule = best_schedule(options, reference=reference, tokens=tokens, noise=noise, change_s=CHANGE_S)
+    return BatchStudy(reference=reference, rows=tuple(rows), schedule=schedule)
+
+
+def _at(spec: Mapping[str, Any], batch: int) -> dict[str, Any]:
+    """The question at another batch."""
+    workload = {name: value for name, value in spec["workload"].items() if name != "global_batch_size"}
+    return {**spec, "workload": {**workload, "global_batch_tokens": batch}}
+
+
+def study_document(study: BatchStudy) -> dict[str, Any]:
+    """The study as plain JSON."""
+    schedule, planned = study.schedule, study.planned
+    return {
+        "reference_batch_tokens": study.reference,
+        "rows": [
+            {
+                "batch_tokens": row.batch,
+                "plan_id": row.plan.plan_id if row.run_s is not None else None,
+                "config": dict(row.plan.config) or None,
+                "tokens_per_s": None if row.run_s is None else row.tokens / row.run_s,
+                "tokens": row.tokens,
+                "run_s": row.run_s,
+            }
+            for row in study.rows
+        ],
+        "best_fixed_batch_tokens": None if schedule is None else planned[schedule.fixed].batch,
+        "best_fixed_s": None if schedule is None else schedule.fixed_s,
+        "schedule_s": None if schedule is None else schedule.seconds,
+        "schedule": []
+        if schedule is None
+        else [
+            {
+                "batch_tokens": planned[part.option].batch,
+                "from_progress": part.start,
+                "to_progress": part.end,
+                "tokens": part.tokens,
+                "seconds": part.seconds,
+            }
+            for part in schedule.parts
+        ],
+    }

@@ -1,0 +1,63 @@
+"""``meshplan batch``: the batch that trains soonest, as a user asks for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from meshplan.cli.commands.batch import app
+
+SPEC: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3.2-1b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "workload": {"sequence_length": 4096, "global_batch_size": 64, "num_training_tokens": "100B"},
+    "fixed": {"tensor_parallel": 1, "pipeline_parallel": 1},
+}
+
+
+def call(folder: Path, *words: str, spec: dict[str, Any] = SPEC) -> Result:
+    (folder / "spec.json").write_text(json.dumps(spec))
+    return CliRunner().invoke(app, [str(folder / "spec.json"), "--db", str(folder / "c.sqlite"), *words])
+
+
+def test_a_table_of_batches(tmp_path: Path) -> None:
+    shown = call(tmp_path, "--noise", "1M", "--batches", "256k,1M")
+    assert shown.exit_code == 0, shown.output
+    assert "The same loss at every batch" in shown.output
+    assert "262,144" in shown.output
+    assert "1,048,576" in shown.output
+
+
+def test_its_numbers_are_those_of_the_plans(tmp_path: Path) -> None:
+    answer = json.loads(call(tmp_path, "--noise", "1M", "--batches", "256k,1M", "--format", "json").output)
+    small, large = answer["rows"]
+    assert answer["reference_batch_tokens"] == 64 * 4096
+    assert small["tokens"] == pytest.approx(100e9)
+    assert large["tokens"] == pytest.approx(100e9 * 2 / 1.25)
+    assert large["run_s"] == pytest.approx(large["tokens"] / large["tokens_per_s"])
+    assert answer["schedule_s"] <= answer["best_fixed_s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--noise", "lots"), "--noise"),
+        (("--noise", "1M", "--batches", "1000"), "no multiple of 4096"),
+        (("--noise", "1M", "--batches", "much"), "--batches"),
+    ],
+)
+def test_wrong_words_are_refused(tmp_path: Path, words: tuple[str, ...], problem: str) -> None:
+    shown = call(tmp_path, *words)
+    assert shown.exit_code != 0
+    assert problem in str(shown.exception)
+
+
+def test_tokens_are_needed(tmp_path: Path) -> None:
+    workload = {name: value for name, value in SPEC["workload"].items() if name != "num_training_tokens"}
+    shown = call(tmp_path, "--noise", "1M", spec={**SPEC, "workload": workload})
+    assert "num_training_tokens" in str(shown.exception)
