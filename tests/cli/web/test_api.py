@@ -12,7 +12,7 @@ import pytest
 import yaml
 from command_line import Command
 from starlette.testclient import TestClient
-from web_cases import SPEC, ended
+from web_cases import SPEC, ended, until
 
 from meshplan.cli.web.settings import Settings
 
@@ -146,6 +146,14 @@ def test_a_waiting_job_can_be_cancelled(client: TestClient, settings: Settings) 
     assert client.delete(f"/api/v1/jobs/{asked['job_id']}").status_code == 202
     assert ended(client, asked["job_id"])["state"] in ("cancelled", "done", "failed")
     assert client.delete("/api/v1/jobs/none").status_code == 404
+
+
+def test_a_search_that_is_stopped_as_it_begins_is_cancelled(client: TestClient, working: None) -> None:
+    cluster = {"nodes": [{"type": "dgx-h100", "count": 1280}]}
+    asked = client.post("/api/v1/plans?seed=3", json={**SPEC, "cluster": cluster, "fixed": {}}).json()
+    until(lambda: client.get(f"/api/v1/jobs/{asked['job_id']}").json()["state"] == "running")
+    client.delete(f"/api/v1/jobs/{asked['job_id']}")
+    assert ended(client, asked["job_id"])["state"] in ("cancelled", "done")
 
 
 def test_the_openapi_document_names_every_resource(client: TestClient) -> None:
