@@ -23,8 +23,9 @@ from meshplan.catalogs.errors import StoreError
 from meshplan.cli.answers.entries import Section, described, entry_rows
 from meshplan.cli.answers.plans import listed_plan
 from meshplan.cli.web import calls
-from meshplan.cli.web.asking import Options, check_question, job_digest, read_question
+from meshplan.cli.web.asking import ROWS_TYPES, Options, check_question, job_digest, read_question, read_text
 from meshplan.cli.web.calls import Answer, document_answer, problem_answer
+from meshplan.cli.web.metrics import KNOWN, REFUSED, SEARCHED
 from meshplan.cli.web.problems import problem
 from meshplan.cli.web.state import Service
 from meshplan.cli.web.worker import ANSWER
@@ -106,11 +107,14 @@ def ask(spec: dict[str, Any], options: Options, request: Request, service: Servi
     known = service.jobs.answered(kind=KIND, digest=digest)
     found = None if known is None else known_answer(known, service)
     if found is not None:
+        service.metrics.asked(KNOWN)
         return Asked(job=known, answer=found)
     counts, most = service.jobs.counts(client=client), service.settings.most_waiting
     if counts[JobState.QUEUED] + counts[JobState.RUNNING] >= most:
         refused = problem(429, "Too many questions at once", f"{most} of yours wait: ask later")
+        service.metrics.asked(REFUSED)
         return Asked(job=None, answer=problem_answer(refused))
+    service.metrics.asked(SEARCHED)
     document = {"spec": spec, "options": options.model_dump(exclude_none=True)}
     return Asked(job=service.jobs.submit(document, kind=KIND, digest=digest, client=client), answer=None)
 
@@ -272,6 +276,21 @@ def post_estimate(spec: Question, service: Using) -> Response:
         if answer.status == HTTPStatus.OK:
             service.remembered.put(digest, answer)
     return respond(answer)
+
+
+async def rows(request: Request) -> str:
+    """The measured rows in the body, one JSON object a line.
+
+    Raises:
+        SpecError: another type, or no text.
+    """
+    return read_text(await request.body(), request.headers.get("content-type", ""), ROWS_TYPES)
+
+
+@router.post("/validate")
+def post_validate(measured: Annotated[str, Depends(rows)], service: Using) -> Response:
+    """Predict measured runs, one JSON object a line, and say how far off the predictions are."""
+    return respond(service.calls.answer(calls.validated, measured))
 
 
 @router.get("/catalog/{section}")

@@ -19,6 +19,7 @@ from meshplan.catalogs.errors import MeshplanError
 from meshplan.cli.web import api
 from meshplan.cli.web.calls import Calls, document_answer, problem_answer
 from meshplan.cli.web.guard import Guard
+from meshplan.cli.web.metrics import MEDIA_TYPE, Measured, Metrics
 from meshplan.cli.web.pages import answer, ask, compare, runs, site, what_if
 from meshplan.cli.web.pages import catalog as catalog_page
 from meshplan.cli.web.problems import problem, problem_of
@@ -38,10 +39,12 @@ def create_app(settings: Settings) -> FastAPI:
     async def running(app: FastAPI) -> AsyncIterator[None]:
         calls = Calls(settings)
         calls.warm_up(("meshplan.cli.web.pages.calls",))
+        jobs = Jobs(catalog.engine)
         app.state.service = Service(
             settings=settings,
             catalog=catalog,
-            jobs=Jobs(catalog.engine),
+            jobs=jobs,
+            metrics=Metrics(jobs),
             calls=calls,
             catalog_state=CatalogState(catalog),
         )
@@ -60,6 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(api.router)
     for part in (site, ask, answer, compare, what_if, runs, catalog_page):
         app.include_router(part.router)
+    app.add_api_route("/metrics", measured, methods=["GET"], include_in_schema=False)
     app.add_api_route("/healthz", healthy, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(MeshplanError, _failed)
@@ -67,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _misread)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*settings.hosts], www_redirect=False)
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Measured)
     return app
 
 
@@ -75,6 +80,12 @@ def healthy(request: Request) -> Response:
     service: Service = request.app.state.service
     counts = {state.value: count for state, count in service.jobs.counts().items()}
     return api.respond(document_answer({"status": "ok", "version": version("meshplan"), "jobs": counts}))
+
+
+def measured(request: Request) -> Response:
+    """What a monitor scrapes."""
+    service: Service = request.app.state.service
+    return Response(service.metrics.text(), media_type=MEDIA_TYPE)
 
 
 def _told(request: Request, document: dict[str, Any]) -> Response:

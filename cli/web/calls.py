@@ -182,6 +182,15 @@ def recorded(catalog: Catalog, handle: str, measured: Mapping[str, Any]) -> Answ
     return document_answer({"plan_id": made.plan_id, "metrics": measured_rows(made, measured)}, status=201)
 
 
+def validated(catalog: Catalog, text: str) -> Answer:
+    """``meshplan validate`` of the rows in a text; rows that replay a recorded trace, which is a file, are refused."""
+    from meshplan.cli.reports.measured.validation import validation_document
+    from meshplan.planner.validate import validate_rows
+    from meshplan.planner.validation.machines import rows_of
+
+    return document_answer(validation_document(validate_rows(rows_of(text.splitlines(), name="the body"), catalog)))
+
+
 def stored_plan(catalog: Catalog, handle: str) -> Any:
     """A stored plan; a handle of a request is never a path.
 
