@@ -25,10 +25,10 @@ from meshplan.cli.answers.plans import listed_plan
 from meshplan.cli.web import calls
 from meshplan.cli.web.asking import ROWS_TYPES, Options, check_question, job_digest, read_question, read_text
 from meshplan.cli.web.calls import Answer, document_answer, problem_answer
+from meshplan.cli.web.jobs.worker import ANSWER
 from meshplan.cli.web.metrics import KNOWN, REFUSED, SEARCHED
 from meshplan.cli.web.problems import problem
 from meshplan.cli.web.state import Service
-from meshplan.cli.web.worker import ANSWER
 
 PREFIX = "/api/v1"
 # Seconds between two looks at a job whose events somebody follows.

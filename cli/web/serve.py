@@ -43,7 +43,7 @@ def serve(
     import uvicorn
 
     from meshplan.cli.web.app import create_app
-    from meshplan.cli.web.crew import crew
+    from meshplan.cli.web.jobs.crew import crew
     from meshplan.cli.web.settings import LOOPBACK, Settings
 
     token = "" if token_file is None else read_token(token_file)

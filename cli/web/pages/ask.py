@@ -15,13 +15,13 @@ from meshplan.cli.answers.entries import Section, entry_rows
 from meshplan.cli.web.api import PREFIX, Asked, Using, ask, job_document, job_progress, respond
 from meshplan.cli.web.asking import Options
 from meshplan.cli.web.calls import document_answer
+from meshplan.cli.web.jobs.worker import ANSWER
 from meshplan.cli.web.pages import calls
 from meshplan.cli.web.pages.site import content, is_good, page, problem_page
 from meshplan.cli.web.pages.views.ask import EXAMPLE_TEXTS, EXAMPLES, FIELDS, SERVE
 from meshplan.cli.web.pages.views.job import job_view
 from meshplan.cli.web.problems import problem
 from meshplan.cli.web.state import Service
-from meshplan.cli.web.worker import ANSWER
 from meshplan.planner.core.reading.documents import parse_document
 from meshplan.planner.launch.registry import engine_names, framework_names
 

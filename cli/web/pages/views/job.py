@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from meshplan.catalogs.database.job_rows import Job, JobState
-from meshplan.catalogs.units import format_duration, format_usd
 from meshplan.cli.reports.quantities import percent
 
 _WORDS = {
@@ -45,13 +44,9 @@ def job_view(job: Job) -> dict[str, Any]:
 
 
 def value_text(value: Any, unit: str) -> str:
-    """An objective in its unit; a dash while there is none.
+    """An objective in its unit, as on the command line; a dash while there is none.
 
-    >>> value_text(None, "s"), value_text(2.5, "s"), value_text(0.004, "")
-    ('–', '2.50 s', '0.004')
+    >>> value_text(None, "s a step"), value_text(29.2474, "s a step"), value_text(0.004, "")
+    ('–', '29.247 s a step', '0.004')
     """
-    if not isinstance(value, int | float):
-        return "–"
-    if unit == "s":
-        return format_duration(value)
-    return format_usd(value) if unit.lower() in ("usd", "$") else f"{value:.6g} {unit}".strip()
+    return f"{value:.5g} {unit}".strip() if isinstance(value, int | float) else "–"

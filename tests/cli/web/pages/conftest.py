@@ -25,11 +25,12 @@ from meshplan.planner.service import make_plan
 
 @pytest.fixture(scope="session")
 def plans(client: TestClient, plan: dict[str, Any], settings: Settings) -> dict[str, str]:
-    """Ids of stored plans by what they are; something was recorded for the small one."""
-    client.post(f"/api/v1/plans/{plan['plan_id']}/record", json={"iteration_s": 3.4})
+    """Ids of stored plans by what they are; something was recorded for the large one."""
     large = json.loads((ROOT / "tests" / "golden" / "cli" / "plan-70b.json").read_text())
     catalog = Catalog.open(settings.db)
     PlanRows(catalog.engine).insert(large)
+    told = client.post(f"/api/v1/plans/{large['plan_id']}/record", json={"iteration_s": 60.0})
+    assert told.status_code == 201, told.text
     asked = client.post("/api/v1/plans", json=SERVING).json()
     job = ended(client, asked["job_id"])
     assert job["state"] == "done", job

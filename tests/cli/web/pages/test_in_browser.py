@@ -22,7 +22,7 @@ PAGES = {
     "plans": "/plans",
     "compare": "/compare?plans={small},{large}",
     "choose": "/compare",
-    "measured": "/compare?plans={small}",
+    "measured": "/compare?plans={large}",
     "what if": "/plans/{serving}/what-if",
     "runs": "/runs",
     "catalog": "/catalog",
