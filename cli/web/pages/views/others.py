@@ -28,6 +28,13 @@ _PROMISES = (
 )
 
 
+_TITLES = {
+    "gpu-allocation": "A fleet for {}",
+    "rank-mapping": "Which rank on which node: {}",
+    "expert-placement": "Which expert on which device: {}",
+}
+
+
 def question(plan: Plan) -> str:
     """What was asked."""
     name = str(plan.spec.get("name", ""))
@@ -37,7 +44,7 @@ def question(plan: Plan) -> str:
 
 def sections(plan: Plan) -> dict[str, Any]:
     """A fleet's own parts, or the answer as the table that the command line prints."""
-    title = question(plan).capitalize()
+    title = _TITLES.get(plan.kind, "{}").format(plan.spec.get("name") or "").strip()
     if plan.kind == "gpu-allocation" and gpu_allocation.is_market_plan(plan) and plan.answer:
         return {"title": title, **_fleet(plan, plan.answer)}
     report = report_of(plan.kind)

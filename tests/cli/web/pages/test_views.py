@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,34 @@ def test_hostile_texts_of_an_address_are_shown_as_text(client: TestClient, plans
         assert "<script>alert" not in answer.text
         assert "<img src=x" not in answer.text
         assert answer.headers["content-type"] == "application/zip" or "\x1b" not in answer.text
+
+
+def test_no_page_opens_a_file(client: TestClient, plans: dict[str, str], settings: Settings) -> None:
+    opened: list[str] = []
+    watching = [True]
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if watching and event == "open" and isinstance(arguments[0], str):
+            opened.append(arguments[0])
+
+    paths = (
+        "/",
+        "/?example=training",
+        "/plans",
+        "/compare",
+        "/runs",
+        "/catalog",
+        "/nothing",
+        f"{site.STATIC}/pages.css",
+    )
+    own = (f"/plans/{plans['large']}", f"/plans/{plans['small']}/what-if", f"/plans/{plans['mapping']}/links.svg")
+    for path in (*paths, *own):  # once before: what is loaded when it is needed first is code
+        client.get(path, headers=PAGE)
+    sys.addaudithook(watch)
+    for path in (*paths, *own):
+        client.get(path, headers=PAGE)
+    watching.clear()
+    assert [path for path in opened if not path.startswith(str(settings.db))] == []
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
