@@ -40,7 +40,7 @@ def list_entries(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List devices, links, nodes, models or prices; of several facts for one number the one in effect is shown."""
-    show_rows(entry_rows(open_catalog(db, or_shipped=True), section, search=search), _COLUMNS[section], form)
+    show_rows(entry_rows(open_catalog(db, or_shipped=True), section, search=search), LISTINGS[section], form)
 
 
 @app.command()
@@ -286,7 +286,8 @@ _FACT_COLUMNS = (
     Column(key="level", title="Level", derive=_level),
     Column(key="source", title="", derive=_reference, footnote=True, wrap=False),
 )
-_COLUMNS = {
+# What people read of a section.
+LISTINGS = {
     Section.DEVICES: _DEVICE_COLUMNS,
     Section.LINKS: _LINK_COLUMNS,
     Section.NODES: _NODE_COLUMNS,

@@ -52,13 +52,13 @@ def _columns(heading: str, plans: tuple[str, ...]) -> tuple[Column, ...]:
 
 
 def _difference_row(item: Difference) -> Row:
-    return {"field": item.field, **{f"plan{place}": _short(value) for place, value in enumerate(item.values)}}
+    return {"field": item.field, **{f"plan{place}": short_value(value) for place, value in enumerate(item.values)}}
 
 
-def _short(value: Any) -> Any:
+def short_value(value: Any) -> Any:
     """Long lists, such as the layers of each chunk, by their runs.
 
-    >>> _short([2, 2, 2, 1])
+    >>> short_value([2, 2, 2, 1])
     '3×2, 1'
     """
     if not isinstance(value, list):

@@ -330,12 +330,12 @@ def alternatives_section(plan: Plan, width: int) -> str:
         Column(key="name", title="Why not …?"),
         Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
         Column(key="slower_by", title="", right=True, text=signed_percent, wrap=False),
-        Column(key="reason", title="because", derive=_reason),
+        Column(key="reason", title="because", derive=reason_text),
     )
     return rendered_rows(rows, columns, Format.TABLE, width=width)
 
 
-def _reason(row: Row) -> str:
+def reason_text(row: Row) -> str:
     """The reason without the change of the step time, which has its own column."""
     reason, change = str(row["reason"]), row.get("slower_by")
     if change is None:

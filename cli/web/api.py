@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -22,11 +23,12 @@ from meshplan.catalogs.errors import StoreError
 from meshplan.cli.answers.entries import Section, described, entry_rows
 from meshplan.cli.answers.plans import listed_plan
 from meshplan.cli.web import calls
-from meshplan.cli.web.asking import Options, check_question, job_digest, read_question
+from meshplan.cli.web.asking import ROWS_TYPES, Options, check_question, job_digest, read_question, read_text
 from meshplan.cli.web.calls import Answer, document_answer, problem_answer
+from meshplan.cli.web.jobs.worker import ANSWER
+from meshplan.cli.web.metrics import KNOWN, REFUSED, SEARCHED
 from meshplan.cli.web.problems import problem
 from meshplan.cli.web.state import Service
-from meshplan.cli.web.worker import ANSWER
 
 PREFIX = "/api/v1"
 # Seconds between two looks at a job whose events somebody follows.
@@ -71,22 +73,50 @@ Question = Annotated[dict[str, Any], Depends(question)]
 @router.post("/plans")
 def post_plan(spec: Question, options: Annotated[Options, Query()], request: Request, service: Using) -> Response:
     """Ask for the best plan: 202 with the job that searches it, or 200 with the plan where it was asked before."""
+    asked = ask(spec, options, request, service)
+    if asked.answer is not None:
+        return respond(asked.answer)
+    assert asked.job is not None  # noqa: S101 - one of both is there
+    response = respond(document_answer(job_document(asked.job), status=202))
+    response.headers["location"] = f"{PREFIX}/jobs/{asked.job.job_id}"
+    return response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What became of a question.
+
+    Args:
+        job: that searches it, or that has answered it; None where it is refused.
+        answer: the plan, that there is none, or the refusal; None while it is searched.
+    """
+
+    job: Job | None
+    answer: Answer | None
+
+
+def ask(spec: dict[str, Any], options: Options, request: Request, service: Service) -> Asked:
+    """Let a question be searched, unless it was answered before.
+
+    Raises:
+        SpecError: it is none.
+    """
     check_question(spec)
     client = request.client.host if request.client else ""
     digest = job_digest(spec, options, service.catalog_state.now())
     known = service.jobs.answered(kind=KIND, digest=digest)
     found = None if known is None else known_answer(known, service)
     if found is not None:
-        return respond(found)
+        service.metrics.asked(KNOWN)
+        return Asked(job=known, answer=found)
     counts, most = service.jobs.counts(client=client), service.settings.most_waiting
     if counts[JobState.QUEUED] + counts[JobState.RUNNING] >= most:
-        return respond(problem_answer(problem(429, "Too many questions at once", f"{most} of yours wait: ask later")))
+        refused = problem(429, "Too many questions at once", f"{most} of yours wait: ask later")
+        service.metrics.asked(REFUSED)
+        return Asked(job=None, answer=problem_answer(refused))
+    service.metrics.asked(SEARCHED)
     document = {"spec": spec, "options": options.model_dump(exclude_none=True)}
-    job = service.jobs.submit(document, kind=KIND, digest=digest, client=client)
-    answer = document_answer(job_document(job), status=202)
-    response = respond(answer)
-    response.headers["location"] = f"{PREFIX}/jobs/{job.job_id}"
-    return response
+    return Asked(job=service.jobs.submit(document, kind=KIND, digest=digest, client=client), answer=None)
 
 
 def known_answer(job: Job, service: Service) -> Answer | None:
@@ -246,6 +276,21 @@ def post_estimate(spec: Question, service: Using) -> Response:
         if answer.status == HTTPStatus.OK:
             service.remembered.put(digest, answer)
     return respond(answer)
+
+
+async def rows(request: Request) -> str:
+    """The measured rows in the body, one JSON object a line.
+
+    Raises:
+        SpecError: another type, or no text.
+    """
+    return read_text(await request.body(), request.headers.get("content-type", ""), ROWS_TYPES)
+
+
+@router.post("/validate")
+def post_validate(measured: Annotated[str, Depends(rows)], service: Using) -> Response:
+    """Predict measured runs, one JSON object a line, and say how far off the predictions are."""
+    return respond(service.calls.answer(calls.validated, measured))
 
 
 @router.get("/catalog/{section}")

@@ -1,4 +1,4 @@
-"""The application: guard, errors as problem documents, the API, and two pages for monitors."""
+"""The application: guard, errors as problem documents, the API, the pages, and what monitors ask."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from meshplan.catalogs.errors import MeshplanError
 from meshplan.cli.web import api
 from meshplan.cli.web.calls import Calls, document_answer, problem_answer
 from meshplan.cli.web.guard import Guard
+from meshplan.cli.web.metrics import MEDIA_TYPE, Measured, Metrics
+from meshplan.cli.web.pages import answer, ask, compare, runs, site, what_if
+from meshplan.cli.web.pages import catalog as catalog_page
 from meshplan.cli.web.problems import problem, problem_of
 from meshplan.cli.web.settings import Settings
 from meshplan.cli.web.state import CatalogState, Service
@@ -35,11 +38,13 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
         calls = Calls(settings)
-        calls.warm_up()
+        calls.warm_up(("meshplan.cli.web.pages.calls",))
+        jobs = Jobs(catalog.engine)
         app.state.service = Service(
             settings=settings,
             catalog=catalog,
-            jobs=Jobs(catalog.engine),
+            jobs=jobs,
+            metrics=Metrics(jobs),
             calls=calls,
             catalog_state=CatalogState(catalog),
         )
@@ -56,6 +61,9 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=running,
     )
     app.include_router(api.router)
+    for part in (site, ask, answer, compare, what_if, runs, catalog_page):
+        app.include_router(part.router)
+    app.add_api_route("/metrics", measured, methods=["GET"], include_in_schema=False)
     app.add_api_route("/healthz", healthy, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(MeshplanError, _failed)
@@ -63,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _misread)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*settings.hosts], www_redirect=False)
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Measured)
     return app
 
 
@@ -73,20 +82,31 @@ def healthy(request: Request) -> Response:
     return api.respond(document_answer({"status": "ok", "version": version("meshplan"), "jobs": counts}))
 
 
-async def _failed(_: Request, error: Exception) -> Response:
-    return api.respond(problem_answer(problem_of(error)))
+def measured(request: Request) -> Response:
+    """What a monitor scrapes."""
+    service: Service = request.app.state.service
+    return Response(service.metrics.text(), media_type=MEDIA_TYPE)
 
 
-async def _refused(_: Request, error: Any) -> Response:
+def _told(request: Request, document: dict[str, Any]) -> Response:
+    """A problem as a page for browsers, as a document for everybody else."""
+    return site.problem_page(request, document) if site.wants_page(request) else api.respond(problem_answer(document))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _told(request, problem_of(error))
+
+
+async def _refused(request: Request, error: Any) -> Response:
     title = {404: "There is nothing here", 405: "This cannot be done here"}.get(error.status_code, "Refused")
-    response = api.respond(problem_answer(problem(error.status_code, title, str(error.detail))))
+    response = _told(request, problem(error.status_code, title, str(error.detail)))
     response.headers.update(error.headers or {})
     return response
 
 
-async def _misread(_: Request, error: Any) -> Response:
+async def _misread(request: Request, error: Any) -> Response:
     errors = [
         {"path": ".".join(str(part) for part in one["loc"][1:]), "message": str(one["msg"])} for one in error.errors()
     ]
     detail = "; ".join(f"{one['path']}: {one['message']}" for one in errors)
-    return api.respond(problem_answer(problem(422, "The request cannot be read", detail, errors=errors)))
+    return _told(request, problem(422, "The request cannot be read", detail, errors=errors))

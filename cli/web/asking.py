@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -18,6 +18,8 @@ MOST_TOP = 1000
 VERSION = version("meshplan")
 JSON_TYPES = frozenset({"application/json", "text/json"})
 YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
+QUESTION_TYPES = JSON_TYPES | YAML_TYPES
+ROWS_TYPES = frozenset({"application/x-ndjson", "application/jsonl", "application/json"})
 
 
 class Options(BaseModel):
@@ -36,20 +38,39 @@ def read_question(body: bytes, content_type: str) -> dict[str, Any]:
 
     Args:
         body: JSON or YAML.
-        content_type: says which. A plain form or text is refused: pages of other sites can send these unasked.
+        content_type: says which.
 
     Raises:
         SpecError: another type, malformed text, or no mapping.
     """
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type not in JSON_TYPES | YAML_TYPES:
-        message = f"the body's type is {media_type!r}; send application/json or application/yaml"
+    text = read_text(body, content_type, QUESTION_TYPES)
+    return parse_document(text, is_json=media_type_of(content_type) in JSON_TYPES, name="the body")
+
+
+def read_text(body: bytes, content_type: str, types: Collection[str]) -> str:
+    """The text of a body.
+
+    Args:
+        body: UTF-8.
+        content_type: says what it is. A plain form or text is refused: pages of other sites can send these unasked.
+        types: that are taken.
+
+    Raises:
+        SpecError: another type, or no UTF-8.
+    """
+    media_type = media_type_of(content_type)
+    if media_type not in types:
+        message = f"the body's type is {media_type!r}; send {' or '.join(sorted(types))}"
         raise SpecError([Problem(path="", message=message)], of="the request")
     try:
-        text = body.decode("utf-8")
+        return body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise SpecError([Problem(path="", message=f"the body is no UTF-8: {error}")], of="the request") from error
-    return parse_document(text, is_json=media_type in JSON_TYPES, name="the body")
+
+
+def media_type_of(content_type: str) -> str:
+    """The type without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 def check_question(document: Mapping[str, Any]) -> None:

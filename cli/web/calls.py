@@ -78,16 +78,20 @@ class Calls:
             context=get_context("spawn"),
         )
 
-    def warm_up(self) -> None:
-        """Let every process load what it needs, so that the first requests do not wait for it."""
+    def warm_up(self, modules: Sequence[str] = ()) -> None:
+        """Let every process load what it needs, so that the first requests do not wait for it.
+
+        Args:
+            modules: with further calls.
+        """
         for _ in range(self.settings.callers):
-            self._pool.schedule(_run, args=(self.settings.db, warm, ()))
+            self._pool.schedule(_run, args=(self.settings.db, warm, (tuple(modules),)))
 
     def answer(self, call: Call, *arguments: Any) -> Answer:
         """The answer of a call; a problem where it fails, takes too long, or takes its process down.
 
         Args:
-            call: a function of a catalog and of the arguments, of this module.
+            call: a function of a catalog and of the arguments, at the top of a module.
             arguments: plain data.
         """
         future = self._pool.schedule(_run, args=(self.settings.db, call, arguments), timeout=self.settings.call_s)
@@ -131,14 +135,14 @@ def estimate(catalog: Catalog, document: Mapping[str, Any]) -> Answer:
 
 def stored(catalog: Catalog, handle: str) -> Answer:
     """``meshplan plans show``."""
-    return document_answer(_plan(catalog, handle).to_document())
+    return document_answer(stored_plan(catalog, handle).to_document())
 
 
 def explained(catalog: Catalog, handle: str, instead: Sequence[str]) -> Answer:
     """``meshplan explain``, with ``--instead`` where choices are given."""
     from meshplan.cli.answers.plans import explanation_document, instead_of, read_choices
 
-    made = _plan(catalog, handle)
+    made = stored_plan(catalog, handle)
     choices = read_choices(instead, made)
     document = instead_of(made, choices, catalog).to_document(made) if choices else explanation_document(made)
     return document_answer(document)
@@ -149,7 +153,7 @@ def compared(catalog: Catalog, handles: Sequence[str]) -> Answer:
     from meshplan.catalogs.database.plan_rows import PlanRows
     from meshplan.cli.answers.plans import compared as compare
 
-    plans = [_plan(catalog, handle) for handle in handles]
+    plans = [stored_plan(catalog, handle) for handle in handles]
     return document_answer(compare(plans, PlanRows(catalog.engine)).to_document())
 
 
@@ -159,7 +163,7 @@ def files(catalog: Catalog, handle: str, target: str | None, options: Mapping[st
     from meshplan.planner.emit.writer import packed
     from meshplan.planner.service import emit_plan, plan_target
 
-    made = _plan(catalog, handle)
+    made = stored_plan(catalog, handle)
     wanted = target or plan_target(made)
     if wanted is None:
         raise EmitError(f"plan {made.plan_id} is of the kind {made.kind!r}, which has no launcher files")
@@ -173,13 +177,26 @@ def recorded(catalog: Catalog, handle: str, measured: Mapping[str, Any]) -> Answ
     from meshplan.cli.reports.comparison import measured_rows
     from meshplan.planner import store
 
-    made = _plan(catalog, handle)
+    made = stored_plan(catalog, handle)
     store.record(handle, measured, PlanRows(catalog.engine))
     return document_answer({"plan_id": made.plan_id, "metrics": measured_rows(made, measured)}, status=201)
 
 
-def _plan(catalog: Catalog, handle: str) -> Any:
-    """A stored plan; a handle of a request is never a path."""
+def validated(catalog: Catalog, text: str) -> Answer:
+    """``meshplan validate`` of the rows in a text; rows that replay a recorded trace, which is a file, are refused."""
+    from meshplan.cli.reports.measured.validation import validation_document
+    from meshplan.planner.validate import validate_rows
+    from meshplan.planner.validation.machines import rows_of
+
+    return document_answer(validation_document(validate_rows(rows_of(text.splitlines(), name="the body"), catalog)))
+
+
+def stored_plan(catalog: Catalog, handle: str) -> Any:
+    """A stored plan; a handle of a request is never a path.
+
+    Raises:
+        StoreError: there is none, or it was edited.
+    """
     from meshplan.catalogs.database.plan_rows import PlanRows
     from meshplan.planner.store import plan_from_document
 
@@ -187,9 +204,9 @@ def _plan(catalog: Catalog, handle: str) -> Any:
     return plan_from_document(row.document, name=f"stored plan {handle}")
 
 
-def warm(_: Catalog) -> Answer:
+def warm(_: Catalog, modules: Sequence[str]) -> Answer:
     """Nothing: a process that has answered it has loaded what it needs."""
-    for module in ("meshplan.planner.service", *(kind.service for kind in KINDS.values())):
+    for module in ("meshplan.planner.service", *modules, *(kind.service for kind in KINDS.values())):
         importlib.import_module(module)
     return document_answer({})
 

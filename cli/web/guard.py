@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 from http import HTTPStatus
@@ -17,10 +18,10 @@ from meshplan.cli.web.settings import Settings
 OPEN_PATHS = frozenset({"/healthz"})
 # No script and no style but our own files, no frame, no guessing of types.
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # a form of ours says so by its Origin; nobody else learns an address
     "cross-origin-resource-policy": "same-origin",
 }
 
@@ -48,7 +49,7 @@ class Guard:
         headers = Headers(scope=scope)
         refused = self._refusal(scope["path"], headers)
         if refused is not None:
-            await _answer(send, refused)
+            await _answer(send, refused, schemes=_schemes(scope["path"]))
             return
         length = 0
 
@@ -67,10 +68,9 @@ class Guard:
 
     def _refusal(self, path: str, headers: Headers) -> dict[str, Any] | None:
         token = self.settings.token
-        if token and path not in OPEN_PATHS:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-                return problem(401, "A token is needed", "send it as 'Authorization: Bearer TOKEN'")
+        given = _given_token(headers.get("authorization", ""))
+        if token and path not in OPEN_PATHS and not hmac.compare_digest(given, token.encode()):
+            return problem(401, "A token is needed", "send it as 'Authorization: Bearer TOKEN'")
         declared = headers.get("content-length", "0")
         if not declared.isascii() or not declared.isdigit() or int(declared[:19]) > self.settings.most_body_bytes:
             return self._too_large()
@@ -78,6 +78,26 @@ class Guard:
 
     def _too_large(self) -> dict[str, Any]:
         return problem(413, "The request is too large", f"at most {self.settings.most_body_bytes:,} bytes are read")
+
+
+def _given_token(authorization: str) -> bytes:
+    """The token of a request: as a bearer's, or as the password with which a browser answers for a person."""
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip().encode()
+    if scheme.lower() != "basic":
+        return b""
+    try:
+        return base64.b64decode(given, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+def _schemes(path: str) -> str:
+    """How a token may be sent: browsers ask a person for it on pages, not behind the API."""
+    return (
+        "Bearer" if path.startswith("/api/") else 'Basic realm="meshplan: the token is the password", charset="UTF-8"'
+    )
 
 
 def _with_headers(send: Send) -> Send:
@@ -89,11 +109,11 @@ def _with_headers(send: Send) -> Send:
     return sending
 
 
-async def _answer(send: Send, document: dict[str, Any]) -> None:
+async def _answer(send: Send, document: dict[str, Any], *, schemes: str = "Bearer") -> None:
     body = json.dumps(document).encode()
     named = {"content-type": MEDIA_TYPE, "content-length": str(len(body)), **HEADERS}
     if document["status"] == HTTPStatus.UNAUTHORIZED:
-        named["www-authenticate"] = "Bearer"
+        named["www-authenticate"] = schemes
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
     await send({"type": "http.response.start", "status": document["status"], "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 WorkersOption = Annotated[int, typer.Option("--workers", metavar="N", min=0, max=256, help="Searches at once.")]
-PACKAGES = ("fastapi", "uvicorn", "pebble", "sse_starlette")
+PACKAGES = ("fastapi", "uvicorn", "pebble", "sse_starlette", "jinja2", "prometheus_client")
 
 
 def needs_service() -> None:

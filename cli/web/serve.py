@@ -35,7 +35,7 @@ def serve(
     ] = None,
     db: DatabaseOption = None,
 ) -> None:
-    """Answer questions over HTTP: plans as jobs, estimates, explanations, comparisons, launcher files.
+    """Answer questions over HTTP, as pages and as an API: plans, comparisons, what-if, launcher files.
 
     Beyond this machine a token is needed. Further workers on other machines: meshplan work.
     """
@@ -43,7 +43,7 @@ def serve(
     import uvicorn
 
     from meshplan.cli.web.app import create_app
-    from meshplan.cli.web.crew import crew
+    from meshplan.cli.web.jobs.crew import crew
     from meshplan.cli.web.settings import LOOPBACK, Settings
 
     token = "" if token_file is None else read_token(token_file)
@@ -53,7 +53,8 @@ def serve(
     settings = Settings(db=db, token=token, hosts=hosts, workers=workers)
     application = create_app(settings)
     sys.stderr.write(
-        f"meshplan answers at http://{host}:{port}/api/v1, with {counted(workers, 'worker')}; Ctrl-C ends it\n"
+        f"meshplan answers at http://{host}:{port}, its API below /api/v1, with {counted(workers, 'worker')}; "
+        "Ctrl-C ends it\n"
     )
     # uvicorn ends on a signal and then raises it anew: as an exception, so that the workers end as they should.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

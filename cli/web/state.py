@@ -12,6 +12,7 @@ from meshplan.catalogs.database.jobs import Jobs
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.database.state import catalog_state
 from meshplan.cli.web.calls import Answer, Calls
+from meshplan.cli.web.metrics import Metrics
 from meshplan.cli.web.settings import Settings
 
 # Seconds for which a look at the catalog counts.
@@ -72,6 +73,7 @@ class Service:
         jobs: the queue in it.
         calls: see :class:`~meshplan.cli.web.calls.Calls`.
         catalog_state: see :class:`CatalogState`.
+        metrics: what monitors scrape.
         remembered: estimates.
     """
 
@@ -80,4 +82,5 @@ class Service:
     jobs: Jobs
     calls: Calls
     catalog_state: CatalogState
+    metrics: Metrics
     remembered: Remembered = field(default_factory=Remembered)

@@ -20,7 +20,7 @@ def work(workers: WorkersOption = 1, db: DatabaseOption = None) -> None:
     Ctrl-C ends it; the search in hand keeps its best plan.
     """
     needs_service()
-    from meshplan.cli.web.crew import crew
+    from meshplan.cli.web.jobs.crew import crew
     from meshplan.cli.web.settings import Settings
 
     ended = threading.Event()

@@ -70,9 +70,10 @@ def mapping_page(view: MappingView) -> str:
         view.title,
         "<h2>Who talks to whom</h2>"
         "<p>Columns are pipeline stages; lines between columns carry activations and gradients of micro-batches, "
-        f"arcs within a column the ring of a stage. Red: the links that decide.</p>\n{_graph(view)}"
+        f"arcs within a column the ring of a stage. Red: the links that decide.</p>\n{graph_svg(view)}"
+        f"{_left_out(_num_not_in_graph(view))}"
         "<h2>Links</h2><p>Rows send, columns receive; nodes in the order of the ranks. Dark is fast.</p>\n"
-        f"{_heat_map(view)}{html_list([*_critical_links(view), *view.notes])}",
+        f"{links_svg(view)}{_left_out(len(view.order) - MOST_CELLS)}{html_list([*_critical_links(view), *view.notes])}",
     )
 
 
@@ -130,9 +131,17 @@ def _terminal_matrix(view: MappingView, width: int) -> list[str]:
 # --- pictures ------------------------------------------------------------------------------------------------------
 
 
-def _graph(view: MappingView) -> str:
+def _drawn(view: MappingView) -> IntArray:
+    return view.grid[:MOST_DRAWN, :MOST_DRAWN]
+
+
+def _num_not_in_graph(view: MappingView) -> int:
+    return int(view.grid.size - _drawn(view).size)
+
+
+def graph_svg(view: MappingView) -> str:
     """Nodes in columns per stage, with the links that carry traffic."""
-    grid = view.grid[:MOST_DRAWN, :MOST_DRAWN]
+    grid = _drawn(view)
     places = {int(node): (70.0 + at[0] * _COLUMN, 60.0 + at[1] * _ROW) for at, node in np.ndenumerate(grid)}
     drawing = Drawing(70 + grid.shape[0] * _COLUMN, 60 + grid.shape[1] * _ROW, font_size=11)
     for stage in range(grid.shape[0]):
@@ -154,7 +163,7 @@ def _graph(view: MappingView) -> str:
         edge = FRAME if node in view.path else _INK
         drawing.circle(x, y, _RADIUS, hint=view.names[node], fill="#fff", stroke=edge, stroke_width=2)
         drawing.label(x, y, view.names[node][-8:])
-    return f"{drawing}{_left_out(view.grid.size - grid.size)}"
+    return str(drawing)
 
 
 def _links(view: MappingView, grid: IntArray) -> list[Link]:
@@ -170,14 +179,14 @@ def _arc(x1: float, y1: float, x2: float, y2: float) -> str:
     return f"M{x1:g} {y1:g} Q{(x1 + x2) / 2 + bend:g} {(y1 + y2) / 2:g} {x2:g} {y2:g}"
 
 
-def _heat_map(view: MappingView) -> str:
+def links_svg(view: MappingView) -> str:
+    """The links between nodes as shades, in the order of the ranks."""
     order = view.order[:MOST_CELLS]
     rates = [[None if a == b else float(view.bytes_per_s[a, b]) for b in order] for a in order]
     place = {node: index for index, node in enumerate(order)}
     framed = [(place[a], place[b]) for (a, b), _ in view.critical if {a, b} <= place.keys()]
     names = [view.names[node] for node in order]
-    drawing = heat_map(names, rates, view.axis, _rate, framed=framed)
-    return f"{drawing}{_left_out(len(view.order) - len(order))}"
+    return str(heat_map(names, rates, view.axis, _rate, framed=framed))
 
 
 def _left_out(count: int) -> str:

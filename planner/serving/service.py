@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from meshplan.planner.cluster.identity import cluster_identity
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
-from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
+from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.serving.certify import certify_deployment
@@ -19,8 +19,8 @@ from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.measured.recorded import recorded_serving_run, refine_recorded
 from meshplan.planner.serving.measured.validate import row_validator
 from meshplan.planner.serving.pictures import pareto_page
-from meshplan.planner.serving.plan import catalog_content, make_serving_plan, provenance, rejected_rows
-from meshplan.planner.serving.problem.config import serving_config_from_document
+from meshplan.planner.serving.plan import catalog_content, make_serving_plan, predicted, provenance, rejected_rows
+from meshplan.planner.serving.problem.config import Role, serving_config_from_document
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving, serving_calibration
 from meshplan.planner.serving.search.branch import TIE
@@ -39,6 +39,7 @@ __all__ = [
     "instead",
     "pareto_page",
     "plan",
+    "predict",
     "recorded_run",
     "refine_recorded",
     "row_validator",
@@ -118,6 +119,41 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
     better = "worse" if change > 0 else "better"
     same = f"with {pinned} the objective is the same"
     return other, same if change == 0 else f"with {pinned} the objective is {abs(change):.1%} {better}"
+
+
+def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapping[str, Interval]:
+    """The plan's own workers under another load, simulated once with the requests of a first run.
+
+    Unlike :func:`estimate` it neither holds the SLOs against longer runs nor gives advice.
+
+    Args:
+        made: each of its pools has a role of its own, so that a spec can pin it.
+        workload: keys of the spec's workload that change.
+        catalog: where names are looked up.
+
+    Raises:
+        SpecError: the load is none, or the plan's spec is not answered any more.
+    """
+    spec = {**made.spec, "workload": {**made.spec["workload"], **workload}, "fixed": _pins(made.config["pools"])}
+    problem = _resolved(spec, catalog, Path(), shape_from_document(made.provenance["model"])).problem
+    return predicted(problem, estimate_pinned(problem)[0])
+
+
+def _pins(pools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a spec pins to get these workers again."""
+    workers = {
+        pool["role"]: {
+            **pool["layout"],
+            "max_num_seqs": pool["limits"]["max_num_seqs"],
+            "max_batched_tokens": pool["limits"]["max_batched_tokens"],
+            "num_workers": pool["num_workers"],
+        }
+        for pool in pools
+    }
+    mixed = workers.pop(Role.MIXED.value, None)
+    if mixed is not None:
+        return {"mode": "aggregated", **mixed}
+    return {"mode": "disaggregated", **workers}
 
 
 def recorded_run(made: Plan, recording: Recording, catalog: Catalog) -> RecordedRun:

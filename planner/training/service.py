@@ -11,7 +11,7 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
-from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
+from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.rank_mapping.pictures import MappingView
@@ -34,6 +34,7 @@ from meshplan.planner.training.plan import (
     rejected_rows,
     runner_up_rows,
 )
+from meshplan.planner.training.problem.choices import PINNABLE
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
 from meshplan.planner.training.replanning.replan import Replanned, losses, replanned
@@ -59,6 +60,7 @@ __all__ = [
     "instead",
     "mapping_view",
     "plan",
+    "predict",
     "recorded_run",
     "refine_recorded",
     "replan",
@@ -164,6 +166,22 @@ def estimate(question: Question) -> Plan:
     report = {"status": "feasible" if fits else "infeasible", "solver": "none: one configuration", "oom": not fits}
     report |= _admitted(resolved.problem, priced)
     return make_training_plan(resolved, priced, solution=report, alternatives=(), rejected=(), **common)
+
+
+def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapping[str, Interval]:
+    """The plan's own configuration with another workload, such as another global batch.
+
+    Args:
+        made: whose choices are pinned.
+        workload: keys of the spec's workload that change.
+        catalog: where names are looked up.
+
+    Raises:
+        SpecError: the choices are not legal with it; each broken rule is named.
+    """
+    pins = {one.name: made.config[one.name] for one in PINNABLE if made.config.get(one.name) is not None}
+    spec = {**made.spec, "workload": {**made.spec["workload"], **workload}, "fixed": pins}
+    return estimate(Question(document=spec, catalog=catalog)).predicted
 
 
 def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog) -> tuple[Plan | None, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +24,30 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     Raises:
         SpecError: unreadable, or a line that is not a JSON object.
     """
+    return rows_of(long_lines(path), name=str(path))
+
+
+def rows_of(lines: Iterable[str], *, name: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of lines of JSON, blank ones skipped.
+
+    Args:
+        lines: one object each.
+        name: how messages call them.
+
+    Raises:
+        SpecError: they cannot be read, or a line is not a JSON object.
+    """
     number = 0
     try:
-        for number, line in enumerate(long_lines(path), start=1):
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             row = parse(line, is_json=True, name="the line")
             if not isinstance(row, dict):
-                raise SpecError([Problem(path=f"{path}:{number}", message="not a JSON object")])
+                raise SpecError([Problem(path=f"{name}:{number}", message="not a JSON object")])
             yield row
     except (OSError, DocumentError) as error:
-        raise SpecError([Problem(path=f"{path}:{number}", message=f"cannot be read: {error}")]) from error
+        raise SpecError([Problem(path=f"{name}:{number}", message=f"cannot be read: {error}")]) from error
 
 
 class MachineReader:

@@ -1,16 +1,20 @@
 """A service under load: estimates of many clients at once, and questions of which each must be answered once.
 
 Starts `meshplan serve` on a free port with a database of its own. Prints requests, errors, seconds for each, and how
-many plans and jobs the questions left behind.
+many plans and jobs the questions left behind; then for each page the service's time and, with a Chromium and
+playwright, the time until the first paint.
 
     python tests/benchmarks/service.py --clients 64 --requests 50 --questions 8
+    python tests/benchmarks/service.py --pages-only
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import importlib.util
 import json
+import shutil
 import socket
 import statistics
 import subprocess
@@ -19,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +117,79 @@ def questions(port: int, clients: int, number: int) -> None:
     )
 
 
+def stored_plan(port: int) -> str:
+    """The id of a plan of the benchmark's question."""
+    client = Client(port)
+    status, found = client.ask("POST", "/api/v1/plans", SPEC)
+    while status == 202 or found.get("state") in ("queued", "running"):
+        time.sleep(0.2)
+        status, found = client.ask("GET", f"/api/v1/jobs/{found['job_id']}")
+    return str(found.get("plan_id"))
+
+
+def pages(port: int, repeats: int) -> None:
+    """Seconds of the service, and until a browser paints, for every kind of page."""
+    plan_id = stored_plan(port)
+    paths = (
+        "/",
+        f"/plans/{plan_id}",
+        f"/plans/{plan_id}/what-if",
+        f"/plans/{plan_id}/what-if/figures?batch=128",
+        "/plans",
+        "/catalog",
+        "/catalog/devices/h100-sxm-80gb",
+        "/runs",
+    )
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    for path in paths:
+        seconds, size = [], 0
+        for _ in range(repeats + 1):  # the first loads what later ones find
+            began = time.perf_counter()
+            connection.request("GET", path, headers={"accept": "text/html"})
+            response = connection.getresponse()
+            size = len(response.read())
+            if response.status != 200:
+                raise SystemExit(f"{path}: {response.status}")
+            seconds.append(time.perf_counter() - began)
+        cuts = sorted(seconds[1:])
+        print(f"{path}: median {statistics.median(cuts) * 1e3:.0f} ms, worst {cuts[-1] * 1e3:.0f} ms, {size:,} bytes")
+    seconds = []
+    for place in range(repeats):
+        began = time.perf_counter()
+        connection.request("GET", f"/plans/{plan_id}/what-if/figures?batch={16 * (place + 1)}")
+        connection.getresponse().read()
+        seconds.append(time.perf_counter() - began)
+    print(
+        f"a slider at a new place: median {statistics.median(seconds) * 1e3:.0f} ms, worst {max(seconds) * 1e3:.0f} ms"
+    )
+    paints(port, (path for path in paths if "figures" not in path), repeats)
+
+
+def paints(port: int, paths: Iterable[str], repeats: int) -> None:
+    """Time from a click to the first paint, in a new browser context each, so that nothing is in its cache."""
+    browser_path = shutil.which("chromium")
+    if browser_path is None or importlib.util.find_spec("playwright") is None:
+        print("first paint: not measured, no Chromium or no playwright here")
+        return
+    from playwright.sync_api import sync_playwright
+
+    first = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
+        for path in paths:
+            found = []
+            for _ in range(repeats):
+                context = browser.new_context()
+                page = context.new_page()
+                page.goto(f"http://127.0.0.1:{port}{path}")
+                page.wait_for_timeout(200)
+                found.append(page.evaluate(first))
+                context.close()
+            known = [one for one in found if one is not None]
+            print(f"{path}: first paint {statistics.median(known):.0f} ms, worst {max(known):.0f} ms")
+        browser.close()
+
+
 def run_all(work: Any, clients: int) -> None:
     threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
     for thread in threads:
@@ -125,6 +203,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--pages-only", action="store_true")
+    parser.add_argument("--repeats", type=int, default=10)
     given = parser.parse_args()
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -132,8 +212,10 @@ def main() -> None:
         service = subprocess.Popen([*command, "--db", str(Path(folder) / "catalog.sqlite")])
         try:
             started(port)
-            estimates(port, given.clients, given.requests)
-            questions(port, given.clients, given.questions)
+            if not given.pages_only:
+                estimates(port, given.clients, given.requests)
+                questions(port, given.clients, given.questions)
+            pages(port, given.repeats)
         finally:
             service.terminate()
             service.wait(60)

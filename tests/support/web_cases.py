@@ -32,7 +32,9 @@ def ended(client: TestClient, job_id: str) -> dict[str, Any]:
     """The job when it has ended."""
 
     def job() -> dict[str, Any]:
-        found: dict[str, Any] = client.get(f"/api/v1/jobs/{job_id}").json()
+        answer = client.get(f"/api/v1/jobs/{job_id}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
         return found
 
     until(lambda: job()["state"] in ("done", "failed", "cancelled"))

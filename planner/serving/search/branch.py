@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -152,9 +153,17 @@ class Branch:
             else:
                 self._start(bound, item)
             if self.on_progress is not None:
-                note = f"{len(self.simulated)} simulated"
-                self.on_progress(Progress(incumbent=self.incumbent, bound=bound, note=note))
+                self.on_progress(self._progress(bound))
         return self.simulated, min(self.incumbent, self.unseen)
+
+    def _progress(self, bound: float) -> Progress:
+        """How far it is: beyond the incumbent the least bound left says nothing more."""
+        incumbent = self.incumbent if math.isfinite(self.incumbent) else None
+        return Progress(
+            incumbent=incumbent,
+            bound=bound if incumbent is None else min(bound, incumbent),
+            note=f"{len(self.simulated)} simulated",
+        )
 
     @property
     def is_complete(self) -> bool:

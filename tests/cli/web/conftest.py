@@ -13,8 +13,8 @@ from web_cases import HERE, PATIENCE_S, SPEC, ended
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.cli.web.app import create_app
+from meshplan.cli.web.jobs.worker import Worker
 from meshplan.cli.web.settings import Settings
-from meshplan.cli.web.worker import Worker
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from command_line import Command
+from measured_rows import TRAINING_ROW
 from starlette.testclient import TestClient
-from web_cases import SPEC, ended
+from web_cases import SPEC, ended, until
 
 from meshplan.cli.web.settings import Settings
 
@@ -146,6 +147,45 @@ def test_a_waiting_job_can_be_cancelled(client: TestClient, settings: Settings) 
     assert client.delete(f"/api/v1/jobs/{asked['job_id']}").status_code == 202
     assert ended(client, asked["job_id"])["state"] in ("cancelled", "done", "failed")
     assert client.delete("/api/v1/jobs/none").status_code == 404
+
+
+def test_measured_rows_are_validated_as_by_the_command_line(client: TestClient, printed: Any, tmp_path: Any) -> None:
+    rows = tmp_path / "rows.jsonl"
+    other = {**TRAINING_ROW, "id": "run-2", "task": "dreaming"}
+    rows.write_text(json.dumps(TRAINING_ROW) + "\n\n" + json.dumps(other) + "\n")
+    headers = {"content-type": "application/x-ndjson"}
+    answer = client.post("/api/v1/validate", content=rows.read_bytes(), headers=headers)
+    assert answer.text == printed("validate", rows)
+    assert [row["status"] for row in answer.json()["rows"]] == ["ok", "unsupported"]
+    for wrong in (b"{", b"[]", b"\xff"):
+        assert client.post("/api/v1/validate", content=wrong, headers=headers).status_code == 422
+    assert client.post("/api/v1/validate", content=b"{}", headers={"content-type": "text/plain"}).status_code == 422
+
+
+def test_monitors_learn_of_requests_questions_and_jobs(client: TestClient, plan: dict[str, Any]) -> None:
+    def value(of: str) -> float:
+        lines = client.get("/metrics").text.splitlines()
+        return float(next((line.rpartition(" ")[2] for line in lines if line.startswith(of)), "0"))
+
+    named = 'meshplan_http_requests_total{method="GET",route="/api/v1/plans/{handle}",status="200"}'
+    before, known = value(named), value('meshplan_questions_total{outcome="known"}')
+    client.get(f"/api/v1/plans/{plan['plan_id']}")
+    client.get("/../../nothing-of-this-name")
+    client.post("/api/v1/plans", json=SPEC)
+    assert value(named) == before + 1
+    assert value('meshplan_questions_total{outcome="known"}') == known + 1
+    assert value('meshplan_questions_total{outcome="searched"}') >= 1
+    assert value('meshplan_jobs{state="done"}') >= 1
+    assert value('meshplan_http_request_seconds_count{route="/api/v1/plans"}') >= 1
+    assert "nothing-of-this-name" not in client.get("/metrics").text
+
+
+def test_a_search_that_is_stopped_as_it_begins_is_cancelled(client: TestClient, working: None) -> None:
+    cluster = {"nodes": [{"type": "dgx-h100", "count": 1280}]}
+    asked = client.post("/api/v1/plans?seed=3", json={**SPEC, "cluster": cluster, "fixed": {}}).json()
+    until(lambda: client.get(f"/api/v1/jobs/{asked['job_id']}").json()["state"] == "running")
+    client.delete(f"/api/v1/jobs/{asked['job_id']}")
+    assert ended(client, asked["job_id"])["state"] in ("cancelled", "done")
 
 
 def test_the_openapi_document_names_every_resource(client: TestClient) -> None:

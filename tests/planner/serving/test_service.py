@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.compare import compare_plans
 from meshplan.planner.core.plan import Plan, canonical_json
+from meshplan.planner.core.solution import Progress
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
 from meshplan.planner.serving.problem.config import serving_config_from_document
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.search import estimate_pinned
+from meshplan.planner.serving.service import predict
 
 SPEC: dict[str, Any] = {
     "kind": "serving",
@@ -65,6 +67,23 @@ def test_the_same_question_gives_the_same_bytes(plan: Plan, catalog: Catalog) ->
     again = make_plan(json.loads(json.dumps(SPEC)), catalog)
     assert canonical_json(again.to_document(clocks=False)) == canonical_json(plan.to_document(clocks=False))
     assert Plan.from_document(plan.to_document()).plan_id == plan.plan_id
+
+
+def test_progress_has_no_number_that_json_lacks_and_no_bound_beyond_the_incumbent(catalog: Catalog) -> None:
+    told: list[Progress] = []
+    make_plan(SPEC, catalog, on_progress=told.append)
+    assert told[0].incumbent is None
+    for one in told:
+        canonical_json(asdict(one))
+        assert one.bound is not None
+        assert one.incumbent is None or one.bound <= one.incumbent
+
+
+def test_predictions_under_the_plans_own_load_are_the_plans_own(plan: Plan, catalog: Catalog) -> None:
+    assert predict(plan, {}, catalog) == plan.predicted
+    twice = predict(plan, {"request_rate_per_s": 4}, catalog)
+    assert twice["requests_per_s"].value == 4
+    assert twice["tpot_mean_s"].value > plan.predicted["tpot_mean_s"].value
 
 
 def test_a_cheaper_looking_rival_violated_an_slo_or_the_bound(plan: Plan) -> None:

@@ -105,6 +105,8 @@ class Worker:
                         return name, latest
             except (EOFError, OSError):
                 process.join(GRACE_S)
+                if is_asked:  # while it still loaded what it needs: it has found nothing
+                    return NOTHING, {}
                 detail = f"its process ended with {process.exitcode}: too little memory, or it was killed"
                 return PROBLEM, problem(503, "The search has ended", detail)
             beat = self.jobs.beat(job, latest)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 
+from meshplan.cli.web.jobs.worker import GRACE_S
 from meshplan.cli.web.settings import Settings
-from meshplan.cli.web.worker import GRACE_S
 
 # Seconds that a worker has to hand over its job beyond what the search has.
 LONGER_S = 10.0
@@ -36,7 +36,7 @@ def crew(settings: Settings) -> Iterator[None]:
 def _work(settings: Settings) -> None:
     """The main function of a worker's process: SIGTERM ends it, and Ctrl-C in the terminal is left to the parent."""
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.cli.web.worker import Worker
+    from meshplan.cli.web.jobs.worker import Worker
 
     stop = threading.Event()
     threading.Thread(target=_follow_parent, args=(stop,), daemon=True).start()

@@ -1,0 +1,52 @@
+"""A search on its page: its state in words, incumbent, bound and gap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshplan.catalogs.database.job_rows import Job, JobState
+from meshplan.cli.reports.quantities import percent
+
+_WORDS = {
+    JobState.QUEUED: "waiting for a worker",
+    JobState.RUNNING: "searching",
+    JobState.DONE: "done",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "cancelled",
+}
+
+
+def job_view(job: Job) -> dict[str, Any]:
+    """What the page of a job shows."""
+    told = dict(job.progress or {})
+    incumbent, bound, unit = told.get("incumbent"), told.get("bound"), str(told.get("unit", ""))
+    gap = None
+    if isinstance(incumbent, int | float) and isinstance(bound, int | float) and incumbent:
+        gap = abs(incumbent - bound) / abs(incumbent)
+    spec = job.document.get("spec", {})
+    words = _WORDS[job.state]
+    if job.cancel_asked and not job.is_finished:
+        words = "stopping: the best plan so far is kept"
+    return {
+        "job_id": job.job_id,
+        "state": job.state.value,
+        "words": words,
+        "question": f"{spec.get('kind', '')}: {spec.get('model') or spec.get('name') or ''}",
+        "incumbent": value_text(incumbent, unit),
+        "bound": value_text(bound, unit),
+        "gap": "–" if gap is None else percent(gap),
+        "closed": 0 if gap is None else round(100 * max(0.0, 1.0 - gap), 1),
+        "note": str(told.get("note", "")),
+        "seconds": "–" if told.get("seconds") is None else f"{told['seconds']:.1f} s",
+        "problem": None if job.problem is None else dict(job.problem),
+        "can_stop": not job.is_finished and not job.cancel_asked,
+    }
+
+
+def value_text(value: Any, unit: str) -> str:
+    """An objective in its unit, as on the command line; a dash while there is none.
+
+    >>> value_text(None, "s a step"), value_text(29.2474, "s a step"), value_text(0.004, "")
+    ('–', '29.247 s a step', '0.004')
+    """
+    return f"{value:.5g} {unit}".strip() if isinstance(value, int | float) else "–"

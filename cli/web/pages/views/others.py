@@ -1,0 +1,91 @@
+"""Plans of the other kinds on their page: fleets with what to rent, and answers of stand-alone problems as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshplan.catalogs.units import format_usd
+from meshplan.cli.render import Column
+from meshplan.cli.reports import gpu_allocation
+from meshplan.cli.reports.plan import report_of
+from meshplan.cli.reports.quantities import percent
+from meshplan.cli.web.pages.views.tables import table
+from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.text import counted
+
+_REPLICAS = (
+    Column(key="kind", title="replicas"),
+    Column(key="count", title="count", right=True),
+    Column(key="num_devices", title="GPUs", right=True),
+    Column(key="full", title="filled to", right=True, derive=lambda row: percent(max(row["utilization"], default=0.0))),
+)
+_PROMISES = (
+    Column(key="promise", title="limit on"),
+    Column(key="limit_s", title="limit, s", right=True),
+    Column(key="attained", title="kept by", right=True, text=percent),
+    Column(key="is_kept", title="kept"),
+)
+
+
+_TITLES = {
+    "gpu-allocation": "A fleet for {}",
+    "rank-mapping": "Which rank on which node: {}",
+    "expert-placement": "Which expert on which device: {}",
+}
+
+
+def question(plan: Plan) -> str:
+    """What was asked."""
+    name = str(plan.spec.get("name", ""))
+    what = plan.kind.replace("-", " ")
+    return f"{what}: {name}" if name else what
+
+
+def sections(plan: Plan) -> dict[str, Any]:
+    """A fleet's own parts, or the answer as the table that the command line prints."""
+    title = _TITLES.get(plan.kind, "{}").format(plan.spec.get("name") or "").strip()
+    if plan.kind == "gpu-allocation" and gpu_allocation.is_market_plan(plan) and plan.answer:
+        return {"title": title, **_fleet(plan, plan.answer)}
+    report = report_of(plan.kind)
+    rows = table(report.top_rows(plan), tuple(report.top_columns(plan)), caption="The answer")
+    pictures = []
+    if plan.kind == "rank-mapping":
+        pictures = [
+            {"name": "mapping", "title": "Which node does what", "words": "Columns are stages; red links decide."},
+            {"name": "links", "title": "The links", "words": "Rows send, columns receive; dark is fast."},
+        ]
+    objective = plan.solution.get("objective")
+    sentences = [] if objective is None else [f"The objective is {objective:.6g}."]
+    return {"title": title, "sentences": sentences, "tables": [rows], "pictures": pictures}
+
+
+def _fleet(plan: Plan, answer: Any) -> dict[str, Any]:
+    fleet = answer["fleets"][0]
+    terms = [f"{unit['count']} × {unit['offer']}" for unit in fleet["units"] if unit["count"]]
+    count = sum(unit["count"] * unit["num_devices"] for unit in fleet["units"])
+    return {
+        "equation": f"{counted(count, 'GPU')} = {' + '.join(terms)}",
+        "sentences": list(_told(plan, answer, fleet)),
+        "tables": [
+            table(fleet["units"], gpu_allocation.UNIT_COLUMNS, caption="What to rent"),
+            table(fleet["replicas"], _REPLICAS, caption="What runs on it"),
+            *(
+                table(replay["promises"], _PROMISES, caption=f"Replayed: {counted(replay['num_requests'], 'request')}")
+                for replay in answer["replays"]
+                if replay["promises"]
+            ),
+        ],
+        "notes": [str(note) for note in answer.get("notes", ())],
+    }
+
+
+def _told(plan: Plan, answer: Any, fleet: Any) -> Iterator[str]:
+    yield f"Rent this fleet for {format_usd(fleet['usd_per_hour'])} an hour."
+    replays = answer.get("replays", ())
+    if replays:
+        kept = all(replay["is_kept"] for replay in replays)
+        runs = counted(sum(replay["num_requests"] for replay in replays), "replayed request")
+        yield f"Over {runs} it {'keeps every limit' if kept else 'does not keep every limit'}."
+    if plan.solution.get("gap") == 0:
+        yield "No cheaper fleet keeps them, by the model."
