@@ -11,11 +11,12 @@ from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import metric_text, percent
 from meshplan.planner.core.plan import Plan
 
-_COLUMNS = (
+SPARE_COLUMNS = (
     Column(key="spares", title="Spare nodes"),
     Column(key="waits", title="Waits for a node"),
     Column(key="saved", title="The last one saves"),
 )
+SPARES_TITLE = "What spare nodes are worth"
 # Probabilities nearer to certainty than this are not told apart.
 _CERTAIN = 0.005
 
@@ -49,15 +50,24 @@ def run_section(plan: Plan, width: int) -> str:
     run = plan.run
     if run is None:
         return ""
-    rows: list[Row] = [
-        {"spares": row["spare_nodes"], "waits": percent(row["waiting_share"]), "saved": _saved(row["hours_saved"])}
-        for row in run["spares"]
-    ]
+    table = rendered_rows(spare_rows(run), SPARE_COLUMNS, Format.TABLE, title=SPARES_TITLE, width=width)
+    return run_words(run, width) + table
+
+
+def run_words(run: Mapping[str, Any], width: int) -> str:
+    """How often the run is interrupted, how often it saves, and what of this was assumed."""
     told = paragraph(_interruptions(run), width) + paragraph(_checkpoints(run["checkpoint"]), width)
-    told += rendered_rows(rows, _COLUMNS, Format.TABLE, title="What spare nodes are worth", width=width)
     if run["assumed"]:
         told += paragraph(f"Not said, and assumed: {', '.join(run['assumed'])}.", width)
     return told
+
+
+def spare_rows(run: Mapping[str, Any]) -> list[Row]:
+    """What each number of spare nodes comes to."""
+    return [
+        {"spares": row["spare_nodes"], "waits": percent(row["waiting_share"]), "saved": _saved(row["hours_saved"])}
+        for row in run["spares"]
+    ]
 
 
 def _saved(hours: float | None) -> str:

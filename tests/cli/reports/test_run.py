@@ -8,6 +8,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.cli.reports import training
 from meshplan.cli.reports.first_screen import MOST_LINES, first_screen
 from meshplan.cli.reports.whole_run.forecast import probability_text
+from meshplan.cli.web.pages.views.training import sections
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import make_plan
 
@@ -46,3 +47,10 @@ def test_the_whole_report_says_how_often_to_save_and_what_spares_save(plan: Plan
 @pytest.mark.parametrize(("value", "text"), [(0.0, "below 1 %"), (0.5, "50%"), (1.0, "above 99 %")])
 def test_a_probability_is_never_certain(value: float, text: str) -> None:
     assert probability_text(value) == text
+
+
+def test_its_page_says_the_same(plan: Plan) -> None:
+    shown = sections(plan)
+    assert any("interruptions" in sentence for sentence in shown["sentences"])
+    assert shown["tables"][0]["caption"] == "What spare nodes are worth"
+    assert any("Young's formula" in note for note in shown["notes"])

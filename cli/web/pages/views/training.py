@@ -9,7 +9,9 @@ from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.reports import training as report
 from meshplan.cli.reports.configuration import config_text
 from meshplan.cli.reports.quantities import gib, interval_text, metric_text, percent, signed_percent
+from meshplan.cli.reports.whole_run.forecast import SPARE_COLUMNS, SPARES_TITLE, run_sentence, run_words, spare_rows
 from meshplan.cli.web.pages.views import charts
+from meshplan.cli.web.pages.views.tables import table
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
@@ -48,6 +50,7 @@ def sections(plan: Plan) -> dict[str, Any]:
         "memory": memory(plan),
         "pictures": pictures(plan),
         "notes": notes(plan),
+        "tables": tables(plan),
         "other_choices": other_choices(plan),
     }
 
@@ -77,6 +80,7 @@ def sentences(plan: Plan) -> list[str]:
     run = [metric_text(key, predicted[key].value) for key in ("run_time_s", "usd_per_run") if key in predicted]
     if run:
         told.append(f"The whole run takes {' and '.join(run)}.")
+    told += [run_sentence(plan).strip()] if plan.run is not None else []
     worst = plan.memory["worst"]["safe_bytes"]
     told.append(
         f"The fullest GPU holds at most {format_bytes(worst)} of {format_bytes(plan.memory['limit_bytes'])} allowed."
@@ -174,9 +178,16 @@ def pictures(plan: Plan) -> list[dict[str, str]]:
     return found
 
 
+def tables(plan: Plan) -> list[dict[str, Any]]:
+    """What spare nodes are worth, where the whole run was asked about."""
+    return [] if plan.run is None else [table(spare_rows(plan.run), SPARE_COLUMNS, caption=SPARES_TITLE)]
+
+
 def notes(plan: Plan) -> list[str]:
     """What to know of the numbers, and of the mapping where there is one."""
     text = report.calibration_text(plan, 10_000) + report.mapping_section(plan, 10_000)
+    if plan.run is not None:
+        text += run_words(plan.run, 10_000)
     return [line for line in text.splitlines() if line]
 
 
