@@ -10,6 +10,7 @@ from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import metric_text, percent
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.text import counted
 
 SPARE_COLUMNS = (
     Column(key="spares", title="Spare nodes"),
@@ -29,13 +30,19 @@ def run_sentence(plan: Plan) -> str:
     ratio = plan.predicted["effective_training_time_ratio"].value
     ends = plan.predicted["run_time_s"]
     text = (
-        f" Of the run's time {percent(ratio)} trains, between {run['interruptions']:,.0f} interruptions: it ends after "
+        f" Of the run's time {percent(ratio)} trains, with {_expected(run['interruptions'])}: it ends after "
         f"{metric_text('run_time_s', ends.low)} to {metric_text('run_time_s', ends.high)}"
     )
     if run["finish_by_probability"] is not None:
         by = metric_text("run_time_s", run["finish_by_s"])
         text += f", within {by} with probability {probability_text(run['finish_by_probability'])}"
     return f"{text}."
+
+
+def _expected(interruptions: float) -> str:
+    """A number of interruptions to expect, in words."""
+    whole = round(interruptions)
+    return f"about {counted(whole, 'interruption')}" if whole else "hardly an interruption"
 
 
 def probability_text(value: float) -> str:
