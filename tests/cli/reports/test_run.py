@@ -51,6 +51,6 @@ def test_a_probability_is_never_certain(value: float, text: str) -> None:
 
 def test_its_page_says_the_same(plan: Plan) -> None:
     shown = sections(plan)
-    assert any("interruptions" in sentence for sentence in shown["sentences"])
+    assert any("interruption" in sentence for sentence in shown["sentences"])
     assert shown["tables"][0]["caption"] == "What spare nodes are worth"
     assert any("Young's formula" in note for note in shown["notes"])
