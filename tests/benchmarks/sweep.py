@@ -1,11 +1,12 @@
-"""Sweeps: python tests/benchmarks/sweep.py questions [--ray] [--kill] | study [--requests N] [--first N] [--full N]
+"""Sweeps: python tests/benchmarks/sweep.py questions [--ray WHERE] [--kill] | study [--requests N] [--full N]
 
-``questions``: 200 small questions on two local processes, and with ``--ray`` on a Ray cluster of two cores of this
-machine (needs meshplan[ray]); with ``--kill`` each also killed with ``kill -9`` half-way and run again. Prints seconds,
-whether the answers are the same, and how many points were begun more than once.
+``questions``: 200 small questions on two local processes, and with ``--ray WHERE`` on a Ray cluster of two cores (needs
+meshplan[ray]; ``local-ray`` starts one, ``ray start --head --num-cpus 2`` leaves one running for ``auto``); with
+``--kill`` each also killed with ``kill -9`` half-way and run again. Prints seconds, whether the answers are the same,
+and how many points were begun more than once.
 
 ``study``: 256 pinned deployments (tensor parallelism × workers × running requests × tokens of a batch) of one model
-under a generated trace of 500,000 requests, on two processes: every one over the first requests, those with the
+under a generated trace of 500,000 requests, on two processes: every one over the ``--first`` requests, those with the
 cheapest tokens within the SLO over the whole trace, and one ``meshplan plan`` over the whole trace, whose search holds
 them all and more. Prints seconds, processor seconds and peak memory of each, and what every deployment over the whole
 trace would take, from those that were simulated so. The trace is stationary, so that its beginning stands for it; a
@@ -101,23 +102,23 @@ def headlines(study: dict[str, Any]) -> list[dict[str, Any]]:
 # --- 200 questions --------------------------------------------------------------------------------------------------
 
 
-def questions(folder: Path, *, with_ray: bool, kills: bool) -> None:
+def questions(folder: Path, *, ray: str | None, kills: bool) -> None:
     sweep = write(folder, "questions", {"kind": "sweep", "base": BASE, "over": QUESTIONS})
     answers: dict[str, Any] = {}
-    for where in ["local", *(["local-ray"] if with_ray else [])]:
+    for where in ("local", *([ray] if ray else [])):
         options = ("sweep", sweep, "--on", where, "-n", PROCESSES, "--db")
-        wall_s, _, _, study = timed(*options, database(folder, where))
+        wall_s, _, _, study = timed(*options, database(folder, f"whole-{len(answers)}"))
         answers[where] = headlines(study)
         print(f"{where}: {len(answers[where])} questions, {wall_s:.1f} s", flush=True)
         if not kills:
             continue
-        db = database(folder, f"{where}-killed")
+        db = database(folder, f"killed-{len(answers)}")
         killed(command(*options, db), db, len(answers[where]) // 2)
         wall_s, _, _, study = timed(*options, db)
         print(f"{where}, killed half-way and run again: {wall_s:.1f} s more, {begun(db)}")
         print(f"  the same answers: {headlines(study) == answers[where]}")
-    if with_ray:
-        print(f"Ray and local give the same answers: {answers['local'] == answers['local-ray']}")
+    if ray:
+        print(f"Ray and local give the same answers: {answers['local'] == answers[ray]}")
 
 
 def database(folder: Path, name: str) -> Path:
@@ -194,7 +195,7 @@ def shown(what: str, measured: tuple[float, float, float, Any], total: list[floa
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["questions", "study"])
-    parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--ray", metavar="WHERE")
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--first", type=int, default=20_000)
     parser.add_argument("--requests", type=int, default=500_000)
@@ -203,7 +204,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as scratch:
         if given.what == "questions":
-            questions(Path(scratch), with_ray=given.ray, kills=given.kill)
+            questions(Path(scratch), ray=given.ray, kills=given.kill)
         else:
             study(Path(scratch), given.requests, given.first, given.full)
 

@@ -83,10 +83,16 @@ class RayRunner:
             time.sleep(wait_s)
             return []
         limited = any(question.limit_s is not None for question, _ in self._running.values())
-        ready, _ = self._ray.wait(
-            list(self._running), num_returns=1, timeout=min(wait_s, _LOOK_S) if limited else wait_s
-        )
-        found = [(self._running.pop(one)[0].digest, self._outcome(one)) for one in ready]
+        timeout = min(wait_s, _LOOK_S) if limited else wait_s
+        try:
+            ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=timeout)
+            found = [(self._running.pop(one)[0].digest, self._outcome(one)) for one in ready]
+        except ConnectionError as error:
+            message = (
+                f"the Ray cluster {self._address} is lost; what is answered is stored, go on with the same command"
+            )
+            self._running = {}
+            raise SolverError(f"{message} ({error})") from error
         for one, (question, began_s) in list(self._running.items()):
             if question.limit_s is not None and time.monotonic() - began_s > question.limit_s:
                 del self._running[one]

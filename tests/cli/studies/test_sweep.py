@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import os
 import signal
@@ -64,6 +65,13 @@ def test_exit_codes_and_words(meshplan: Command, tmp_path: Path) -> None:
     assert (refused.code, "modell: unknown key; did you mean 'model'" in refused.err) == (2, True)
     assert meshplan("sweep", path, "--on", "nowhere").code == 2
     assert meshplan("sweep", "show", "nothing").code == 4
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here")
+def test_without_ray_it_says_what_to_install(meshplan: Command, tmp_path: Path) -> None:
+    outcome = meshplan("sweep", write_sweep(tmp_path), "--on", "ray://127.0.0.1:10001")
+    assert outcome.code == 2
+    assert "ray://127.0.0.1:10001 needs Ray: pip install 'meshplan[ray]'" in outcome.err
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

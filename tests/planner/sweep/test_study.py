@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from postgresql_server import postgresql_server, reason_without_server
 from sweep_cases import TOO_LARGE, HereRunner, write_sweep
 
 from meshplan.catalogs.database.plan_rows import PlanRows
@@ -209,3 +210,18 @@ def test_files_travel_with_the_points_and_the_answers_are_the_same(store: Catalo
     assert first.answer is not None
     assert second.answer is not None
     assert first.answer["predicted"] == second.answer["predicted"]
+
+
+@pytest.mark.xdist_group("postgresql")
+def test_a_study_in_postgresql_is_answered_by_processes_that_open_it_themselves(tmp_path: Path) -> None:
+    reason = reason_without_server()
+    if reason:
+        pytest.skip(reason)
+    text = "kind: sweep\nbase: base.yaml\nover: {workload.global_batch_size: [64, 128]}\n"
+    with postgresql_server() as server:
+        store = Catalog.open(server.new_database())
+        study = open_study(write_sweep(tmp_path, text), store)
+        assert Loop(study, store, local(study, store)).run().answered == 2
+        rows = rows_of(study.document, store)
+        assert rows[0]["plan_id"] == make_plan(study.questions[0].document, store).plan_id
+        store.engine.dispose()
