@@ -46,7 +46,7 @@ class RayRunner:
 
     def __init__(self, address: str, setting: Setting, processes: int | None = None) -> None:
         try:
-            import ray  # an extra of the package
+            import ray  # optional: an extra of the package
         except ImportError as error:
             message = f"{address} needs Ray: pip install 'meshplan[ray]'"
             raise SpecError([SpecProblem(path="--on", message=message)], of="the options") from error
