@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: plan test lint types unit constants bench test-launchers test-engines test-netns clean help
+.PHONY: plan test lint types unit constants bench test-launchers test-engines test-netns test-ray clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -89,6 +89,18 @@ $(TORCH_STAMP): pyproject.toml
 test-netns: $(TORCH_STAMP)  ## profiler and a training run over network namespaces, device profiler on torch (root, ip, tc)
 	$(TORCH_VENV)/bin/pytest -m 'netns or torch'
 
+# Ray is not needed to develop either, and brings its own versions of what it needs.
+RAY_VENV ?= .venv-ray
+RAY_STAMP := $(RAY_VENV)/.installed
+
+$(RAY_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/pip install --quiet --editable '.[dev,ray]'
+	touch $@
+
+test-ray: $(RAY_STAMP)  ## sweeps on a Ray cluster of this machine
+	$(RAY_VENV)/bin/pytest -m ray tests/planner/sweep
+
 # Which published runs the shipped constants are fitted to: files of the folder OBSERVATIONS, by kind and source. Fits of
 # training take 8 CPU-minutes, those of serving 12. Traces of serving runs lie in TRACES.
 OBSERVATIONS ?= observations
@@ -104,4 +116,4 @@ constants: $(RUN_STAMP)  ## fit the shipped constants of training and serving an
 	  --export catalogs/seed/calibrations.yaml
 
 clean:  ## remove what the other commands made
-	rm -rf $(VENV) $(LAUNCHERS_VENV) $(ENGINES_VENV) $(TORCH_VENV) build plans
+	rm -rf $(VENV) $(LAUNCHERS_VENV) $(ENGINES_VENV) $(TORCH_VENV) $(RAY_VENV) build plans

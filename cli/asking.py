@@ -321,12 +321,14 @@ def with_settings(document: Mapping[str, Any], settings: Sequence[str]) -> dict[
     """
     import copy
 
+    from meshplan.planner.core.reading.settings import put  # start-up: as above
+
     changed = copy.deepcopy(dict(document))
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals or not path.strip():
             raise _problem("--set", f"{setting!r} is not KEY=VALUE, such as workload.sequence_length=16k")
-        _put(changed, [part for part in re.split(r"[.\[\]]+", path.strip()) if part], _value(text), path)
+        put(changed, path, _value(text))
     return changed
 
 
@@ -334,23 +336,6 @@ def _value(text: str) -> Any:
     from meshplan.planner.core.reading.documents import parse_document  # start-up: YAML is loaded for questions only
 
     return parse_document(f"value: {text}", name=f"--set …={text}")["value"]
-
-
-def _put(section: Any, parts: Sequence[str], value: Any, path: str) -> None:
-    *parents, last = parts
-    for part in parents:
-        if isinstance(section, list) and part.isdigit() and int(part) < len(section):
-            section = section[int(part)]
-        elif isinstance(section, dict):
-            section = section.setdefault(part, {})
-        else:
-            raise _problem("--set", f"{path}: {part!r} is not a section of the spec")
-    if isinstance(section, list) and last.isdigit() and int(last) < len(section):
-        section[int(last)] = value
-    elif isinstance(section, dict):
-        section[last] = value
-    else:
-        raise _problem("--set", f"{path}: {last!r} is not a key of the spec")
 
 
 def _problem(path: str, message: str) -> SpecError:

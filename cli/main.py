@@ -69,6 +69,9 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "plans": Subcommand(
         module="meshplan.cli.commands.plans", help="List, show, tag, delete stored plans; record measurements."
     ),
+    "sweep": Subcommand(
+        module="meshplan.cli.studies.sweep", help="Answer many specs that differ in a few fields, as a study."
+    ),
     "validate": Subcommand(module="meshplan.cli.commands.measured.validate", help="Predicted against measured runs."),
     "calibrate": Subcommand(
         module="meshplan.cli.commands.measured.calibrate", help="Fit the estimator's constants to measured runs."

@@ -1,4 +1,4 @@
-"""The state of a long search on stderr: incumbent, bound, gap, what is being done.
+"""The state of a long search on stderr: incumbent, bound, gap, what is being done; or how far a sweep is.
 
 On a terminal one line that is rewritten and wiped at the end, once the work has taken :data:`QUIET_S`; elsewhere, in a
 log, a line every :data:`LOG_EVERY_S`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -46,18 +46,29 @@ def progress_line(stream: TextIO | None = None) -> Iterator[OnProgress]:
     Args:
         stream: where to write; stderr where None.
     """
+    with status_line(stream) as show:
+        yield lambda progress: show(lambda elapsed_s: progress_text(progress, elapsed_s))
+
+
+@contextmanager
+def status_line(stream: TextIO | None = None) -> Iterator[Callable[[Callable[[float], str]], None]]:
+    """Yield what shows a status: a function of the elapsed seconds, called only where its text is written.
+
+    Args:
+        stream: where to write; stderr where None.
+    """
     shown = sys.stderr if stream is None else stream
     is_terminal = shown.isatty()
     started = time.monotonic()
     first, every = (QUIET_S, REFRESH_S) if is_terminal else (LOG_EVERY_S, LOG_EVERY_S)
     last = started + first - every
 
-    def show(progress: Progress) -> None:
+    def show(text_at: Callable[[float], str]) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= every:
             last = now
-            text = progress_text(progress, now - started)
+            text = text_at(now - started)
             shown.write(_WIPE + text[:_MAX_LINE] if is_terminal else f"meshplan: {text}\n")
             shown.flush()
 

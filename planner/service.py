@@ -111,10 +111,13 @@ def _certified(made: Plan, question: Question, second_way: Callable[[Question, P
     return replace(made, certificate=certificate.to_document())
 
 
-def estimate_plan(spec: Mapping[str, Any] | str | Path, catalog: Catalog, *, base: Path | None = None) -> Plan:
+def estimate_plan(
+    spec: Mapping[str, Any] | str | Path, catalog: Catalog, *, base: Path | None = None, beyond: bool = True
+) -> Plan:
     """Price one fixed configuration: ``fixed`` pins the degrees, what it leaves out takes its plain default.
 
-    The arguments are those of :func:`make_plan`.
+    The arguments are those of :func:`make_plan`, and ``beyond``: whether the answer also says what was not asked, such
+    as a serving deployment under other loads. The predictions are the same without.
 
     Raises:
         SpecError: malformed, of a kind without configurations, or the pinned choices are not legal together.
@@ -126,7 +129,8 @@ def estimate_plan(spec: Mapping[str, Any] | str | Path, catalog: Catalog, *, bas
         known = ", ".join(one.name for one in KINDS.values() if one.offers("estimate"))
         message = f"{kind.name} has no single configuration to price; kinds that have: {known}"
         raise SpecError([Problem(path="kind", message=message)])
-    return cast("Plan", estimate(Question(document=_plain(kind, document), catalog=catalog, base=folder)))
+    question = Question(document=_plain(kind, document), catalog=catalog, base=folder, beyond=beyond)
+    return cast("Plan", estimate(question))
 
 
 def check_files(

@@ -84,22 +84,7 @@ class PlanRows:
             tag: unique handle; None leaves tags alone.
         """
         with writing(self.engine) as connection:
-            known = sa.select(plans.c.plan_id).where(plans.c.plan_id == document["plan_id"])
-            new = connection.execute(known).first() is None
-            if new:
-                last = connection.execute(sa.select(sa.func.max(plans.c.sequence))).scalar()
-                connection.execute(
-                    sa.insert(plans).values(
-                        plan_id=document["plan_id"],
-                        kind=document["kind"],
-                        name=name,
-                        spec_digest=document["spec_digest"],
-                        catalog_digest=document["catalog_digest"],
-                        document=dict(document),
-                        created_at=now(),
-                        sequence=(last or 0) + 1,
-                    )
-                )
+            new = insert_plan(connection, document, name=name)
             if tag is not None:
                 _move_tag(connection, document["plan_id"], tag)
         return new
@@ -171,6 +156,27 @@ class PlanRows:
                 RecordedRun(plan_id=plan_id, document=row["document"], recorded_at=row["recorded_at"])
                 for row in connection.execute(query).mappings()
             )
+
+
+def insert_plan(connection: Connection, document: Mapping[str, Any], *, name: str = "") -> bool:
+    """Store a plan document within the caller's write transaction; whether it was new."""
+    known = sa.select(plans.c.plan_id).where(plans.c.plan_id == document["plan_id"])
+    if connection.execute(known).first() is not None:
+        return False
+    last = connection.execute(sa.select(sa.func.max(plans.c.sequence))).scalar()
+    connection.execute(
+        sa.insert(plans).values(
+            plan_id=document["plan_id"],
+            kind=document["kind"],
+            name=name,
+            spec_digest=document["spec_digest"],
+            catalog_digest=document["catalog_digest"],
+            document=dict(document),
+            created_at=now(),
+            sequence=(last or 0) + 1,
+        )
+    )
+    return True
 
 
 def _find(connection: Connection, handle: str) -> PlanRow:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, Engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, StaticPool
 
 # How long a process waits for another one's write. Writing the whole seed takes a fraction of a second.
 BUSY_TIMEOUT_MS = 30_000
@@ -46,6 +46,40 @@ def sqlite_engine(url: URL) -> Engine:
     if in_file and _is_read_only(Path(str(url.database))):
         options["creator"] = _read_only_connection(Path(str(url.database)))
     engine = sa.create_engine(url, **options)
+    event.listen(engine, "connect", _configure)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def copy_without(engine: Engine, emptied: Iterable[sa.Table]) -> bytes:
+    """The content of an SQLite catalog as it stands, without the rows of some tables.
+
+    Args:
+        engine: an opened catalog in a file or in memory.
+        emptied: tables whose rows stay behind, in an order that their references allow.
+    """
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        with engine.connect() as connection:
+            of_driver: Any = connection.connection.driver_connection
+            of_driver.backup(copy)
+        for table in emptied:
+            copy.execute(f'DELETE FROM "{table.name}"')  # noqa: S608 - names of our own tables
+        copy.execute("VACUUM")
+        content = bytearray(copy.serialize())
+    finally:
+        copy.close()
+    # A database in memory has no log of its own, and is refused while its header says that it has one (bytes 18 and 19,
+    # "file format write and read version", https://sqlite.org/fileformat.html: 1 is the rollback journal, 2 is WAL).
+    content[18:20] = bytes((1, 1))
+    return bytes(content)
+
+
+def engine_of(content: bytes) -> Engine:
+    """An engine on a copy in memory (:func:`copy_without`), for one process."""
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    connection.deserialize(content)
+    engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
     event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)
     return engine

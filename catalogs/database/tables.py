@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 
 # Revision of migrations/versions that describes exactly the tables below.
-SCHEMA_REVISION = "0004"
+SCHEMA_REVISION = "0005"
 
 metadata = MetaData()
 
@@ -251,3 +251,34 @@ Index("ix_jobs_state", jobs.c.state, jobs.c.number)
 # One job at a time for a question; one that is about to stop no longer counts.
 _ASKED = jobs.c.state.in_(["queued", "running"]) & ~jobs.c.cancel_asked
 Index("uq_jobs_asked", jobs.c.kind, jobs.c.digest, unique=True, sqlite_where=_ASKED, postgresql_where=_ASKED)
+
+studies = Table(
+    "studies",
+    metadata,
+    Column("study_id", String, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("document", JSON, nullable=False),  # the sweep, and the digest of each of its points
+    Column("created_at", String, nullable=False),  # ISO 8601 UTC
+    Column("sequence", Integer, nullable=False),  # order of insertion: clocks may repeat or go back
+)
+
+study_points = Table(
+    "study_points",
+    metadata,
+    Column("digest", String, primary_key=True),  # of the question: studies that ask the same share it
+    Column("state", String, nullable=False),  # value of studies.points.PointState
+    Column("owner", String),  # who is at work on it, or was last
+    Column("attempts", Integer, nullable=False),  # how often it was claimed
+    Column("deaths", Integer, nullable=False),  # how many processes ended while they answered it
+    Column("answer", JSON),  # the headline
+    Column("plan_id", String),  # no foreign key: a plan may be deleted, the headline stays
+    Column("problem", JSON),  # why it failed
+    # Seconds since 1970, UTC, by the clock of the database.
+    Column("beat_s", Float),
+    Column("finished_s", Float),
+    CheckConstraint("state IN ('waiting', 'running', 'done', 'failed')", name="ck_study_points_state"),
+)
+Index("ix_study_points_owner", study_points.c.owner, study_points.c.state)
+
+# What answers leave behind and none rests on; rows before those that they refer to.
+WRITTEN_BY_ANSWERS = (recorded_runs, plans, jobs, study_points, studies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -59,13 +59,14 @@ _ALL_CHOICE_COLUMNS = tuple(
 
 
 class SpecKind(StrEnum):
-    """Kinds of questions: each has a JSON Schema."""
+    """Kinds of specs: each has a JSON Schema."""
 
     TRAINING = "training"
     SERVING = "serving"
     ALLOCATION = "gpu-allocation"
     RANK_MAPPING = "rank-mapping"
     EXPERT_PLACEMENT = "expert-placement"
+    SWEEP = "sweep"
 
 
 def schema(
@@ -76,9 +77,8 @@ def schema(
     from meshplan.planner.core.kinds import KINDS
     from meshplan.planner.core.reading.spec_reader import spec_schema
 
-    asked = KINDS[kind.value]
-    model = asked.offers("SPEC")
-    show_document(asked.offers("SCHEMA") if model is None else spec_schema(model), form)
+    model = _model(kind)
+    show_document(KINDS[kind.value].offers("SCHEMA") if model is None else spec_schema(model), form)
 
 
 def fields(
@@ -86,10 +86,17 @@ def fields(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List every key of a kind of specs: type, default, meaning; --format markdown makes a reference page."""
-    from meshplan.planner.core.kinds import KINDS
     from meshplan.planner.core.reading.spec_reference import reference_rows
 
-    show_rows(list(reference_rows(KINDS[kind.value].offers("SPEC"))), _FIELD_COLUMNS, form)
+    show_rows(list(reference_rows(_model(kind))), _FIELD_COLUMNS, form)
+
+
+def _model(kind: SpecKind) -> Any:
+    """The pydantic model of a kind of specs; None for kinds that read theirs in another way."""
+    from meshplan.planner.core.kinds import KINDS
+    from meshplan.planner.sweep.spec import SweepSpec
+
+    return SweepSpec if kind is SpecKind.SWEEP else KINDS[kind.value].offers("SPEC")
 
 
 def support(

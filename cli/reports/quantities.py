@@ -16,6 +16,7 @@ METRIC_TITLES = {
     "model_flops_per_s_per_device": "model FLOP/s per device",
     "mfu": "MFU",
     "hfu": "HFU",
+    "num_devices": "devices",
     "peak_memory_bytes": "peak memory per device",
     "allocated_memory_bytes": "memory of tensors",
     "run_time_s": "time of the run",

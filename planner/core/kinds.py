@@ -59,6 +59,7 @@ class Question:
         top: candidates to keep in the plan's table.
         budget: time and memory for the whole answer; when they are spent, the best so far is returned with its gap.
         on_progress: called with incumbent and bound now and then.
+        beyond: whether the answer also says what was not asked: other loads, other shapes.
     """
 
     document: Mapping[str, Any]
@@ -68,6 +69,7 @@ class Question:
     top: int = DEFAULT_TOP
     budget: Budget = field(default_factory=Budget)
     on_progress: OnProgress | None = None
+    beyond: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ def make_serving_plan(
     solution: Mapping[str, Any],
     identity: Mapping[str, Any],
     top: int,
+    beyond: bool = True,
 ) -> Plan:
     """Put the parts of a serving plan together.
 
@@ -46,6 +47,7 @@ def make_serving_plan(
         solution: the solver's report.
         identity: kind, spec and digests.
         top: number of runners-up to keep.
+        beyond: whether to simulate what the plan answers beyond itself.
     """
     problem = resolved.problem
     config = chosen.candidate.config
@@ -64,7 +66,7 @@ def make_serving_plan(
         provenance=provenance(resolved),
         alternatives=tuple(runner_up_rows(problem, chosen, report, top=top)),
         rejected=tuple(rejected_rows(report)),
-        answer=advice(problem, chosen, report, seed=int(solution.get("seed", 0))),
+        answer=advice(problem, chosen, report, seed=int(solution.get("seed", 0))) if beyond else None,
         **identity,
     )
 

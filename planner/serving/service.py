@@ -100,7 +100,9 @@ def estimate(question: Question) -> Plan:
         raise SpecError([Problem(path="fixed", message=str(error))]) from error
     report = {"status": "feasible", "solver": "none: one configuration", "kept": not simulated.judged.violated}
     identity = plan_identity(question.document, catalog_content(resolved))
-    return make_serving_plan(resolved, simulated, search, solution=report, identity=identity, top=1)
+    return make_serving_plan(
+        resolved, simulated, search, solution=report, identity=identity, top=1, beyond=question.beyond
+    )
 
 
 def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog) -> tuple[Plan | None, str]:

@@ -43,7 +43,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
-    if value is None or value is PydanticUndefined or isinstance(value, SpecModel):
+    if value in (None, [], {}) or value is PydanticUndefined or isinstance(value, SpecModel):
         return ""
     if isinstance(value, Enum):
         return str(value.value)

@@ -82,3 +82,12 @@ def test_unreadable_files_are_refused(tmp_path: Path, content: bytes) -> None:
         read_trace(path)
     with pytest.raises(SpecError, match="cannot be read"):
         read_trace(tmp_path / "none.csv")
+
+
+def test_a_trace_is_read_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    path = written(tmp_path, f"{HEAD}\n0,100,5\n")
+    first = read_trace(path)
+    assert read_trace(path) is first
+    with pytest.raises(ValueError, match="read-only"):
+        first.input_length[0] = 1
+    assert read_trace(written(tmp_path, f"{HEAD}\n0,1000,5\n")).input_length.tolist() == [1000]

@@ -1,0 +1,1 @@
+"""Sweeps over specs on the command line: the command, and what people read of a study."""

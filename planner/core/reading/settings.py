@@ -1,0 +1,42 @@
+"""One key of a spec changed, named by its dotted path: ``cluster.nodes.0.count``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshplan.catalogs.errors import Problem, SpecError
+
+
+def put(document: dict[str, Any], path: str, value: Any) -> None:
+    """Set the key at ``path`` in place; missing sections are made, elements of lists must be there.
+
+    Args:
+        document: a spec as plain data.
+        path: keys with dots between; an element of a list by its number, ``nodes.0`` or ``nodes[0]``.
+        value: what it becomes.
+
+    Raises:
+        SpecError: the path is empty, or walks through what is no section.
+    """
+    parts = [part for part in re.split(r"[.\[\]]+", path.strip()) if part]
+    if not parts:
+        raise SpecError([Problem(path=path, message="names no key of the spec")])
+    section: Any = document
+    for part in parts[:-1]:
+        section = _inside(section, part, path)
+    last = parts[-1]
+    if isinstance(section, list) and last.isdigit() and int(last) < len(section):
+        section[int(last)] = value
+    elif isinstance(section, dict):
+        section[last] = value
+    else:
+        raise SpecError([Problem(path=path, message=f"{last!r} is not a key of the spec")])
+
+
+def _inside(section: Any, part: str, path: str) -> Any:
+    if isinstance(section, list) and part.isdigit() and int(part) < len(section):
+        return section[int(part)]
+    if isinstance(section, dict):
+        return section.setdefault(part, {})
+    raise SpecError([Problem(path=path, message=f"{part!r} is not a section of the spec")])

@@ -1,0 +1,75 @@
+"""Rows of a study: the varied fields, the answers, the best of each group, and the front against brute force."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from meshplan.catalogs.database.studies.points import Point, PointState
+from meshplan.planner.sweep.table import study_rows, unknown_metrics
+
+STUDY: dict[str, Any] = {
+    "kind": "serving",
+    "objective": "usd_per_million_tokens",
+    "best": None,
+    "group_by": [],
+    "pareto": ["output_tokens_per_s", "tpot_mean_s"],
+}
+
+
+def done(digest: str, *, status: str = "optimal", kept: bool | None = None, **predicted: float) -> Point:
+    answer = {"status": status, "predicted": predicted, **({} if kept is None else {"kept": kept})}
+    common: dict[str, Any] = {"owner": "me", "attempts": 1, "deaths": 0, "problem": None, "plan_id": f"plan-{digest}"}
+    return Point(digest=digest, state=PointState.DONE, answer=answer, **common)
+
+
+def rows_of(points: list[Point], values: list[dict[str, Any]] | None = None, **study: Any) -> list[dict[str, Any]]:
+    values = values or [{"model": one.digest} for one in points]
+    asked = [{"digest": one.digest, "values": of} for one, of in zip(points, values, strict=True)]
+    return study_rows({**STUDY, "points": asked, **study}, {one.digest: one for one in points})
+
+
+def test_the_front_is_that_of_comparing_all_with_all() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        points = [done(str(n), output_tokens_per_s=rng.randint(1, 6), tpot_mean_s=rng.randint(1, 6)) for n in range(12)]
+        pairs = [
+            (-one.answer["predicted"]["output_tokens_per_s"], one.answer["predicted"]["tpot_mean_s"])
+            for one in points
+            if one.answer
+        ]
+        expected = [not any(a <= mine[0] and b <= mine[1] and (a, b) != mine for a, b in pairs) for mine in pairs]
+        assert [row["pareto"] for row in rows_of(points)] == expected
+
+
+def test_the_best_is_one_of_each_group_and_keeps_its_slo() -> None:
+    points = [
+        done("a", usd_per_million_tokens=3.0),
+        done("b", usd_per_million_tokens=1.0, status="feasible", kept=False),
+        done("c", usd_per_million_tokens=2.0, status="feasible", kept=True),
+        done("d", usd_per_million_tokens=5.0),
+        done("e", status="infeasible"),
+    ]
+    rates = [{"workload.request_rate_per_s": rate} for rate in (1, 1, 1, 2, 2)]
+    assert [row["point"] for row in rows_of(points, rates) if row["best"]] == [3]
+    grouped = rows_of(points, rates, group_by=["workload.request_rate_per_s"])
+    assert [row["point"] for row in grouped if row["best"]] == [3, 4]
+    named = rows_of(points, rates, best="tpot_mean_s")
+    assert [row["point"] for row in named if row["best"]] == []
+    assert unknown_metrics({**STUDY, "best": "tpot_mean_s", "pareto": None}, named) == ["tpot_mean_s"]
+
+
+def test_a_point_without_an_answer_says_how_far_it_is() -> None:
+    common: dict[str, Any] = {"owner": None, "attempts": 1, "deaths": 0, "answer": None, "plan_id": None}
+    problem = {"title": "it takes too long", "detail": "no answer within 5 s"}
+    failed = Point(digest="a", state=PointState.FAILED, problem=problem, **common)
+    rows = study_rows({**STUDY, "points": [{"digest": one, "values": {}} for one in "ab"]}, {"a": failed})
+    assert [(row["status"], row["problem"]) for row in rows] == [
+        ("failed", "it takes too long: no answer within 5 s"),
+        ("waiting", None),
+    ]
+
+
+def test_a_varied_field_hides_no_answer() -> None:
+    row = rows_of([done("a")], [{"status": 7, "model": "m"}])[0]
+    assert (row["spec.status"], row["status"], row["model"]) == (7, "optimal", "m")
