@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from sweep_cases import write_sweep
 from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.service import estimate_plan, make_plan
-from meshplan.planner.sweep.answer import Outcome
+from meshplan.planner.sweep.answer import Outcome, Setting, answer
+from meshplan.planner.sweep.points import Question
 from meshplan.planner.sweep.runners.ray import LOCAL_RAY, RayRunner
 from meshplan.planner.sweep.study import Loop, open_study, rows_of, setting_of
 
@@ -57,43 +57,28 @@ def test_files_travel(store: Catalog, tmp_path: Path) -> None:
 
 
 class Killed(RayRunner):
-    """Kills the first worker that has a task."""
+    """The process of the first task is killed as it begins; the file ``mark`` says that it was."""
 
-    killed: int | None = None
+    def __init__(self, setting: Setting, mark: Path) -> None:
+        super().__init__(LOCAL_RAY, setting, 1)
+        where = str(mark)
 
-    def ended(self, wait_s: float) -> list[tuple[str, Outcome]]:
-        pids = working_pids() if self.killed is None else []
-        if pids:
-            self.killed = pids[0]
-            os.kill(self.killed, signal.SIGKILL)
-        return list(super().ended(wait_s))
+        def killed_once(question: Question, shared: Setting) -> Outcome:
+            try:
+                os.close(os.open(where, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return answer(question, shared)
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError("a killed process goes on")
 
-
-def working_pids() -> list[int]:
-    """Ray names a worker's process after its task; only descendants of this process are this test's own."""
-    parents, working = {}, []
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(folder.name)
-            parents[pid] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if (folder / "cmdline").read_bytes().startswith(b"ray::answer"):
-                working.append(pid)
-    return [pid for pid in working if os.getpid() in ancestors(pid, parents)]
-
-
-def ancestors(pid: int, parents: dict[int, int]) -> list[int]:
-    found = []
-    while pid in parents:
-        pid = parents[pid]
-        found.append(pid)
-    return found
+        self._answer = ray.remote(num_cpus=1, max_retries=0)(killed_once)
 
 
 def test_a_worker_that_is_killed_loses_nothing(store: Catalog, tmp_path: Path) -> None:
     study = open_study(write_sweep(tmp_path), store)
-    runner = Killed(LOCAL_RAY, setting_of(study, store, travels=True), 1)
-    done = Loop(study, store, runner).run()
-    assert runner.killed is not None
+    mark = tmp_path / "killed"
+    done = Loop(study, store, Killed(setting_of(study, store, travels=True), mark)).run()
+    assert mark.exists()
     assert (done.answered, done.failed) == (4, 0)
     assert len(PlanRows(store.engine).list()) == 4
 
