@@ -15,7 +15,8 @@ from pathlib import Path
 from meshplan.catalogs.errors import ModelConfigError, Problem
 from meshplan.catalogs.models.families import Family, Switch, family_of
 from meshplan.catalogs.models.fields import FIELDS, ConfigFields, shorten
-from meshplan.catalogs.models.layers import moe_layers, sliding_windows
+from meshplan.catalogs.models.layers.assignment import moe_layers, sliding_windows
+from meshplan.catalogs.models.layers.blocks import ATTENTION_WORDS, layer_blocks, layer_words
 from meshplan.catalogs.models.scope import language_section, scope_problems
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.catalogs.untrusted.documents import parse
@@ -111,7 +112,8 @@ def build_shape(
     num_layers, hidden = fields.required("num_hidden_layers"), fields.required("hidden_size")
     num_heads, vocab_size = fields.required("num_attention_heads"), fields.required("vocab_size")
     latent = _latent_attention(fields)
-    moe = _mixture_of_experts(fields, family, num_layers)
+    words = layer_words(fields, num_layers)
+    moe = _mixture_of_experts(fields, family, num_layers, words)
     num_kv_heads = num_heads if latent else fields.with_default("num_key_value_heads", num_heads)
     context = fields.optional("max_sequence_length")
     shape = ModelShape(
@@ -130,7 +132,8 @@ def build_shape(
         attention=AttentionKind.MULTI_HEAD_LATENT if latent else AttentionKind.GROUPED_QUERY,
         latent=latent,
         moe=moe,
-        sliding_windows=sliding_windows(fields, family.sliding, num_layers),
+        blocks=layer_blocks(fields, family, words or (ATTENTION_WORDS[0],) * num_layers, hidden),
+        sliding_windows=sliding_windows(fields, family.sliding, num_layers, words),
         num_position_embeddings=_learned_positions(fields, family, context),
         max_sequence_length=context,
         attention_bias=fields.switch(family.query_bias),
@@ -210,7 +213,9 @@ def _dense_width(fields: ConfigFields, family: Family, moe: MixtureOfExperts | N
     return fields.required("intermediate_size")
 
 
-def _mixture_of_experts(fields: ConfigFields, family: Family, num_layers: int) -> MixtureOfExperts | None:
+def _mixture_of_experts(
+    fields: ConfigFields, family: Family, num_layers: int, words: tuple[str, ...]
+) -> MixtureOfExperts | None:
     """The expert part; None where the configuration states no experts, or a single one."""
     num_experts = fields.with_default("num_experts", 0)
     if num_experts <= 1:
@@ -229,7 +234,8 @@ def _mixture_of_experts(fields: ConfigFields, family: Family, num_layers: int) -
         num_experts_per_token=top_k,
         expert_intermediate_size=width,
         shared_intermediate_size=shared,
-        moe_layers=moe_layers(fields, num_layers),
+        moe_layers=moe_layers(fields, num_layers, words),
         expert_bias=family.expert_bias,
         shared_expert_gate=family.shared_expert_gate and shared > 0,
+        latent_size=fields.optional("moe_latent_size"),
     )

@@ -16,6 +16,7 @@ Config = Mapping[str, object]
 Dialect = Callable[[Config], dict[str, object]]
 
 _MPT_DEFAULT_RATIO = 4
+_MOST_LAYERS = 2048  # no list is made for more: the reader of the number reports it
 
 
 def common(config: Config) -> dict[str, object]:
@@ -119,6 +120,91 @@ def falcon(config: Config) -> dict[str, object]:
     rewritten["num_kv_heads"] = rewritten["n_head_kv"] = None
     rewritten["num_key_value_heads"] = 1 if multi_query else None
     rewritten["norms_per_layer"] = 1 if config.get("parallel_attn", True) is True else 2
+    return rewritten
+
+
+def qwen3_next(config: Config) -> dict[str, object]:
+    """Every fourth layer has softmax attention unless another interval is stated."""
+    return {"full_attention_interval": 4, **{key: value for key, value in config.items() if value is not None}}
+
+
+def nemotron_h(config: Config) -> dict[str, object]:
+    """``num_hidden_layers`` is out of date in some configurations: the listed layers count."""
+    listed = config.get("layers_block_type") or config.get("hybrid_override_pattern")
+    return {**config, "num_hidden_layers": len(listed)} if isinstance(listed, list | str) else dict(config)
+
+
+def minimax(config: Config) -> dict[str, object]:
+    """Without a list every second layer has softmax attention; the mixer is lightning attention."""
+    rewritten = {"layernorm_linear_attention_alpha": 1, **config}
+    layers = config.get("num_hidden_layers")
+    if not config.get("layer_types") and isinstance(layers, int) and layers <= _MOST_LAYERS:
+        rewritten["layer_types"] = ["linear_attention" if layer % 2 else "full_attention" for layer in range(layers)]
+    return rewritten
+
+
+def state_space(config: Config) -> dict[str, object]:
+    """``auto`` head sizes follow from the heads."""
+    return {key: value for key, value in config.items() if not (key.startswith("mamba_") and value == "auto")}
+
+
+def granite_hybrid(config: Config) -> dict[str, object]:
+    """Without experts the shared MLP is the dense one."""
+    rewritten = state_space(config)
+    if not config.get("num_local_experts"):
+        rewritten |= {"num_local_experts": 0, "intermediate_size": config.get("shared_intermediate_size")}
+    return rewritten
+
+
+def falcon_h1(config: Config) -> dict[str, object]:
+    """The gated norm of the state-space mixer is off unless stated; its projections share one bias switch."""
+    rewritten = {"mamba_rms_norm": False, "mamba_proj_bias": config.get("projectors_bias", False), **config}
+    return state_space(rewritten)
+
+
+def jamba(config: Config) -> dict[str, object]:
+    """Experts in every ``expert_layer_period``-th layer from ``expert_layer_offset``, else a dense MLP."""
+    rewritten = state_space(config)
+    rewritten.setdefault("attn_layer_period", 8)
+    rewritten.setdefault("attn_layer_offset", 4)
+    layers, period = config.get("num_hidden_layers"), config.get("expert_layer_period", 2)
+    offset = config.get("expert_layer_offset", 1)
+    if not isinstance(layers, int) or not isinstance(period, int) or not isinstance(offset, int):
+        return rewritten
+    if period > 0 and layers <= _MOST_LAYERS and config.get("num_experts") != 1:
+        rewritten["moe_layers"] = [layer for layer in range(layers) if layer % period == offset % period]
+    return rewritten
+
+
+def lfm2(config: Config) -> dict[str, object]:
+    """The stated MLP width is that of two matrices: two thirds of it, times a multiplier, rounded up to a multiple."""
+    width = config.get("block_ff_dim", config.get("intermediate_size"))
+    rewritten = {**config, "intermediate_size": width}
+    if config.get("tie_embedding") is not None:
+        rewritten["tie_word_embeddings"] = config["tie_embedding"]
+    factor, multiple = config.get("block_ffn_dim_multiplier", 1.0), config.get("block_multiple_of", 256)
+    adjusts = config.get("block_auto_adjust_ff_dim", True) is True
+    if adjusts and isinstance(width, int) and isinstance(factor, int | float) and isinstance(multiple, int):
+        narrowed = int((1.0 if factor is None else factor) * int(2 * width / 3))
+        rewritten["intermediate_size"] = -(-narrowed // multiple) * multiple if multiple > 0 else narrowed
+    return rewritten
+
+
+def olmo_hybrid(config: Config) -> dict[str, object]:
+    """Linear attention has as many heads as attention, keys of 3/4·h over all heads, values twice as wide."""
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    rewritten = {
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads,
+        "full_attention_interval": 4,
+        **{key: value for key, value in config.items() if value is not None},
+    }
+    key_heads = rewritten["linear_num_key_heads"]
+    if isinstance(hidden, int) and isinstance(key_heads, int) and key_heads > 0:
+        rewritten.setdefault("linear_key_head_dim", int(0.75 * hidden / key_heads))
+        key_dim = rewritten["linear_key_head_dim"]
+        if isinstance(key_dim, int):
+            rewritten.setdefault("linear_value_head_dim", 2 * key_dim)
     return rewritten
 
 

@@ -80,6 +80,8 @@ class Family:
         attention_sinks: a learned softmax sink for each head.
         expert_bias: experts and router carry biases.
         shared_expert_gate: shared experts are scaled by a learned gate.
+        output_gate: attention's output is scaled by a gate of its own width.
+        parallel_mixers: each layer has attention and a recurrent mixer side by side.
         defaults: sizes that published configurations leave out.
         dialect: rewrites the family's own spelling into the common keys.
     """
@@ -103,6 +105,8 @@ class Family:
     attention_sinks: bool = False
     expert_bias: bool = False
     shared_expert_gate: bool = False
+    output_gate: Switch = Switch(default=False, key="attn_output_gate")
+    parallel_mixers: bool = False
     defaults: Mapping[str, int] = field(default_factory=dict)
     dialect: Dialect = config_dialects.common
 
@@ -122,6 +126,13 @@ _MISTRAL = Family(sliding=SlidingRule(default_window=4096))
 _QWEN2 = Family(query_bias=YES, output_bias=NO, sliding=_QWEN_WINDOWS)
 _QWEN3 = Family(qk_norm=YES, head_dim=128, sliding=_QWEN_WINDOWS)
 _QWEN3_MOE = Family(qk_norm=YES, sliding=_QWEN_WINDOWS)
+_QWEN3_NEXT = Family(
+    qk_norm=YES,
+    head_dim=256,
+    shared_expert_gate=True,
+    output_gate=Switch(default=True, key="attn_output_gate"),
+    dialect=config_dialects.qwen3_next,
+)
 _GPT2 = Family(
     gated_mlp=False,
     tie_word_embeddings=True,
@@ -252,6 +263,24 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoe": _LLAMA,
     "granitemoeshared": _LLAMA,
     "dbrx": Family(query_bias=NO, output_bias=NO, dialect=config_dialects.dbrx),
+    # Hybrids of attention with recurrent layers, and attention with an indexer.
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5": _QWEN3_NEXT,
+    "qwen3_5_moe": _QWEN3_NEXT,
+    "kimi_linear": _LLAMA,
+    "minimax": Family(dialect=config_dialects.minimax),
+    "minimax_text_01": _LLAMA,
+    "minimax_m1": _LLAMA,
+    "nemotron_h": Family(gated_mlp=False, norms_per_layer=1, dialect=config_dialects.nemotron_h),
+    "granitemoehybrid": Family(dialect=config_dialects.granite_hybrid),
+    "bamba": Family(dialect=config_dialects.state_space),
+    "falcon_h1": Family(parallel_mixers=True, dialect=config_dialects.falcon_h1),
+    "jamba": Family(dialect=config_dialects.jamba),
+    "lfm2": Family(tie_word_embeddings=True, qk_norm=YES, dialect=config_dialects.lfm2),
+    "lfm2_moe": Family(tie_word_embeddings=True, qk_norm=YES, defaults={"num_dense_layers": 2}),
+    "olmo_hybrid": Family(qk_norm=YES, qk_norm_full_width=True, dialect=config_dialects.olmo_hybrid),
+    "deepseek_v32": _LLAMA,
+    "glm_moe_dsa": _LLAMA,
     # OLMo, Cohere, EXAONE, Apertus.
     "olmo": Family(norm_weight=False),
     "olmo2": _OLMO2,

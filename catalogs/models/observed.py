@@ -59,8 +59,7 @@ def shape_from_observation(model: Mapping[str, object]) -> ModelShape:
     if "layer_type_counts" in config:
         config["layer_types"] = _mixed_layers(config["layer_type_counts"], name)
     slug = name.lower().replace(" ", "-")
-    # Experts with biases and attention sinks stand in no key of a measurement, only in the family.
-    family_name = "gpt_oss" if slug.startswith("gpt-oss") else ""
+    family_name = _family_name(config, slug)
     family = FAMILIES[family_name] if family_name else _GATED if gated else _PLAIN
     shape = build_shape(
         config,
@@ -71,6 +70,15 @@ def shape_from_observation(model: Mapping[str, object]) -> ModelShape:
         source=str(model.get("architecture_source", "")),
     )
     return _with_stated_parameters(shape, model.get("num_parameters"))
+
+
+def _family_name(config: Mapping[str, object], slug: str) -> str:
+    """The family whose facts stand in no key of a measurement, known by name or by keys that only it has; else empty."""
+    if slug.startswith("gpt-oss"):  # experts with biases, attention sinks
+        return "gpt_oss"
+    if "linear_num_value_heads" in config:  # output gate, norms of queries and keys
+        return "qwen3_next"
+    return "nemotron_h" if "mamba_num_heads" in config else ""  # one norm and one block a layer
 
 
 def _mixed_layers(counts: object, name: str) -> list[str]:

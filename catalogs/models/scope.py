@@ -1,8 +1,8 @@
 """Which configurations meshplan reads: those of decoder-only transformers, found also inside multimodal models.
 
-Vision, speech and text encoders, encoder-decoders, diffusion models and state-space models are rejected by name, and
-so are transformers with parts that :class:`meshplan.catalogs.models.shapes.ModelShape` cannot represent faithfully
-(Mamba, linear or indexed attention): an estimate of them would be wrong without a sign of it.
+Vision, speech and text encoders, encoder-decoders, diffusion models and models without any attention are rejected by
+name, and so are transformers with parts that :class:`meshplan.catalogs.models.shapes.ModelShape` cannot represent
+faithfully: an estimate of them would be wrong without a sign of it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ _OTHER_MODELS: Mapping[str, tuple[str, ...]] = {
     "a state-space or recurrent model": (
         *("falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm"),
     ),
-    "a hybrid of attention with state-space, linear-attention or convolution layers, not supported yet": (
-        *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe"),
-        *("nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "zamba", "zamba2"),
+    "a hybrid of attention with recurrent layers that share or repeat their weights, not supported yet": (
+        *("bailing_hybrid", "zamba", "zamba2"),
     ),
-    "not supported yet: its sparse attention has an indexer": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+    "not supported yet: its attention compresses the keys of several tokens into one": ("deepseek_v4",),
     "not supported yet: its layers hold more than attention and one MLP or MoE block": (
         *("arctic", "blt", "doge", "gemma3n", "gemma4", "hrm_text", "jetmoe", "longcat_flash", "mllama", "moshi"),
     ),
@@ -48,20 +47,11 @@ _OTHER_MODELS: Mapping[str, tuple[str, ...]] = {
 _REASONS = {model_type: reason for reason, types in _OTHER_MODELS.items() for model_type in types}
 
 _FOREIGN_PARTS: Mapping[str, tuple[str, ...]] = {
-    "Mamba (state-space) layers": (
-        *("hybrid_override_pattern", "mamba_num_heads", "mamba_n_heads", "mamba_d_state", "ssm_state_size", "ssm_cfg"),
-        *("state_size", "layers_block_type"),
-    ),
-    "linear-attention layers": (
-        *("linear_attn_config", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
-        *("full_attention_interval",),
-    ),
-    "recurrent or convolution layers": ("block_types", "lru_width", "conv_L_cache"),
-    "an attention indexer (DeepSeek-V3.2 sparse attention)": ("index_topk", "index_n_heads"),
+    "state-space layers without heads (Mamba alone)": ("ssm_cfg", "state_size"),
+    "recurrent layers of Griffin (RG-LRU)": ("block_types", "lru_width"),
     "experts without weights (LongCat)": ("zero_expert_num",),
     "cross-attention layers": ("cross_attention_layers",),
 }
-_ONLY_ATTENTION = 1  # in MiniMax's attn_type_list, 0 is linear attention
 
 
 def language_section(config: Mapping[str, object]) -> Mapping[str, object]:
@@ -109,9 +99,6 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
         present = [key for key in keys if section.get(key) not in (None, False, 0, [], {}, "")]
         if present:
             yield Problem(path=present[0], message=f"not supported yet: {part}")
-    kinds = section.get("attn_type_list")
-    if isinstance(kinds, list) and any(kind != _ONLY_ATTENTION for kind in kinds):
-        yield Problem(path="attn_type_list", message="not supported yet: linear-attention layers")
 
 
 def _states_sizes(config: Mapping[str, object]) -> bool:

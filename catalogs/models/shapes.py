@@ -9,8 +9,11 @@ Notation: h hidden size, a attention heads, k key/value heads, d head dimension,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+
+from meshplan.catalogs.models.layers.recurrent import LayerBlocks
 
 
 class AttentionKind(Enum):
@@ -51,6 +54,8 @@ class MixtureOfExperts:
         moe_layers: which layers are MoE layers, one flag per layer.
         expert_bias: experts and router carry biases (gpt-oss).
         shared_expert_gate: the shared experts are scaled by a learned gate of h parameters (Qwen-MoE).
+        latent_size: width that tokens are brought to before they are sent to experts (Nemotron 3); None where experts
+            work on h.
     """
 
     num_experts: int
@@ -60,11 +65,12 @@ class MixtureOfExperts:
     moe_layers: tuple[bool, ...]
     expert_bias: bool = False
     shared_expert_gate: bool = False
+    latent_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """One decoder-only transformer.
+    """One decoder-only language model.
 
     Args:
         slug: catalog name, such as ``llama-3.1-70b``.
@@ -84,6 +90,7 @@ class ModelShape:
         moe: the expert part, None for a dense model.
         sliding_windows: one entry per layer: attention window in tokens, None for full attention; empty when every
             layer is full.
+        blocks: what each layer holds; None where every layer is softmax attention and an MLP or experts.
         num_position_embeddings: learned absolute positions (GPT-2, OPT), 0 with rotary or ALiBi.
         max_sequence_length: longest trained context in tokens, None where unknown.
         attention_bias: biases on the query, key and value projections.
@@ -120,6 +127,7 @@ class ModelShape:
     latent: LatentAttention | None = None
     moe: MixtureOfExperts | None = None
     sliding_windows: tuple[int | None, ...] = ()
+    blocks: LayerBlocks | None = None
     num_position_embeddings: int = 0
     max_sequence_length: int | None = None
     attention_bias: bool = False
@@ -152,22 +160,70 @@ class ModelShape:
         """Attention window of layer ``layer`` in tokens, None for full attention."""
         return self.sliding_windows[layer] if self.sliding_windows else None
 
+    def has_attention(self, layer: int) -> bool:
+        """Whether layer ``layer`` has softmax attention."""
+        return self.blocks is None or self.blocks.has_attention(layer)
+
+    def has_recurrent(self, layer: int) -> bool:
+        """Whether layer ``layer`` has a recurrent mixer."""
+        return self.blocks is not None and self.blocks.has_recurrent(layer)
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether layer ``layer`` has an MLP or experts."""
+        return self.blocks is None or self.blocks.has_mlp[layer]
+
+    @property
+    def num_attention_layers(self) -> int:
+        """How many layers have softmax attention."""
+        return self._count(self.has_attention)
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """How many layers have a recurrent mixer."""
+        return 0 if self.blocks is None else self._count(self.has_recurrent)
+
+    @property
+    def num_dense_layers(self) -> int:
+        """How many layers have a dense MLP."""
+        return self._count(self.has_mlp) - self.num_moe_layers
+
+    def _count(self, holds: Callable[[int], bool]) -> int:
+        return self.num_hidden_layers if self.blocks is None else sum(map(holds, range(self.num_hidden_layers)))
+
     # --- parameters ---------------------------------------------------------------------------------------------
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one attention block, output projection included.
+        """Parameters of one softmax-attention block, output projection and indexer included.
 
-        Grouped query: h·d·(2a + 2k). Latent: the low-rank factors of DeepSeek-V2 §2.1, with their norms.
+        Grouped query: h·d·(2a + 2k), and h·d·a for an output gate. Latent: the low-rank factors of DeepSeek-V2 §2.1,
+        with their norms.
         """
         h, a = self.hidden_size, self.num_attention_heads
         if self.latent is not None:
-            return self._latent_attention_parameters(self.latent)
+            return self._latent_attention_parameters(self.latent) + self.indexer_parameters
         queries, keys = a * self.head_dim, self.num_key_value_heads * self.head_dim
-        weights = h * (2 * queries + 2 * keys)
+        weights = h * ((2 + self.has_output_gate) * queries + 2 * keys)
         biases = self.attention_bias * (queries + 2 * keys) + self.attention_output_bias * h
         norms = queries + keys if self.qk_norm_full_width else 2 * self.head_dim
-        return weights + biases + self.qk_norm * norms + self.attention_sinks * a
+        return weights + biases + self.qk_norm * norms + self.attention_sinks * a + self.indexer_parameters
+
+    @property
+    def has_output_gate(self) -> bool:
+        """Whether attention's output is scaled by a gate of its own width."""
+        return self.blocks is not None and self.blocks.output_gate
+
+    @property
+    def indexer_parameters(self) -> int:
+        """Parameters of sparse attention's indexer in one layer; 0 without."""
+        indexer = None if self.blocks is None else self.blocks.indexer
+        return 0 if indexer is None else indexer.parameters(self.hidden_size)
+
+    @property
+    def recurrent_parameters(self) -> int:
+        """Parameters of one recurrent mixer; 0 where the model has none."""
+        recurrent = None if self.blocks is None else self.blocks.recurrent
+        return 0 if recurrent is None else recurrent.parameters(self.hidden_size)
 
     def _latent_attention_parameters(self, latent: LatentAttention) -> int:
         h, a = self.hidden_size, self.num_attention_heads
@@ -198,8 +254,13 @@ class ModelShape:
         if self.moe is None:
             return 0
         width = self.moe.expert_intermediate_size
-        biases = self.moe.expert_bias * ((self.mlp_matrices - 1) * width + self.hidden_size)
-        return self.mlp_matrices * self.hidden_size * width + biases
+        biases = self.moe.expert_bias * ((self.mlp_matrices - 1) * width + self.expert_hidden_size)
+        return self.mlp_matrices * self.expert_hidden_size * width + biases
+
+    @property
+    def expert_hidden_size(self) -> int:
+        """Width of the tokens that experts receive and return: h, or the latent width."""
+        return self.hidden_size if self.moe is None else self.moe.latent_size or self.hidden_size
 
     @property
     def shared_expert_parameters(self) -> int:
@@ -211,10 +272,11 @@ class ModelShape:
 
     @property
     def router_parameters(self) -> int:
-        """Parameters of one router: h·E (and its bias)."""
+        """Parameters of one router: h·E (and its bias), and of the projections to and from a latent width."""
         if self.moe is None:
             return 0
-        return self.hidden_size * self.moe.num_experts + self.moe.expert_bias * self.moe.num_experts
+        projections = 2 * self.hidden_size * (self.moe.latent_size or 0)
+        return self.hidden_size * self.moe.num_experts + self.moe.expert_bias * self.moe.num_experts + projections
 
     @property
     def norm_parameters(self) -> int:
@@ -228,9 +290,10 @@ class ModelShape:
 
     def layer_parameters(self, layer: int) -> int:
         """All parameters of one layer, every expert included."""
-        common = self.attention_parameters + self.norm_parameters_per_layer
+        common = self.norm_parameters_per_layer + self.has_attention(layer) * self.attention_parameters
+        common += self.has_recurrent(layer) * self.recurrent_parameters
         if self.moe is None or not self.is_moe_layer(layer):
-            return common + self.dense_mlp_parameters
+            return common + self.has_mlp(layer) * self.dense_mlp_parameters
         experts = self.moe.num_experts * self.expert_parameters
         return common + experts + self.shared_expert_parameters + self.router_parameters
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, RecurrentMixer, SparseIndexer
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 
 # Fields of the run, not of the answer; no digest covers them.
@@ -187,10 +188,20 @@ def plain(value: Any) -> Any:
     return value
 
 
+def shape_document(shape: ModelShape) -> dict[str, Any]:
+    """A model as plans carry it; what only hybrids have is left out of others, as in plans of before they were read."""
+    document: dict[str, Any] = plain(shape)
+    if shape.blocks is None:
+        del document["blocks"]
+    if shape.moe is not None and shape.moe.latent_size is None:
+        del document["moe"]["latent_size"]
+    return document
+
+
 def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
-    """Read back the model that a plan carries in its provenance (what :func:`plain` made of it)."""
+    """Read back the model that a plan carries in its provenance (what :func:`shape_document` made of it)."""
     values = dict(document)
-    latent, experts = values["latent"], values["moe"]
+    latent, experts, blocks = values["latent"], values["moe"], values.get("blocks")
     return ModelShape(
         **{
             **values,
@@ -200,5 +211,17 @@ def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
             if experts is None
             else MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])}),
             "sliding_windows": tuple(values["sliding_windows"]),
+            "blocks": None if blocks is None else _blocks_from_document(blocks),
         }
+    )
+
+
+def _blocks_from_document(document: Mapping[str, Any]) -> LayerBlocks:
+    recurrent, indexer = document["recurrent"], document["indexer"]
+    return LayerBlocks(
+        mixers=tuple(Mixer(name) for name in document["mixers"]),
+        has_mlp=tuple(document["has_mlp"]),
+        recurrent=None if recurrent is None else RecurrentMixer(**recurrent),
+        indexer=None if indexer is None else SparseIndexer(**indexer),
+        output_gate=document["output_gate"],
     )

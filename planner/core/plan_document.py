@@ -166,6 +166,11 @@ def _sound_shape(shape: ModelShape) -> ModelShape:
     experts = shape.moe
     if experts is not None and len(experts.moe_layers) != layers:
         problems.append(f"moe_layers has {len(experts.moe_layers)} entries for {layers} layers")
+    blocks = shape.blocks
+    if blocks is not None and (len(blocks.mixers), len(blocks.has_mlp)) != (layers, layers):
+        problems.append(f"blocks has {len(blocks.mixers)} mixers and {len(blocks.has_mlp)} MLPs for {layers} layers")
+    if blocks is not None and blocks.recurrent is None and shape.num_recurrent_layers:
+        problems.append("blocks lists recurrent layers without their sizes")
     if experts is not None and not 1 <= experts.num_experts_per_token <= experts.num_experts:
         problems.append("num_experts_per_token is not within 1 and num_experts")
     if problems:

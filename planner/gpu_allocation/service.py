@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import Problem, UnknownEntryError
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
-from meshplan.planner.core.plan import Interval, Plan, plain, plan_identity
+from meshplan.planner.core.plan import Interval, Plan, plain, plan_identity, shape_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.core.stand_alone import answer_plan
@@ -110,7 +110,7 @@ def _identity(document: Mapping[str, Any], question: AllocationQuestion) -> dict
     }
     content = {
         "machines": [plain(service.problem.machines) for service in question.services],
-        "models": [plain(service.problem.shape) for service in question.services],
+        "models": [shape_document(service.problem.shape) for service in question.services],
         "prices": plain(dict(question.prices)),
         "calibrations": calibrations,
     }
@@ -123,6 +123,6 @@ def _identity(document: Mapping[str, Any], question: AllocationQuestion) -> dict
                 name: {"num_runs": item["num_runs"], "error_p90": item["error_p90"]}
                 for name, item in calibrations.items()
             },
-            "models": {service.name: plain(service.problem.shape) for service in question.services},
+            "models": {service.name: shape_document(service.problem.shape) for service in question.services},
         },
     }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from meshplan.planner.core.plan import Interval, Plan, plain
+from meshplan.planner.core.plan import Interval, Plan, plain, shape_document
 from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
 from meshplan.planner.serving.estimator.memory import caches
@@ -289,7 +289,7 @@ def provenance(resolved: ResolvedServing) -> dict[str, Any]:
         },
         "power": power,
         "sources": dict(resolved.sources),
-        "model": plain(problem.shape),
+        "model": shape_document(problem.shape),
     }
 
 
@@ -298,7 +298,7 @@ def catalog_content(resolved: ResolvedServing) -> dict[str, Any]:
     problem = resolved.problem
     return {
         "machines": plain(problem.machines),
-        "model": plain(problem.shape),
+        "model": shape_document(problem.shape),
         "prices": plain(resolved.prices),
         "calibrations": {name: item.to_document() for name, item in problem.calibrations.items()},
         "power": problem.power.to_document(),

@@ -13,7 +13,7 @@ import numpy as np
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.plan import Interval, Plan, plain
+from meshplan.planner.core.plan import Interval, Plan, plain, shape_document
 from meshplan.planner.goodput.forecast import Ending, ending
 from meshplan.planner.goodput.report import run_document, run_metrics
 from meshplan.planner.training.alternatives import Alternative
@@ -188,7 +188,7 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
         },
         **_not_validated(problem, priced),
         "sources": dict(resolved.sources),
-        "model": plain(problem.shape),
+        "model": shape_document(problem.shape),
     }
 
 
@@ -275,7 +275,7 @@ def catalog_content(resolved: Resolved) -> dict[str, Any]:
     return {
         "cluster": plain(resolved.cluster),
         "network": network_content(problem.machine),
-        "model": plain(problem.shape),
+        "model": shape_document(problem.shape),
         "price": plain(resolved.price),
         "calibration": problem.calibration.to_document(),
         "rules": {"name": problem.rules.name, "version": problem.rules.version},

@@ -20,6 +20,7 @@ from meshplan.catalogs.models.fields import FIELDS
 from meshplan.catalogs.models.shapes import ModelShape
 
 COUNTED = json.loads((Path(__file__).parent / "transformers_parameter_counts.json").read_text(encoding="utf-8"))
+HYBRIDS = json.loads((Path(__file__).parent / "hybrid_parameter_counts.json").read_text(encoding="utf-8"))["families"]
 # Learned values beside the matrices, which a shape does not hold: two xIELU slopes a layer (Apertus), and the routing
 # correction of ERNIE's three MoE layers with four experts, a parameter there and a buffer elsewhere.
 NOT_IN_A_SHAPE = {"apertus": 8 * 2, "ernie4_5_moe": 3 * 4}
@@ -57,8 +58,14 @@ def test_family_defaults_agree_with_transformers(case: str) -> None:
         assert [layer for layer in range(8) if shape.window(layer) is not None] == expected["windowed_layers"]
 
 
+@pytest.mark.parametrize("case", sorted(HYBRIDS))
+def test_hybrids_agree_with_transformers(case: str) -> None:
+    assert read(HYBRIDS[case]["config"]).num_parameters == HYBRIDS[case]["num_parameters"]
+
+
 def test_families_that_transformers_does_not_check() -> None:
-    checked = {str(case["config"]["model_type"]).removesuffix("_text") for case in COUNTED["families"].values()}
+    cases = [*COUNTED["families"].values(), *HYBRIDS.values()]
+    checked = {str(case["config"]["model_type"]).removesuffix("_text") for case in cases}
     same_rules = {family for family in FAMILIES if any(FAMILIES[family] is FAMILIES[other] for other in checked)}
     # Not in transformers (remote code), or built from the same text model as a checked family.
     assert set(FAMILIES) - checked - same_rules == {"chatglm", "dbrx", "internlm", "internlm2", "phi3", "qwen"}
@@ -163,6 +170,28 @@ def test_tying_may_be_stated_outside_the_section() -> None:
     assert read({"text_config": LLAMA, "tie_word_embeddings": True}).tie_word_embeddings
 
 
+# --- layers that are not attention and an MLP ----------------------------------------------------------------------
+
+
+def test_qwen3_next_has_attention_in_every_fourth_layer() -> None:
+    shape = read(HYBRIDS["qwen3_next"]["config"])
+    assert [layer for layer in range(8) if shape.has_attention(layer)] == [3, 7]
+    assert (shape.num_recurrent_layers, shape.num_dense_layers, shape.num_moe_layers) == (6, 0, 8)
+    assert shape.has_output_gate
+
+
+def test_nemotron_h_has_one_block_a_layer() -> None:
+    shape = read(HYBRIDS["nemotron_h-latent"]["config"])  # MEM*EMM-
+    assert (shape.num_attention_layers, shape.num_recurrent_layers) == (1, 4)
+    assert [layer for layer in range(8) if shape.has_mlp(layer)] == [1, 4, 7]
+    assert (shape.num_moe_layers, shape.num_dense_layers, shape.expert_hidden_size) == (2, 1, 64)
+
+
+def test_falcon_h1_mixes_both_ways_in_each_layer() -> None:
+    shape = read(HYBRIDS["falcon_h1"]["config"])
+    assert (shape.num_attention_layers, shape.num_recurrent_layers) == (8, 8)
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
@@ -177,13 +206,15 @@ def test_tying_may_be_stated_outside_the_section() -> None:
         ({"model_type": "new", "hidden_size": 768, "image_size": 224}, "no vocabulary"),
         ({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.2"}, "diffusers component"),
         ({**LLAMA, "model_type": "mllama_text_model"}, "'mllama_text_model' is not supported yet"),
-        ({**LLAMA, "model_type": "deepseek_v32"}, "indexer"),
+        ({**LLAMA, "model_type": "deepseek_v4"}, "compresses the keys"),
         ({"model_type": "mamba", "hidden_size": 768, "state_size": 16}, "state-space"),
-        ({**LLAMA, "hybrid_override_pattern": "M*E-"}, "not supported yet: Mamba (state-space) layers"),
-        ({**LLAMA, "linear_num_key_heads": 16}, "not supported yet: linear-attention layers"),
-        ({**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 2}, "'linear_attention'"),
-        ({**LLAMA, "attn_type_list": [0, 0, 0, 1]}, "not supported yet: linear-attention layers"),
-        ({**LLAMA, "index_topk": 2048}, "indexer"),
+        ({**LLAMA, "hybrid_override_pattern": "M*E-"}, "lists recurrent layers, but no key states their sizes"),
+        ({**LLAMA, "hybrid_override_pattern": "M*EX"}, "must be made of M (mamba)"),
+        ({**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 2}, "lists recurrent layers, but no key"),
+        ({**LLAMA, "layer_types": ["linear_attention", "full_attention"]}, "has 2 entries for 4 layers"),
+        ({**LLAMA, "layer_types": ["quadratic"] * 4}, "layers of kind 'quadratic' are not supported yet"),
+        ({**LLAMA, "attn_type_list": [0, 2]}, "must be a list of 0 (linear) and 1"),
+        ({**LLAMA, "index_topk": 2048}, "index_n_heads: missing"),
         ({**LLAMA, "architectures": ["NewForMaskedLM"]}, "masked language model"),
         ({}, "keys seen: none"),
         ({"learning_rate": 0.1}, "keys seen: learning_rate"),

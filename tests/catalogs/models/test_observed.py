@@ -151,9 +151,9 @@ def test_assumed_vocabulary_fits_the_names_of_zero_bubble(model: dict[str, Any],
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"hybrid_override_pattern": "MEM*"}, "not supported yet: Mamba (state-space) layers"),
-        ({"linear_num_key_heads": 16}, "not supported yet: linear-attention layers"),
-        ({"layer_type_counts": {"linear_attention": 24, "full_attention": 8}}, "'linear_attention'"),
+        ({"hybrid_override_pattern": "MEM*"}, "hybrid_override_pattern: has 4 entries for 32 layers"),
+        ({"linear_num_value_heads": 16, "layer_types": ["conv"]}, "has 1 entries for 32 layers"),
+        ({"layer_type_counts": {"linear_attention": 24, "full_attention": 8}}, "lists recurrent layers, but no key"),
         ({"layer_type_counts": {"full_attention": -1}}, "layer_type_counts: must map"),
         ({"layer_type_counts": {"full_attention": 31}}, "has 31 entries for 32 layers"),
         ({"attention_type": "ring"}, "'ring' is not supported yet"),

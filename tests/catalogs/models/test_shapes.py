@@ -14,7 +14,11 @@ from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 
 SEED = importlib.resources.files("meshplan.catalogs.seed") / "models.yaml"
 MODELS = yaml.safe_load(SEED.read_text(encoding="utf-8"))["models"]
-COUNTED = json.loads((Path(__file__).parent / "transformers_parameter_counts.json").read_text(encoding="utf-8"))
+COUNTED = {
+    slug: number
+    for name in ("transformers_parameter_counts.json", "hybrid_parameter_counts.json")
+    for slug, number in json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))["catalog"].items()
+}
 
 # Total parameters in billions as the publisher prints them (model card or paper), or exactly.
 PUBLISHED_BILLIONS = {
@@ -67,6 +71,7 @@ PUBLISHED_BILLIONS = {
     "phi-3.5-moe": 41.9,
     "command-r-plus": 104,
     "starcoder-15.5b": 15.5,
+    "kimi-linear-48b-a3b": 49.12,  # Hugging Face, size of the safetensors
 }
 PUBLISHED_TOLERANCE = 0.005
 
@@ -83,6 +88,10 @@ PUBLISHED_ACTIVE_BILLIONS = {
     "olmoe-1b-7b": (1.28, 0.005),
     "llama-4-scout": (17, 0.5),
     "llama-4-maverick": (17, 0.5),
+    "qwen3.5-397b-a17b": (17, 0.5),  # model cards, the hybrids
+    "nemotron-3-nano-30b-a3b": (3.6, 0.05),
+    "granite-4.0-h-small": (9, 0.5),
+    "jamba-1.5-mini": (12, 0.5),
 }
 # These publishers leave the input embedding out, which is looked up and not multiplied.
 PUBLISHED_ACTIVE_BILLIONS_WITHOUT_EMBEDDING = {
@@ -109,13 +118,13 @@ def test_every_entry_is_a_cited_shape(slug: str) -> None:
     assert " " not in slug
 
 
-@pytest.mark.parametrize("slug", sorted(COUNTED["catalog"]))
+@pytest.mark.parametrize("slug", sorted(COUNTED))
 def test_counts_agree_with_transformers(slug: str) -> None:
-    assert shape_of(slug).num_parameters == COUNTED["catalog"][slug]
+    assert shape_of(slug).num_parameters == COUNTED[slug]
 
 
 def test_transformers_counted_all_but_what_it_cannot_build() -> None:
-    assert set(MODELS) - set(COUNTED["catalog"]) == {"dbrx", "internlm-7b", "internlm-20b"}
+    assert set(MODELS) - set(COUNTED) == {"dbrx", "internlm-7b", "internlm-20b", "kimi-linear-48b-a3b"}
 
 
 @pytest.mark.parametrize("slug", sorted(PUBLISHED_BILLIONS))
@@ -199,3 +208,18 @@ def test_attention_windows(slug: str, windows: tuple[int | None, ...]) -> None:
     assert shape.sliding_windows[: len(windows)] == windows
     assert bool(shape.sliding_windows) == bool(windows)
     assert shape.window(0) == (windows[0] if windows else None)
+
+
+@pytest.mark.parametrize(
+    ("model", "state_bytes"),
+    [
+        # 36 layers of 32 heads of 128 × 128 in fp32, and 3 inputs of 8,192 channels in 16 bits
+        ("qwen3-next-80b-a3b", 36 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)),
+        # 27 layers of 128 heads of 80 × 128 and 3 inputs of 12,288 channels
+        ("nemotron-nano-9b-v2", 27 * (4 * 128 * 80 * 128 + 2 * 3 * 12288)),
+    ],
+)
+def test_recurrent_state_of_a_sequence(model: str, state_bytes: int) -> None:
+    shape = shape_of(model)
+    assert shape.blocks is not None
+    assert shape.num_recurrent_layers * shape.blocks.recurrent_state_bytes == state_bytes

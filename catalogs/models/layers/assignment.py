@@ -11,11 +11,10 @@ import itertools
 from meshplan.catalogs.models.families import SlidingRule
 from meshplan.catalogs.models.fields import FIELDS, ConfigFields, shorten
 
-_FULL = ("full_attention", "attention", "global")
 _WINDOWED = ("sliding_attention", "chunked_attention", "local")
 
 
-def moe_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+def moe_layers(fields: ConfigFields, num_layers: int, words: tuple[str, ...] = ()) -> tuple[bool, ...]:
     """One flag per layer: does it route tokens to experts?
 
     Lists: ``moe_layers`` (Llama 4, layer numbers), ``mlp_layer_types`` (transformers 5: ``dense`` or ``sparse``),
@@ -24,6 +23,8 @@ def moe_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     1 (Qwen, Llama 4), not in ``mlp_only_layers`` (Qwen), within ``moe_layer_start_index`` and ``moe_layer_end_index``
     (ERNIE).
     """
+    if "moe" in words or "mlp" in words:  # layers of one block each (Nemotron-H)
+        return tuple(word == "moe" for word in words)
     if fields.config.get("moe_layers") is not None:
         listed = fields.layer_numbers("moe_layers", num_layers)
         return tuple(layer in listed for layer in range(num_layers))
@@ -50,40 +51,27 @@ def _moe_layers_by_rule(fields: ConfigFields, num_layers: int) -> tuple[bool, ..
     )
 
 
-def sliding_windows(fields: ConfigFields, rule: SlidingRule, num_layers: int) -> tuple[int | None, ...]:
-    """One entry per layer: the attention window in tokens or None; empty where every layer has full attention."""
-    kinds = fields.config.get("layer_types")
+def sliding_windows(
+    fields: ConfigFields, rule: SlidingRule, num_layers: int, words: tuple[str, ...]
+) -> tuple[int | None, ...]:
+    """One entry per layer: the attention window in tokens or None; empty where every layer has full attention.
+
+    ``words`` are the kinds of layer that the configuration lists; empty where it lists none.
+    """
     window = fields.optional("sliding_window")
     if window is None and "sliding_window" not in fields.config:
         window = rule.default_window
-    if kinds is not None:
-        has_window = _listed(fields, kinds, num_layers)
+    if words:
+        has_window = tuple(word in _WINDOWED for word in words)
     else:
         has_window = _by_rule(fields, rule, num_layers) if fields.switch(rule.enabled) else ()
     if not any(has_window):
         return ()
     if window is None:
-        if kinds is not None:
+        if words:
             fields.report("sliding_window", "missing (layer_types lists layers with an attention window)")
         return ()
     return tuple(window if windowed else None for windowed in has_window)
-
-
-def _listed(fields: ConfigFields, kinds: object, num_layers: int) -> tuple[bool, ...]:
-    """``layer_types``: which layers have a window; kinds that a shape cannot represent are reported."""
-    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
-        fields.report("layer_types", f"must be a list of texts, one a layer, is {shorten(kinds)}")
-        return ()
-    if num_layers and len(kinds) != num_layers:
-        fields.report("layer_types", f"has {len(kinds)} entries for {num_layers} layers")
-        return ()
-    unknown = sorted(set(kinds) - set(_FULL) - set(_WINDOWED))
-    if unknown:
-        fields.report(
-            "layer_types", f"layers of kind {', '.join(shorten(kind) for kind in unknown)} are not supported yet"
-        )
-        return ()
-    return tuple(kind in _WINDOWED for kind in kinds)
 
 
 def _by_rule(fields: ConfigFields, rule: SlidingRule, num_layers: int) -> tuple[bool, ...]:
