@@ -73,7 +73,7 @@ def shape_from_observation(model: Mapping[str, object]) -> ModelShape:
 
 
 def _family_name(config: Mapping[str, object], slug: str) -> str:
-    """The family whose facts stand in no key of a measurement, known by name or by keys that only it has; else empty."""
+    """The family whose facts stand in no key of a measurement, known by name or by its keys; else empty."""
     if slug.startswith("gpt-oss"):  # experts with biases, attention sinks
         return "gpt_oss"
     if "linear_num_value_heads" in config:  # output gate, norms of queries and keys

@@ -187,6 +187,12 @@ class ModelShape:
         """How many layers have a dense MLP."""
         return self._count(self.has_mlp) - self.num_moe_layers
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks with a residual connection: of each layer its mixers, side by side, and its MLP or experts."""
+        mixed = self._count(lambda layer: self.has_attention(layer) or self.has_recurrent(layer))
+        return mixed + self._count(self.has_mlp)
+
     def _count(self, holds: Callable[[int], bool]) -> int:
         return self.num_hidden_layers if self.blocks is None else sum(map(holds, range(self.num_hidden_layers)))
 

@@ -291,6 +291,7 @@ def calibration_text(plan: Plan, width: int) -> str:
             lines.append(f"Intervals on {node_type}: {shown}, 90 % of held-out runs; constants fitted to {fitted}.")
         else:
             lines.append(f"Intervals on {node_type}: {shown}, assumed: no constants are fitted for this engine here.")
+    lines += [f"Not validated: {what}." for what in plan.provenance.get("not_validated", ())]
     return "".join(paragraph(line, width) for line in lines)
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+from meshplan.catalogs.models.layers.naming import describe_blocks
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Interval, Plan, plain, shape_document
 from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
@@ -290,7 +292,20 @@ def provenance(resolved: ResolvedServing) -> dict[str, Any]:
         "power": power,
         "sources": dict(resolved.sources),
         "model": shape_document(problem.shape),
+        **({"not_validated": [_unlike_the_fitted(problem.shape)]} if problem.shape.blocks is not None else {}),
     }
+
+
+def _unlike_the_fitted(shape: ModelShape) -> str:
+    """What the constants were not fitted to, and how the one such model behaved that was measured since.
+
+    Qwen3.5-397B on 4 and 8 B200 with SGLang, 73 published rows (silicon_sample.csv of aiconfigurator): time per token
+    14.5 % off in the median; first tokens at 4 and 8 requests in flight 1.5 to 2.7 times as late as predicted.
+    """
+    return (
+        f"{describe_blocks(shape)}: no kernel timings, no run in the fit; the one such model that was compared had its "
+        "first tokens 1.5 to 2.7 times later than predicted, its time per token 15 % off"
+    )
 
 
 def catalog_content(resolved: ResolvedServing) -> dict[str, Any]:

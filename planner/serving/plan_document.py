@@ -166,6 +166,7 @@ class _Provenance(Section):
     power: _Power = _Power()
     calibration: dict[Text, _Calibration] = Field(default_factory=dict)
     sources: dict[Text, Text] = Field(default_factory=dict)
+    not_validated: tuple[Text, ...] = ()
 
 
 class _Ranked(Section):

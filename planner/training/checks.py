@@ -71,6 +71,8 @@ def check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, probl
         problems.say("workload.sequence_length", f"{shape.name} has learned positions for {positions} tokens only")
     if spec.workload.phase.has_adapters and shape.latent is not None:
         problems.say("workload.phase", "LoRA on multi-head latent attention is not modelled yet")
+    if spec.workload.phase.has_adapters and shape.blocks is not None:
+        problems.say("workload.phase", "LoRA on layers that are not attention and an MLP is not modelled yet")
     if spec.workload.phase is Phase.QLORA and shape.moe is not None:
         problems.say("workload.phase", "QLoRA is modelled for dense models: experts are no linear layers to quantise")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshplan.catalogs.models.layers.naming import describe_blocks
 from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.training.estimator.offload import nvme_bytes_per_s
 from meshplan.planner.training.estimator.priced import Priced
@@ -81,6 +82,12 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
         )
     if config.precision in {"mxfp8", "nvfp4"}:
         yield _block_scaled(problem, priced)
+    if problem.shape.blocks is not None:
+        yield Unconfirmed(
+            what=f"{describe_blocks(problem.shape)}: no kernel timings; time and memory follow the papers' arithmetic, "
+            "no measured run is in the fit",
+            share=_share(priced, "attention"),
+        )
 
 
 def _offloads(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, RecurrentMixer
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
@@ -66,7 +67,27 @@ LATENT = replace(
     num_nextn_predict_layers=1,
 )
 WINDOWED = replace(DENSE, slug="windowed", name="windows of 512", sliding_windows=(512, None) * 3)
-SMALL_SHAPES = (DENSE, MOE, LATENT, WINDOWED)
+HYBRID = replace(
+    DENSE,
+    slug="hybrid",
+    name="state-space layers between attention",
+    blocks=LayerBlocks(
+        mixers=(Mixer.RECURRENT, Mixer.NONE, Mixer.ATTENTION, Mixer.NONE, Mixer.BOTH, Mixer.RECURRENT),
+        has_mlp=(False, True, False, True, True, True),
+        recurrent=RecurrentMixer(
+            kind="mamba-2",
+            num_heads=16,
+            split_outputs=2 * 1024 + 2 * 64 + 16,
+            output_inputs=1024,
+            vector_parameters=8192,
+            state_elements=16 * 64 * 64,
+            convolution_elements=3 * 1152,
+            scan_flops_per_token=2 * (256 * 64 + 16 * (256 * 64 + 2 * 64 * 64)),
+            streamed_elements=4 * 1152 + 5 * 1024,
+        ),
+    ),
+)
+SMALL_SHAPES = (DENSE, MOE, LATENT, WINDOWED, HYBRID)
 
 
 def machine_with(num_devices: int, *, device: Device = H100_FP8, **fields: Any) -> Machine:

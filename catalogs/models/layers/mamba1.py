@@ -35,5 +35,6 @@ def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:
         state_elements=inner * state,
         convolution_elements=inner * (kernel - 1),
         scan_flops_per_token=9 * inner * state,
+        multiplies_matrices=False,
         streamed_elements=10 * inner + 2 * state,
     )

@@ -43,6 +43,7 @@ class RecurrentMixer:
         state_elements: recurrent state of one sequence in one layer.
         convolution_elements: last inputs of the short convolution that a sequence keeps in one layer.
         scan_flops_per_token: FLOPs of the recurrence per token, forward, computed in chunks.
+        multiplies_matrices: the recurrence runs on the matrix units; else on the vector units.
         streamed_elements: activations that convolution, recurrence, gate and norm read and write per token, forward.
     """
 
@@ -58,6 +59,7 @@ class RecurrentMixer:
     copied_outputs: int = 0
     inner_weights: int = 0
     inner_inputs: int = 0
+    multiplies_matrices: bool = True
 
     def parameters(self, hidden_size: int) -> int:
         """All parameters of one mixer."""

@@ -22,5 +22,6 @@ def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:
         state_elements=0,
         convolution_elements=hidden_size * (kernel - 1),
         scan_flops_per_token=2 * hidden_size * kernel,
+        multiplies_matrices=False,
         streamed_elements=6 * hidden_size,
     )

@@ -5,7 +5,7 @@
   that are fewer than the tensor-parallel devices are replicated.
 - KV cache of one token on one device: 2·⌈k/t⌉·d·bytes a layer; latent attention keeps (r_kv + d_rope)·bytes, the same
   on every tensor-parallel device (DeepSeek-V2, arXiv:2405.04434, §2.1). Layers with a sliding window keep at most the
-  window. Context parallelism divides it.
+  window. Context parallelism divides it. An indexer caches one key a token, recurrent layers a state a request.
 """
 
 from __future__ import annotations
@@ -52,6 +52,13 @@ class WorkerMemory:
         return self.kv_capacity_tokens > 0
 
 
+def state_bytes_per_request(shape: ModelShape, *, tensor_parallel: int = 1) -> float:
+    """Recurrent states of one request on one tensor-parallel device, all layers, bytes; 0 without recurrent layers."""
+    if shape.blocks is None:
+        return 0.0
+    return shape.num_recurrent_layers * shape.blocks.recurrent_state_bytes / tensor_parallel
+
+
 def kv_bytes_per_token(shape: ModelShape, quantization: Quantization, *, tensor_parallel: int = 1) -> float:
     """KV cache of one token on one tensor-parallel device, all layers, full attention, bytes.
 
@@ -62,7 +69,10 @@ def kv_bytes_per_token(shape: ModelShape, quantization: Quantization, *, tensor_
     else:
         heads = -(-shape.num_key_value_heads // tensor_parallel)
         per_layer = 2.0 * heads * shape.head_dim * quantization.kv_bytes
-    return per_layer * shape.num_hidden_layers
+    indexer = None if shape.blocks is None else shape.blocks.indexer
+    if indexer is not None:
+        per_layer += indexer.cache_bytes_per_token
+    return per_layer * shape.num_attention_layers
 
 
 def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout, *, expert_copies: int = 0) -> float:
@@ -72,9 +82,10 @@ def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout,
     """
     attention = SCHEMES[quantization.attention].weight_bytes * attention_parameters(shape, layout.tensor_parallel)
     mlp = SCHEMES[quantization.mlp].weight_bytes
-    total = shape.num_hidden_layers * attention
-    dense_layers = shape.num_hidden_layers - shape.num_moe_layers
-    total += dense_layers * mlp * shape.dense_mlp_parameters / layout.tensor_parallel
+    total = shape.num_attention_layers * attention
+    recurrent = SCHEMES[quantization.attention].weight_bytes * recurrent_parameters(shape, layout.tensor_parallel)
+    total += shape.num_recurrent_layers * recurrent
+    total += shape.num_dense_layers * mlp * shape.dense_mlp_parameters / layout.tensor_parallel
     if shape.moe is not None:
         spread = layout.expert_parallel * layout.expert_tensor_parallel
         held = shape.moe.num_experts + expert_copies
@@ -87,13 +98,24 @@ def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout,
 
 def attention_parameters(shape: ModelShape, tensor_parallel: int) -> float:
     """Parameters of one attention block on one tensor-parallel device."""
-    if shape.latent is not None:  # the low-rank input projections are on every device
+    indexer = shape.indexer_parameters  # on every device
+    if shape.latent is not None:  # and so are the low-rank input projections
         latent = shape.latent
         down = shape.hidden_size * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_rope_head_dim)
-        return down + (shape.attention_parameters - down) / tensor_parallel
+        return indexer + down + (shape.attention_parameters - indexer - down) / tensor_parallel
     h, d = shape.hidden_size, shape.head_dim
     kv_heads = max(shape.num_key_value_heads / tensor_parallel, 1.0)
-    return h * d * (2.0 * shape.num_attention_heads / tensor_parallel + 2.0 * kv_heads)
+    queries = (2.0 + shape.has_output_gate) * shape.num_attention_heads / tensor_parallel
+    return indexer + h * d * (queries + 2.0 * kv_heads)
+
+
+def recurrent_parameters(shape: ModelShape, tensor_parallel: int) -> float:
+    """Parameters of one recurrent mixer on one tensor-parallel device."""
+    recurrent = None if shape.blocks is None else shape.blocks.recurrent
+    if recurrent is None:
+        return 0.0
+    copied = shape.hidden_size * recurrent.copied_outputs
+    return copied + (shape.recurrent_parameters - copied) / tensor_parallel
 
 
 def worker_memory(
@@ -125,7 +147,10 @@ def worker_memory(
     logits = LOGITS_BYTES * limits.max_num_seqs / layout.attention_data_parallel * shape.vocab_size / t
     workspace = FIXED_BYTES + live + logits
     full = kv_bytes_per_token(shape, quantization, tensor_parallel=t)
-    per_token = full * window_share(shape, context) / (layout.pipeline_parallel * layout.context_parallel)
+    # A request of the mean context also holds its recurrent states: they count as so many bytes of each of its tokens.
+    states = state_bytes_per_request(shape, tensor_parallel=t) / max(context, 1.0)
+    kept = full * window_share(shape, context) / layout.context_parallel + states
+    per_token = kept / layout.pipeline_parallel
     budget = limits.memory_fraction * device.usable_memory_bytes
     rank_tokens = max(budget - weights - workspace, 0.0) / per_token
     return WorkerMemory(
@@ -149,7 +174,8 @@ def window_share(shape: ModelShape, context: float) -> float:
     """KV cache with sliding windows relative to full attention, for requests of ``context`` tokens."""
     if not shape.sliding_windows:
         return 1.0
-    kept = [1.0 if window is None else min(window / max(context, 1.0), 1.0) for window in shape.sliding_windows]
+    windows = [window for layer, window in enumerate(shape.sliding_windows) if shape.has_attention(layer)]
+    kept = [1.0 if window is None else min(window / max(context, 1.0), 1.0) for window in windows]
     return sum(kept) / len(kept)
 
 

@@ -19,7 +19,13 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.iteration import Worker
-from meshplan.planner.serving.estimator.memory import attention_parameters, kv_bytes_per_token, window_share
+from meshplan.planner.serving.estimator.memory import (
+    attention_parameters,
+    kv_bytes_per_token,
+    recurrent_parameters,
+    state_bytes_per_request,
+    window_share,
+)
 from meshplan.planner.serving.estimator.operators import distinct_experts, peak_flops_per_s
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.quantization import SCHEMES
@@ -93,6 +99,8 @@ def iteration_work(
         by_width[each < BYTES_16_BIT] += batches * each * hit * held
         compute = compute + 2.0 * tokens * moe.num_experts_per_token * held / _peak(worker, scheme)
     by_width[False] += cached_tokens * _cache_bytes(worker)
+    states = state_bytes_per_request(shape, tensor_parallel=layout.tensor_parallel) / stages
+    by_width[False] += 2.0 * decodes / ranks * states
     return DeviceWork(
         wide_s=by_width[False] / device.memory_bandwidth_bytes_per_s,
         narrow_s=by_width[True] / device.memory_bandwidth_bytes_per_s,
@@ -125,9 +133,11 @@ def _dense_parameters(worker: Worker) -> list[tuple[str, float]]:
     """(scheme, parameters of all stages on one tensor-parallel device) that every token uses, without the LM head."""
     shape, formats, tensor = worker.shape, worker.quantization, worker.layout.tensor_parallel
     shared = 0.0 if shape.moe is None else shape.num_moe_layers * shape.shared_expert_parameters / tensor
-    dense = (shape.num_hidden_layers - shape.num_moe_layers) * shape.dense_mlp_parameters / tensor
+    dense = shape.num_dense_layers * shape.dense_mlp_parameters / tensor
+    mixers = shape.num_attention_layers * attention_parameters(shape, tensor)
+    mixers += shape.num_recurrent_layers * recurrent_parameters(shape, tensor)
     return [
-        (formats.attention, shape.num_hidden_layers * attention_parameters(shape, tensor)),
+        (formats.attention, mixers),
         (formats.mlp, dense + shared),
         ("bf16", float(shape.num_moe_layers * shape.router_parameters)),
     ]
@@ -146,7 +156,7 @@ def _attention_s(worker: Worker, cached_tokens: FloatArray, prompt_tokens: Float
     prompt, share = worker.contexts.prompt, window_share(shape, _context(worker))
     pairs = decode * cached_tokens + prefill * prompt_tokens * (prompt + 1.0) / 2.0
     split = layout.attention_data_parallel * layout.pipeline_parallel * layout.context_parallel
-    return shape.num_hidden_layers * share * pairs / split / _peak(worker, "bf16")
+    return shape.num_attention_layers * share * pairs / split / _peak(worker, "bf16")
 
 
 def _cache_bytes(worker: Worker) -> float:

@@ -55,6 +55,14 @@ def heads(shape: ModelShape, layout: Any) -> Any:
     return shape.num_attention_heads % group(layout) == 0
 
 
+def recurrent_heads(shape: ModelShape, layout: Any) -> Any:
+    """Every tensor-parallel device has whole heads of the recurrent layers, whose states no context rank can split."""
+    recurrent = None if shape.blocks is None else shape.blocks.recurrent
+    if recurrent is None:
+        return layout.tensor_parallel >= 1
+    return (recurrent.num_heads % layout.tensor_parallel == 0) & (layout.context_parallel == 1)
+
+
 def kv_heads(shape: ModelShape, layout: Any) -> Any:
     """KV heads are split evenly, or copied evenly where there are fewer than devices."""
     if is_latent(shape):
@@ -112,9 +120,8 @@ def expert_width(shape: ModelShape, layout: Any) -> Any:
 
 def dense_widths(shape: ModelShape) -> tuple[int, ...]:
     """Widths of the MLPs that tensor parallelism splits: dense layers and shared experts."""
-    has_dense = shape.moe is None or not all(shape.moe.moe_layers)
     shared = 0 if shape.moe is None else shape.moe.shared_intermediate_size
-    return tuple(width for width in (has_dense * shape.intermediate_size, shared) if width)
+    return tuple(width for width in (bool(shape.num_dense_layers) * shape.intermediate_size, shared) if width)
 
 
 def mlp_over(devices: Callable[[Any], Any]) -> Predicate:

@@ -55,6 +55,13 @@ _COMMON = (
         "process groups",
         _ARITHMETIC,
     ),
+    rule(
+        "recurrent_heads_divisible_by_tensor_parallel",
+        layouts.recurrent_heads,
+        "the heads of the recurrent layers must be a multiple of tensor_parallel, and context_parallel 1",
+        "run time",
+        f"{_VLLM}: model_executor/layers/mamba/mamba_mixer2.py, MambaMixer2",
+    ),
 )
 
 

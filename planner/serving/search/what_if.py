@@ -144,7 +144,7 @@ def _alternating(
 def _ffn_layer_s(problem: ServingProblem, worker: Worker, tokens: FloatArray, num_ffn: int) -> FloatArray:
     """Mean time of the MLP or experts of a layer on the FFN devices, s."""
     shape = problem.shape
-    dense = shape.num_hidden_layers - shape.num_moe_layers
+    dense = shape.num_dense_layers
     total = np.zeros_like(tokens)
     if dense:
         total = total + dense * worker.mlp_s(tokens, shape.intermediate_size / num_ffn)

@@ -89,16 +89,33 @@ class LayerKind:
     Args:
         is_moe: routes tokens to experts.
         window: attention window in tokens, None for full attention.
+        has_attention: has softmax attention.
+        has_recurrent: has a recurrent mixer.
+        has_mlp: has an MLP or experts.
     """
 
     is_moe: bool
     window: int | None
+    has_attention: bool = True
+    has_recurrent: bool = False
+    has_mlp: bool = True
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks with a residual connection: the mixers of a layer, side by side, and its MLP or experts."""
+        return (self.has_attention or self.has_recurrent) + self.has_mlp
 
 
 def layer_kinds(shape: ModelShape) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
     """The distinct kinds of layer and, for each layer, the index of its kind."""
     per_layer = [
-        LayerKind(is_moe=shape.is_moe_layer(layer), window=shape.window(layer))
+        LayerKind(
+            is_moe=shape.is_moe_layer(layer),
+            window=shape.window(layer),
+            has_attention=shape.has_attention(layer),
+            has_recurrent=shape.has_recurrent(layer),
+            has_mlp=shape.has_mlp(layer),
+        )
         for layer in range(shape.num_hidden_layers)
     ]
     kinds = tuple(dict.fromkeys(per_layer))

@@ -25,7 +25,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.context_parallel import causal_imbalance
-from meshplan.planner.training.estimator.flops import attention_width, mean_context
+from meshplan.planner.training.estimator.flops import attended_context, attention_width, indexer_multiply_adds
 from meshplan.planner.training.estimator.memory_bound import EAGER, FUSED, ROW_SCALING_EXTRA_BYTES, OperatorTraffic
 from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, GPTQ_UNPACK_BYTES, is_quantised
 from meshplan.planner.training.problem.expert_load import arriving_load, leaving_load
@@ -53,6 +53,8 @@ CLAMPED_ACTIVATION_PASSES = 19.0
 LOW_PRECISION = frozenset({"fp8", "mxfp8", "nvfp4", "int8"})
 # Weight products of one expert forward: the joined input matrices and the output matrix.
 PRODUCTS_PER_EXPERT = 2.0
+# Blocks with a residual connection in the layer of a transformer: attention and MLP.
+BLOCKS_OF_A_LAYER = 2.0
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
 # The peak that a precision's matrix products run at. fp32 training runs as TF32 where the device has it: NVIDIA's
 # PyTorch containers switch it on.
@@ -244,11 +246,37 @@ class ComputeModel:
     # --- attention ------------------------------------------------------------------------------------------------
 
     def attention_core(self, kind: LayerKind) -> Cost:
-        """Attention scores and weighted values of one layer."""
+        """What mixes the tokens of one layer: attention scores and weighted values, or the scan of a recurrence."""
+        scanned = self._scan() if kind.has_recurrent else self._no_work
+        return scanned + self._softmax_attention(kind) if kind.has_attention else scanned
+
+    @property
+    def _no_work(self) -> Cost:
+        return Cost(forward_s=np.zeros_like(self.tokens), backward_s=np.zeros_like(self.tokens))
+
+    def _scan(self) -> Cost:
+        """The recurrence of a recurrent mixer in chunks; its backward computes the chunks again, as attention's does.
+
+        On matrix units at the rate of attention kernels; where it multiplies no matrices, on the vector units in fp32.
+        Not validated by kernel timings.
+        """
+        recurrent = None if self.shape.blocks is None else self.shape.blocks.recurrent
+        if recurrent is None:
+            return self._no_work
+        flops = self.tokens * recurrent.scan_flops_per_token / self.candidates.tensor_parallel
+        peak = attention_peak_flops_per_s(self.device, self.workload)
+        if not recurrent.multiplies_matrices:
+            peak = peak_flops_per_s(self.device, "fp32")
+        rate = peak * self.calibration.time.attention_efficiency
+        return Cost(forward_s=flops / rate, backward_s=FLASH_BACKWARD_RATIO * flops / rate)
+
+    def _softmax_attention(self, kind: LayerKind) -> Cost:
         if not self.calibration.recipe.flash_attention:
             return self._plain_attention()
-        context = mean_context(self.workload.sequence_length, kind.window)
-        flops = 2.0 * self.tokens * context * attention_width(self.shape) / self.candidates.tensor_parallel
+        length = self.workload.sequence_length
+        scored = attended_context(self.shape, length, kind.window) * attention_width(self.shape)
+        scored += indexer_multiply_adds(self.shape, length)
+        flops = 2.0 * self.tokens * scored / self.candidates.tensor_parallel
         if (imbalance := causal_imbalance(self.candidates, self.calibration.recipe)) is not None:
             flops = flops * imbalance
         rate = attention_peak_flops_per_s(self.device, self.workload) * self.calibration.time.attention_efficiency
@@ -267,13 +295,42 @@ class ComputeModel:
         scores = self.tokens * sequence * self.shape.num_attention_heads / t
         return products + self.memory_op(PLAIN_ATTENTION_PASSES[self.activation_bytes] * self.activation_bytes * scores)
 
+    def mixer_products(self, kind: LayerKind) -> Cost:
+        """Weight products of the mixers of one layer."""
+        products = self.attention_projections() if kind.has_attention else self._no_work
+        return products + self.recurrent_products() if kind.has_recurrent else products
+
+    def recurrent_products(self) -> Cost:
+        """Input, inner and output projections of a recurrent mixer."""
+        recurrent = None if self.shape.blocks is None else self.shape.blocks.recurrent
+        if recurrent is None:
+            return self._no_work
+        t, tokens, h = self.candidates.tensor_parallel, self.tokens, float(self.shape.hidden_size)
+        hidden = np.full_like(tokens, h)
+        cost = self.gemm(tokens, recurrent.split_outputs / t + recurrent.copied_outputs, hidden)
+        if recurrent.inner_weights:
+            inner = recurrent.inner_weights / recurrent.inner_inputs
+            cost = cost + self.gemm(tokens, inner / t, np.full_like(tokens, float(recurrent.inner_inputs)))
+        return cost + self.gemm(tokens, hidden, recurrent.output_inputs / t)
+
     def attention_projections(self) -> Cost:
-        """Query, key, value and output projections of one layer."""
+        """Query, key, value, gate and output projections of one layer, and those of an indexer."""
+        cost = self._attention_matrices()
+        indexer = None if self.shape.blocks is None else self.shape.blocks.indexer
+        if indexer is None:
+            return cost
+        tokens, ones = self.tokens, np.ones_like(self.tokens)
+        cost = cost + self.gemm(tokens, float(indexer.num_heads * indexer.head_dim) * ones, indexer.query_inputs * ones)
+        return cost + self.gemm(
+            tokens, float(indexer.head_dim + indexer.num_heads) * ones, self.shape.hidden_size * ones
+        )
+
+    def _attention_matrices(self) -> Cost:
         shape, t = self.shape, self.candidates.tensor_parallel
         h, a, tokens = float(shape.hidden_size), shape.num_attention_heads, self.tokens
         ones = np.ones_like(tokens)
         if shape.latent is None:
-            width = (a + 2 * shape.num_key_value_heads) * shape.head_dim / t
+            width = ((1 + shape.has_output_gate) * a + 2 * shape.num_key_value_heads) * shape.head_dim / t
             inputs = self.gemm(tokens, width, h * ones)
             return inputs + self.gemm(tokens, h * ones, a * shape.head_dim / t)
         latent = shape.latent
@@ -314,7 +371,7 @@ class ComputeModel:
         received = self.tokens / batch.tensor_parallel * moe.num_experts_per_token * batch.expert_tensor_parallel
         received = received * arriving_load(self.workload, moe, batch.expert_parallel)
         local = moe.num_experts / batch.expert_parallel
-        h = np.full_like(received, float(self.shape.hidden_size))
+        h = np.full_like(received, float(self.shape.expert_hidden_size))
         width = moe.expert_intermediate_size / batch.expert_tensor_parallel
         factor = self.calibration.time.expert_gemm_efficiency
         inputs = self.shape.mlp_matrices - 1
@@ -324,15 +381,29 @@ class ComputeModel:
         each = each + Cost(forward_s=launches, backward_s=2.0 * launches)
         return each.scaled(local)
 
+    def latent_experts(self, moe: MixtureOfExperts) -> Cost:
+        """The products that bring tokens to the width of latent experts and back."""
+        if moe.latent_size is None:
+            return self._no_work
+        h, latent = (np.full_like(self.tokens, float(n)) for n in (self.shape.hidden_size, moe.latent_size))
+        return self.gemm(self.tokens, latent, h) + self.gemm(self.tokens, h, latent)
+
     # --- memory-bound -----------------------------------------------------------------------------------------------
 
     def elementwise(self, kind: LayerKind) -> Cost:
         """Norms, residuals, rotary embedding, activation function, expert permutation of one layer."""
         shape, t = self.shape, self.candidates.tensor_parallel
         traffic = self._traffic
-        elements = traffic.hidden * shape.hidden_size * self.sharded_tokens
-        rotary = traffic.rotary * (shape.num_attention_heads + shape.num_key_value_heads) * shape.head_dim
-        plain = self.memory_op(self.activation_bytes * (elements + rotary * self.tokens / t))
+        # Traffic of the norms and residuals is that of two blocks.
+        elements = traffic.hidden * shape.hidden_size * self.sharded_tokens * (kind.num_blocks / BLOCKS_OF_A_LAYER)
+        inside = 0.0
+        if kind.has_attention:
+            inside += traffic.rotary * (shape.num_attention_heads + shape.num_key_value_heads) * shape.head_dim
+        if kind.has_recurrent and shape.blocks is not None and shape.blocks.recurrent is not None:
+            inside += shape.blocks.recurrent.streamed_elements
+        plain = self.memory_op(self.activation_bytes * (elements + inside * self.tokens / t))
+        if not kind.has_mlp:
+            return plain
         if kind.is_moe and shape.moe is not None:
             shared = self.activation(shape.moe.shared_intermediate_size / t)
             return plain + self.expert_operators() + shared
@@ -353,7 +424,7 @@ class ComputeModel:
         activated = passes * moe.expert_intermediate_size / batch.expert_tensor_parallel
         load = arriving_load(self.workload, moe, batch.expert_parallel)
         passes = FUSED_HIDDEN_PASSES if self.workload.practice.fused_dispatch else ROUTED_HIDDEN_PASSES
-        sorted_twice = 0.5 * (leaving_load(self.workload) + load) * passes * shape.hidden_size
+        sorted_twice = 0.5 * (leaving_load(self.workload) + load) * passes * shape.expert_hidden_size
         return self.memory_op(self.activation_bytes * routed * (load * activated + sorted_twice))
 
     def embedding(self) -> Cost:

@@ -54,6 +54,31 @@ def mean_context(sequence_length: int, window: int | None) -> float:
     return reach - reach**2 / (2.0 * sequence_length)
 
 
+def attended_context(shape: ModelShape, sequence_length: int, window: int | None) -> float:
+    """Keys that softmax attention multiplies on average: of the context, the window, or what the indexer selects."""
+    indexer = None if shape.blocks is None else shape.blocks.indexer
+    return mean_context(sequence_length, window if indexer is None else indexer.top_k)
+
+
+def indexer_multiply_adds(shape: ModelShape, sequence_length: int) -> float:
+    """Multiply-adds of sparse attention's indexer per token: its heads score the whole causal context; 0 without."""
+    indexer = None if shape.blocks is None else shape.blocks.indexer
+    if indexer is None:
+        return 0.0
+    return mean_context(sequence_length, None) * indexer.num_heads * indexer.head_dim
+
+
+def mixing_multiply_adds(shape: ModelShape, sequence_length: int, layer: int) -> float:
+    """Multiply-adds per token that mix the tokens of a layer: scores and values, indexer, recurrence."""
+    mixed = 0.0
+    if shape.has_attention(layer):
+        mixed += attended_context(shape, sequence_length, shape.window(layer)) * attention_width(shape)
+        mixed += indexer_multiply_adds(shape, sequence_length)
+    if shape.has_recurrent(layer) and shape.blocks is not None and shape.blocks.recurrent is not None:
+        mixed += shape.blocks.recurrent.scan_flops_per_token / FLOPS_PER_MULTIPLY_ADD
+    return mixed
+
+
 def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlops:
     """Forward FLOPs of one token at a sequence length.
 
@@ -64,13 +89,14 @@ def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlo
     active, routed = 0.0, 0.0
     scores = 0.0
     for layer in range(shape.num_hidden_layers):
-        active += shape.attention_parameters
+        active += shape.has_attention(layer) * shape.attention_parameters
+        active += shape.has_recurrent(layer) * shape.recurrent_parameters
         if shape.moe is not None and shape.is_moe_layer(layer):
             routed += shape.moe.num_experts_per_token * shape.expert_parameters
             active += shape.shared_expert_parameters + shape.router_parameters
-        else:
+        elif shape.has_mlp(layer):
             active += shape.dense_mlp_parameters
-        scores += mean_context(sequence_length, shape.window(layer)) * attention_width(shape)
+        scores += mixing_multiply_adds(shape, sequence_length, layer)
     predicted = 1 + shape.num_nextn_predict_layers
     extra = shape.num_nextn_predict_layers / shape.num_hidden_layers
     return TokenFlops(

@@ -16,7 +16,13 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.communication import CommunicationModel
-from meshplan.planner.training.estimator.compute import LOW_PRECISION, ComputeModel, Cost, activation_bytes
+from meshplan.planner.training.estimator.compute import (
+    BLOCKS_OF_A_LAYER,
+    LOW_PRECISION,
+    ComputeModel,
+    Cost,
+    activation_bytes,
+)
 from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.problem.choice import Recompute
@@ -73,14 +79,16 @@ class LayerModel:
         """Time of one layer of a kind; ``in_block``: as one of the layers that block recompute recomputes."""
         compute, batch = self.compute, self.candidates
         attention = compute.attention_core(kind)
-        products = compute.attention_projections()
+        products = compute.mixer_products(kind)
         zero = np.zeros_like(products.forward_s)
         experts = Cost(forward_s=zero, backward_s=zero)
         if kind.is_moe and self.shape.moe is not None:
             experts = compute.experts(self.shape.moe)
+            if self.shape.moe.latent_size is not None:
+                products = products + compute.latent_experts(self.shape.moe)
             if self.shape.moe.shared_intermediate_size:
                 products = products + compute.mlp(self.shape.moe.shared_intermediate_size)
-        else:
+        elif kind.has_mlp:
             products = products + compute.mlp(self.shape.intermediate_size)
         elementwise = compute.elementwise(kind)
         again = (batch.recompute == (Recompute.BLOCK if in_block else Recompute.FULL)).astype(np.float64)
@@ -99,8 +107,8 @@ class LayerModel:
             "recompute": again * (products.forward_s + experts.forward_s + elementwise.forward_s)
             + core_again * attention.forward_s
             + modules_s,
-            "tensor-parallel communication": self._tensor_parallel_s(again),
-            "context-parallel communication": self._context_parallel_s(attention, core_again),
+            "tensor-parallel communication": self._tensor_parallel_s(kind, again),
+            "context-parallel communication": self._context_parallel_s(kind, attention, core_again),
             "expert-parallel communication": self._expert_parallel_s(kind, again + modules.repeats_experts),
         }
         device = sum(parts.values(), zero)
@@ -119,15 +127,16 @@ class LayerModel:
         if self.workload.is_eager and self.workload.phase.has_adapters:
             host = host * ADAPTED_LAUNCHES
         left = {Launches.EAGER: 1.0, Launches.PARTLY_GRAPHED: constants.graphed_host_share, Launches.GRAPHED: 0.0}
+        host = host * (kind.num_blocks / BLOCKS_OF_A_LAYER)
         return np.asarray(host * left[practice.launches] * (1.0 + FORWARD_LAUNCHES * again))
 
-    def _tensor_parallel_s(self, recompute_full: FloatArray) -> FloatArray:
+    def _tensor_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
         """Exposed time of a layer's tensor-parallel collectives.
 
         Two all-reduces (or gather + scatter pairs with sequence parallelism, same volume) of T·h elements forward
         and two backward (Megatron-LM, arXiv:1909.08053, §3); full recompute repeats the forward ones. Where gathers
         carry fp8, half of an all-reduce moves one byte instead of two; where the framework restacks split sequences,
-        a gather and a scatter copy the tensor in memory too.
+        a gather and a scatter copy the tensor in memory too. A layer of one block has half of them.
         """
         batch, links = self.candidates, self.links
         volume = activation_bytes(self.workload) * self.compute.tokens * self.shape.hidden_size
@@ -144,10 +153,12 @@ class LayerModel:
             copied = (COPIES_OVERLAPPED if overlaps else COPIES_RESTACKED) * volume
             copies = self.compute.memory_op(copied, backward_ratio=0.0).forward_s
             each = each + np.where(batch.sequence_parallel & (batch.tensor_parallel > 1), copies, 0.0)
-        return passes * each
+        return passes * each * (kind.num_blocks / BLOCKS_OF_A_LAYER)
 
-    def _context_parallel_s(self, attention: Cost, again: FloatArray) -> FloatArray:
+    def _context_parallel_s(self, kind: LayerKind, attention: Cost, again: FloatArray) -> FloatArray:
         """Exposed context-parallel exchange of a layer; ``again``: how often the forward of attention is repeated."""
+        if not kind.has_attention:
+            return np.zeros(len(self.candidates))
         model = ContextParallelModel(
             shape=self.shape,
             sequence_length=self.workload.sequence_length,
@@ -170,7 +181,7 @@ class LayerModel:
         # In dispatch the most loaded rank is the bottleneck as receiver, in combine as sender; both take the time of
         # that rank's share.
         routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
-        sent = activation_bytes(self.workload) * routed * self.shape.hidden_size
+        sent = activation_bytes(self.workload) * routed * self.shape.expert_hidden_size
         fused = self.workload.practice.fused_dispatch
         copies = float(moe.num_experts_per_token) if fused else None
         each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies_per_token=copies)

@@ -27,7 +27,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
-from meshplan.planner.training.estimator.compute import activation_bytes
+from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, activation_bytes
 from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
@@ -142,22 +142,32 @@ class MemoryModel:
     def layer_bytes(self, kind: LayerKind) -> FloatArray:
         """Activations of one layer and micro-batch without recompute, attention core included, [n]."""
         shape, t = self.shape, self.candidates.tensor_parallel
-        h, a = shape.hidden_size, shape.num_attention_heads
+        h = shape.hidden_size * kind.num_blocks / BLOCKS_OF_A_LAYER
         # Frozen matrices need no input for a weight gradient: LoRA drops the second norm's output and the MLP's last
         # input.
         hidden = (6.0 if self._frozen else 8.0) * h + (2.0 * h if self.calibration.recipe.dropout_masks else 0.0)
-        heads: FloatArray | float
-        if shape.latent is None:
-            heads = BYTES_16_BIT * (2.0 * a + 2.0 * shape.num_key_value_heads) * shape.head_dim
-        else:
-            query_key = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim
-            ranks = shape.latent.kv_lora_rank + (shape.latent.q_lora_rank or 0)
-            heads = BYTES_16_BIT * (a * (2.0 * query_key + 2.0 * shape.latent.v_head_dim) + ranks * t)
+        heads = self._attention_bytes_per_token() if kind.has_attention else 0.0
+        if kind.has_recurrent and shape.blocks is not None and shape.blocks.recurrent is not None:
+            heads = heads + BYTES_16_BIT * shape.blocks.recurrent.kept_elements
         wide = activation_bytes(self.workload) / BYTES_16_BIT
         kept = hidden / self._sequence_shards + heads / t + self._mlp_bytes_per_token(kind)
-        layer = wide * kept * self._tokens + self.attention_core_bytes()
+        layer = wide * kept * self._tokens
+        if not kind.has_attention:
+            return layer
+        layer = layer + self.attention_core_bytes()
         exchanged = self._context_parallel.kept_bytes()
         return layer if exchanged is None else layer + exchanged
+
+    def _attention_bytes_per_token(self) -> FloatArray | float:
+        """Queries, keys, values, output and output gate of one attention block, over all tensor-parallel devices."""
+        shape, a = self.shape, self.shape.num_attention_heads
+        if shape.latent is None:
+            widths = (2.0 + 2.0 * shape.has_output_gate) * a + 2.0 * shape.num_key_value_heads
+            return BYTES_16_BIT * widths * shape.head_dim
+        query_key = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim
+        ranks = shape.latent.kv_lora_rank + (shape.latent.q_lora_rank or 0)
+        split = a * (2.0 * query_key + 2.0 * shape.latent.v_head_dim)
+        return BYTES_16_BIT * (split + ranks * self.candidates.tensor_parallel)
 
     @property
     def _modules(self) -> ModuleRecompute:
@@ -166,7 +176,8 @@ class MemoryModel:
     def _kept_by_selective(self, kind: LayerKind, whole: FloatArray) -> FloatArray:
         """Activations of one layer and micro-batch under selective recompute, of ``whole`` without, [n]."""
         modules = self._modules
-        kept = whole - self.attention_core_bytes() * modules.repeats_attention
+        core = self.attention_core_bytes() if kind.has_attention else 0.0
+        kept = whole - core * modules.repeats_attention
         kept = kept * self.calibration.recipe.selective_kept_share
         if modules.is_usual:
             return kept
@@ -189,6 +200,8 @@ class MemoryModel:
 
     def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:
         shape, t = self.shape, self.candidates.tensor_parallel
+        if not kind.has_mlp:
+            return np.zeros(len(self.candidates))
         tensors = shape.mlp_matrices - self._frozen
         if not kind.is_moe or shape.moe is None:
             return BYTES_16_BIT * tensors * shape.intermediate_size / t

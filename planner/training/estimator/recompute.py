@@ -3,7 +3,7 @@
 The modules are Megatron-Core's (0.19.2, core/transformer/transformer_config.py, ``recompute_modules``). Of one token
 and layer, in bytes of 16-bit activations (h hidden, t tensor-parallel devices, s sequence shards, w MLP width):
 
-    layernorm       outputs of both norms, 4h/s                   again: the norms
+    layernorm       outputs of its norms, 2h/s each                 again: the norms
     mla_up_proj     queries, keys, values of latent attention      again: the products that expand them
     mlp             both products of a dense MLP, 2·matrices·w/t   again: the MLP
     moe_act         each expert's activation output, 2w            again: the activation
@@ -37,7 +37,6 @@ from meshplan.planner.training.problem.switches import (
     USUAL_MODULES,
 )
 
-NORMS = 2  # of a layer, before attention and before the MLP
 NORM_PASSES = 2.0  # a norm reads its input and writes its output
 
 
@@ -81,13 +80,14 @@ class ModuleRecompute:
         shape, t = self.shape, self.candidates.tensor_parallel
         dropped = np.zeros(len(self.candidates))
         if self._has(LAYER_NORM):
-            dropped = dropped + NORMS * BYTES_16_BIT * shape.hidden_size / sequence_shards
-        if self._has(LATENT_PROJECTION) and shape.latent is not None:
+            dropped = dropped + kind.num_blocks * BYTES_16_BIT * shape.hidden_size / sequence_shards
+        if self._has(LATENT_PROJECTION) and shape.latent is not None and kind.has_attention:
             latent = shape.latent
             query_key = latent.qk_nope_head_dim + latent.qk_rope_head_dim
             dropped = dropped + BYTES_16_BIT * shape.num_attention_heads * (2 * query_key + latent.v_head_dim) / t
         if not kind.is_moe or shape.moe is None:
-            return dropped + self._has(DENSE_MLP) * BYTES_16_BIT * shape.mlp_matrices * shape.intermediate_size / t
+            repeats = self._has(DENSE_MLP) and kind.has_mlp
+            return dropped + repeats * BYTES_16_BIT * shape.mlp_matrices * shape.intermediate_size / t
         shared = BYTES_16_BIT * shape.mlp_matrices * shape.moe.shared_intermediate_size / t
         if self._has(EXPERT_LAYER):
             return dropped + self.expert_bytes_per_token() + shared
@@ -103,7 +103,7 @@ class ModuleRecompute:
             return np.zeros(len(self.candidates))
         width = moe.expert_intermediate_size / self.candidates.expert_tensor_parallel
         matrices = self.shape.mlp_matrices
-        return self._copies() * BYTES_16_BIT * (2.0 * self.shape.hidden_size + matrices * width)
+        return self._copies() * BYTES_16_BIT * (2.0 * self.shape.expert_hidden_size + matrices * width)
 
     def _copies(self) -> FloatArray:
         """Copies of one token that a device's experts work on, [n]."""
@@ -118,12 +118,12 @@ class ModuleRecompute:
         shape, wide = self.shape, compute.activation_bytes
         again = np.zeros(len(self.candidates))
         if self._has(LAYER_NORM):
-            moved = NORMS * NORM_PASSES * wide * shape.hidden_size * compute.sharded_tokens
+            moved = kind.num_blocks * NORM_PASSES * wide * shape.hidden_size * compute.sharded_tokens
             again = again + compute.memory_op(moved).forward_s
-        if self._has(LATENT_PROJECTION):
+        if self._has(LATENT_PROJECTION) and kind.has_attention:
             again = again + compute.latent_expansion().forward_s
         if not kind.is_moe or shape.moe is None:
-            repeats = self._has(DENSE_MLP)
+            repeats = self._has(DENSE_MLP) and kind.has_mlp
             return again + (self._mlp_s(shape.intermediate_size, compute) if repeats else 0.0)
         shared = shape.moe.shared_intermediate_size
         if shared and (self._has(SHARED_EXPERTS) or self._has(EXPERT_LAYER)):

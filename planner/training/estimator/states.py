@@ -120,9 +120,10 @@ class StateModel:
     def _layer_parameters(self, kind: LayerKind) -> tuple[int, int]:
         """Parameters of one layer outside its routed experts: split over tensor-parallel ranks, and replicated."""
         shape = self.shape
-        mlp = shape.shared_expert_parameters if kind.is_moe else shape.dense_mlp_parameters
+        mixers = kind.has_attention * shape.attention_parameters + kind.has_recurrent * shape.recurrent_parameters
+        mlp = shape.shared_expert_parameters if kind.is_moe else kind.has_mlp * shape.dense_mlp_parameters
         whole = shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0)
-        return shape.attention_parameters + mlp, whole
+        return mixers + mlp, whole
 
     def dense_parameters(self, stage: StageClass) -> FloatArray:
         """Parameters of one rank outside the routed experts, [n]."""

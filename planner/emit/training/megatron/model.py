@@ -78,6 +78,11 @@ def inexpressible_shape(shape: ModelShape) -> Inexpressible | None:
     if shape.family in _FAMILIES_WITHOUT_FLAGS:
         missing = _FAMILIES_WITHOUT_FLAGS[shape.family]
         return Inexpressible(what=f"{missing} (family {shape.family!r})", nearest="a model of another family")
+    if shape.blocks is not None:
+        return Inexpressible(
+            what="layers that are not softmax attention and an MLP or experts",
+            nearest="a target with a script of your own",
+        )
     if shape.norms_per_layer != _PRE_POST_NORMS:
         return Inexpressible(what=f"{shape.norms_per_layer} norms in a layer", nearest="2 norms in a layer")
     biases = _biases(shape)

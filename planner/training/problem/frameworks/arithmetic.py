@@ -30,6 +30,20 @@ ARITHMETIC = (
         source=CONFIG,
     ),
     LegalityRule(
+        name="recurrent_heads_divisible_by_tensor_parallel",
+        holds=legality.recurrent_heads,
+        message="the heads of the recurrent layers must be a multiple of tensor_parallel",
+        stage="run time",
+        source=f"{CORE}: core/ssm/mamba_mixer.py, MambaMixer; core/ssm/gated_delta_net.py",
+    ),
+    LegalityRule(
+        name="recurrent_layers_keep_whole_sequences",
+        holds=lambda shape, config: (config.context_parallel == 1) | (shape.num_recurrent_layers == 0),
+        message="recurrent layers need context_parallel 1",
+        stage="run time",
+        source="the planner's own: the exchange of recurrent layers between context-parallel ranks is not priced",
+    ),
+    LegalityRule(
         name="kv_heads_and_tensor_parallel_divide",
         holds=legality.kv_heads,
         message="num_key_value_heads must be a multiple or a divisor of tensor_parallel",

@@ -28,6 +28,12 @@ from meshplan.planner.training.problem.switches import (
 ZERO_3 = 3
 
 
+def recurrent_heads(shape: ModelShape, config: Any) -> Any:
+    """Every tensor-parallel rank has the same number of whole heads of the recurrent layers."""
+    recurrent = None if shape.blocks is None else shape.blocks.recurrent
+    return (0 if recurrent is None else recurrent.num_heads) % config.tensor_parallel == 0
+
+
 def kv_heads(shape: ModelShape, config: Any) -> Any:
     """Key/value heads are split or copied whole over the tensor-parallel devices."""
     if shape.attention is AttentionKind.MULTI_HEAD_LATENT:
@@ -38,8 +44,7 @@ def kv_heads(shape: ModelShape, config: Any) -> Any:
 
 def mlp_width(shape: ModelShape, config: Any) -> Any:
     """Dense and shared MLPs are split evenly over the tensor-parallel devices."""
-    has_dense = shape.moe is None or not all(shape.moe.moe_layers)
-    width = shape.intermediate_size if has_dense else 0
+    width = shape.intermediate_size if shape.num_dense_layers else 0
     shared = 0 if shape.moe is None else shape.moe.shared_intermediate_size
     return (width % config.tensor_parallel == 0) & (shared % config.tensor_parallel == 0)
 
@@ -311,7 +316,7 @@ def modules_exist(shape: ModelShape, config: Any) -> Any:
     """What is recomputed must be there: latent attention, dense layers, experts, a shared expert."""
     is_there = {
         LATENT_PROJECTION: shape.latent is not None,
-        DENSE_MLP: any(not shape.is_moe_layer(layer) for layer in range(shape.num_hidden_layers)),
+        DENSE_MLP: shape.num_dense_layers > 0,
         EXPERT_ACTIVATION: shape.moe is not None,
         EXPERT_LAYER: shape.moe is not None,
         SHARED_EXPERTS: shape.moe is not None and shape.moe.shared_intermediate_size > 0,

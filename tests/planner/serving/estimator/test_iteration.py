@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
+from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.serving.estimator import operators
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
-from meshplan.planner.serving.estimator.memory import kv_bytes_per_token, worker_memory
+from meshplan.planner.serving.estimator.memory import kv_bytes_per_token, state_bytes_per_request, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout
 from meshplan.planner.serving.problem.quantization import Quantization
 
@@ -220,3 +221,67 @@ def test_the_cache_has_the_blocks_that_vllm_printed(llama: ModelShape, machine: 
             context=800,
         )
         assert memory.kv_capacity_tokens / 16 == pytest.approx(printed, rel=0.03)
+
+
+# --- layers that are not softmax attention and an MLP ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hybrid(catalog: Catalog) -> ModelShape:
+    return catalog.model_shape("qwen3-next-80b-a3b")
+
+
+def all_attention(shape: ModelShape) -> ModelShape:
+    """The same model with softmax attention in place of its recurrent layers."""
+    assert shape.blocks is not None
+    mixers = (Mixer.ATTENTION,) * shape.num_hidden_layers
+    return replace(shape, blocks=replace(shape.blocks, mixers=mixers, recurrent=None))
+
+
+def test_blocks_that_say_nothing_new_change_nothing(llama: ModelShape, machine: Machine) -> None:
+    layers = llama.num_hidden_layers
+    written = replace(llama, blocks=LayerBlocks(mixers=(Mixer.ATTENTION,) * layers, has_mlp=(True,) * layers))
+    knots = np.array([1.0, 64.0, 2048.0])
+    for one, other in zip(
+        worker_of(written, machine).dense_parts_s(knots).values(),
+        worker_of(llama, machine).dense_parts_s(knots).values(),
+        strict=True,
+    ):
+        assert one.tolist() == other.tolist()
+
+
+def test_only_attention_layers_hold_keys_and_values(hybrid: ModelShape) -> None:
+    full = kv_bytes_per_token(all_attention(hybrid), Quantization.uniform("bf16"))
+    assert kv_bytes_per_token(hybrid, Quantization.uniform("bf16")) == full / 4
+    assert full == 2 * 2 * 256 * 2 * 48
+
+
+def test_a_recurrent_state_weighs_less_the_longer_the_context(hybrid: ModelShape, machine: Machine) -> None:
+    layout = Layout(tensor_parallel=4, expert_tensor_parallel=4)
+    limits, formats = EngineLimits(max_num_seqs=64, max_batched_tokens=4096), Quantization.uniform("bf16")
+    held = [
+        context * worker_memory(hybrid, machine.device, layout, limits, formats, context=context).kv_bytes_per_token
+        for context in (1.0, 1000.0, 100_000.0)
+    ]
+    state = state_bytes_per_request(hybrid, tensor_parallel=4)
+    cached = kv_bytes_per_token(hybrid, formats, tensor_parallel=4)
+    assert held == pytest.approx([state + cached * context for context in (1.0, 1000.0, 100_000.0)])
+
+
+def test_decodes_of_a_hybrid_hardly_grow_with_context(hybrid: ModelShape, machine: Machine) -> None:
+    layout = Layout(tensor_parallel=4, expert_tensor_parallel=4)
+    seqs, contexts = np.array([32.0, 32.0]), np.array([1000.0, 64_000.0])
+    recurrent, softmax = (
+        worker_of(shape, machine, layout=layout).decode_attention_s(seqs, contexts)
+        for shape in (hybrid, all_attention(hybrid))
+    )
+    assert recurrent[1] - recurrent[0] == pytest.approx((softmax[1] - softmax[0]) / 4, rel=1e-6)
+    assert recurrent[0] > 0.0
+
+
+def test_sparse_attention_reads_less_of_long_contexts(catalog: Catalog, deepseek: ModelShape, machine: Machine) -> None:
+    sparse = catalog.model_shape("deepseek-v3.2")
+    seqs, contexts = np.array([32.0, 32.0]), np.array([1000.0, 64_000.0])
+    some, all_of_it = (worker_of(shape, machine).decode_attention_s(seqs, contexts) for shape in (sparse, deepseek))
+    assert some[0] > all_of_it[0]  # the indexer is work, and saves nothing below top_k
+    assert some[1] < all_of_it[1]
