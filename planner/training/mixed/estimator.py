@@ -127,6 +127,12 @@ def price_mixed(problem: MixedProblem, config: MixedConfig) -> MixedPriced:
     return MixedPriced(config=config, estimate=estimate, shares=tuple(shares))
 
 
+def stage_figures(problem: MixedProblem, config: MixedConfig, index: int) -> StageFigures:
+    """What one stage takes, by parts of a step."""
+    models = [_model(problem, config, index, share) for share in config.stages[index].shares]
+    return _slowest([model.figures(model.candidates.split.classes)[0] for model in models])
+
+
 def stage_model(
     problem: MixedProblem,
     pool: int,
