@@ -106,8 +106,10 @@ def broken_rules(
     tensor, context, expert, data, stages = (list(process_meshes[place::5]) for place in range(5))
     broken = []
     if any(data[0] * micro_batch_size % other for other in data):
-        broken.append(f"data_parallel × micro_batch_size of the first mesh, {data[0] * micro_batch_size}, must be a "
-                      f"multiple of every mesh's data parallelism {data}")
+        broken.append(
+            f"data_parallel × micro_batch_size of the first mesh, {data[0] * micro_batch_size}, must be a "
+            f"multiple of every mesh's data parallelism {data}"
+        )
     if len(set(context)) > 1:
         broken.append("context parallelism must be the same in all meshes")
     if any(one != 1 for one in expert) and any(one == 1 for one in expert):
@@ -120,7 +122,9 @@ def broken_rules(
         broken.append("embedding and LM head share weights: first and last mesh need the same tensor parallelism")
     if ties_embeddings and data[0] != data[-1]:
         if max(data[0], data[-1]) % min(data[0], data[-1]):
-            broken.append("embedding and LM head share weights: the data parallelism of one end must divide the other's")
+            broken.append(
+                "embedding and LM head share weights: the data parallelism of one end must divide the other's"
+            )
         if not partial_reduce:
             broken.append("embedding and LM head share weights: use_partial_reduce_for_shared_embedding must be set")
     return broken

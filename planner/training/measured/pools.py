@@ -121,7 +121,10 @@ def _config(
     rounds = row["parallelism"].get("num_microbatches") or batch // made[0].sequences
     zero = min(run.config.zero_stage, 1)
     return MixedConfig(
-        stages=tuple(made), num_microbatches=int(rounds), zero_stage=zero, sequence_parallel=run.config.sequence_parallel
+        stages=tuple(made),
+        num_microbatches=int(rounds),
+        zero_stage=zero,
+        sequence_parallel=run.config.sequence_parallel,
     )
 
 
@@ -160,7 +163,9 @@ def _predicted(problem: MixedProblem, priced: MixedPriced) -> dict[str, Interval
     workload, devices = problem.any.workload, sum(own.machine.num_devices for own in problem.pools)
     spread = 1.0 + max(own.calibration.error_p90[own.kind_of_work] for own in problem.pools)
     flops = model_flops_per_step(problem.any.shape, workload.sequence_length, workload.global_batch_size)
-    peak = sum(own.machine.num_devices * peak_flops_per_s(own.machine.device, workload.precision) for own in problem.pools)
+    peak = sum(
+        own.machine.num_devices * peak_flops_per_s(own.machine.device, workload.precision) for own in problem.pools
+    )
     rates = {
         "iteration_s": priced.step_s,
         "tokens_per_s_per_device": workload.tokens_per_step / priced.step_s / devices,

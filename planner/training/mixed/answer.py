@@ -14,11 +14,11 @@ from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.units import format_bytes
+from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, plan_identity
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import relative_gap
-from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.training.mixed.estimator import MixedPriced, price_mixed
 from meshplan.planner.training.mixed.pinned import pinned_stages
 from meshplan.planner.training.mixed.plan import config_document, make_mixed_plan, mixed_content
@@ -69,7 +69,12 @@ def answer(question: Question, plan_alone: Callable[[Question], Plan]) -> Plan:
         return replace(better, solution={**better.solution, **report, **proof, "status": status, "left_idle": left})
     if found.config is None:
         miss = _infeasible(resolved, search)
-        return Plan(config={}, predicted={}, solution={"status": "infeasible", **report, **miss}, **_identity(question, resolved))
+        return Plan(
+            config={},
+            predicted={},
+            solution={"status": "infeasible", **report, **miss},
+            **_identity(question, resolved),
+        )
     priced = price_mixed(problem, found.config)
     gap = relative_gap(found.step_s, bound)
     proof = {"objective": found.step_s, "bound": bound, "gap": gap}
@@ -187,5 +192,3 @@ def _infeasible(resolved: MixedResolved, search: MixedSearch) -> dict[str, Any]:
             small.append(f"{name} cannot hold one layer: {format_bytes(need)} of {format_bytes(limit)}")
     what = "; ".join(small) or "all pools together cannot hold the model's layers"
     return {"binding_constraint": "device memory", "reason": what}
-
-

@@ -65,7 +65,9 @@ def _hops_s(
     """Round trip between stages of two pools, or over the cheapest boundary inside one, [n]."""
     fewer = np.maximum(np.minimum(devices, others), 1.0)
     near, far = hop_s(problem, first, second, 0.0)
-    near_byte, far_byte = (one - zero for one, zero in zip(hop_s(problem, first, second, 1.0), (near, far), strict=True))
+    near_byte, far_byte = (
+        one - zero for one, zero in zip(hop_s(problem, first, second, 1.0), (near, far), strict=True)
+    )
     outside = far + whole / fewer * far_byte
     if first != second:
         return outside

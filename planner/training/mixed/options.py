@@ -179,9 +179,7 @@ def _ending_s(problem: MixedProblem, pool: int, model: Callable[[int, int, int],
         # (1 − u)·X = w·t
         meeting = -(rest * x0 - window * e) / np.where(rest * x1 != window * a, rest * x1 - window * a, np.inf)
         at = [np.ones_like(a), np.full_like(a, layers), np.clip(meeting, 1.0, layers)]
-        exposed = [
-            np.maximum(x0 + x1 * n - window * (a * n + e), UNHIDDEN_SHARE * (x0 + x1 * n)) / n for n in at
-        ]
+        exposed = [np.maximum(x0 + x1 * n - window * (a * n + e), UNHIDDEN_SHARE * (x0 + x1 * n)) / n for n in at]
         optimizer = np.minimum(two.optimizer_s - one.optimizer_s, one.optimizer_s)
         least.append(np.minimum.reduce(exposed) + optimizer)
     return np.asarray(np.maximum(np.minimum.reduce(least), 0.0))
@@ -250,4 +248,3 @@ def _is_legal(own: TrainingProblem, tensor: int, data: int, micro: int, mode: st
         precision=own.workload.precision,
     )
     return not own.rules.broken(own.shape, config)
-

@@ -9,7 +9,8 @@ longest. Exact for τ; among splits with the same τ a greedy choice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class Split:
     """The layers of every stage.
 
     Args:
-        stages: (block, layers) in pipeline order; stages without layers are left out.
+        stages: (block, layers) in pipeline order; each holds layers.
         least_s: m·τ, which no schedule beats.
         about_s: (m − 1)·τ + W, about what the pipeline takes, without messages and the ending.
     """
@@ -50,16 +51,16 @@ class Split:
     about_s: float
 
 
-def partitions(
-    options: Sequence[PoolOptions | None], blocks: Sequence[Block], num_layers: int
-) -> Iterator[Split]:
+def partitions(options: Sequence[PoolOptions | None], blocks: Sequence[Block], num_layers: int) -> Iterator[Split]:
     """Splits of the layers over consecutive blocks."""
     places = _places(blocks)
     layer_s, ends_s, most = _stages(options, places, num_layers)
     reach = np.minimum(most, num_layers)
     if reach.sum() < num_layers or (reach < 1).all():
         return
-    taus = np.unique(np.concatenate([a * np.arange(1, int(n) + 1) + e for a, e, n in set(zip(layer_s, ends_s, reach, strict=True))]))
+    taus = np.unique(
+        np.concatenate([a * np.arange(1, int(n) + 1) + e for a, e, n in set(zip(layer_s, ends_s, reach, strict=True))])
+    )
 
     def capacity(tau: float) -> FloatArray:
         return np.clip(np.floor((tau * (1 + 1e-12) - ends_s) / layer_s), 0, reach)
@@ -75,14 +76,24 @@ def partitions(
     for tau in taus[low : low + TRIED]:
         layers = _trimmed(capacity(tau), layer_s, ends_s, num_layers)
         key = tuple(layers.tolist())
+        if 0 in key:
+            # Without its empty stages the pipeline has other ends, and fewer micro-batches in flight.
+            yield from partitions(options, _without_empty(places, key), num_layers)
+            return
         if key not in seen:
             seen.add(key)
             times = layers * layer_s + ends_s
             yield Split(
-                stages=tuple((block, int(count)) for (block, _), count in zip(places, key, strict=True) if count),
+                stages=tuple((block, int(count)) for (block, _), count in zip(places, key, strict=True)),
                 least_s=float(rounds * times.max()),
-                about_s=float((rounds - 1) * times.max() + times[layers > 0].sum()),
+                about_s=float((rounds - 1) * times.max() + times.sum()),
             )
+
+
+def _without_empty(places: Sequence[tuple[Block, int]], layers: Sequence[float]) -> list[Block]:
+    """The blocks without the stages that hold no layer."""
+    left = [block for (block, _), count in zip(places, layers, strict=True) if count]
+    return [replace(block, stages=len(list(run))) for block, run in groupby(left)]
 
 
 def _rounds(options: Sequence[PoolOptions | None], blocks: Sequence[Block]) -> int:

@@ -27,15 +27,22 @@ class QuickPrice:
         self._problem = problem
         self._known: dict[Any, StageFigures] = {}
 
+    def stage(self, config: MixedConfig, index: int) -> StageFigures:
+        """What one stage takes."""
+        last = len(config.stages) - 1
+        ends = (index == 0, index == last, last == 0)
+        key = (config.stages[index], *ends, config.num_microbatches, config.zero_stage)
+        if key not in self._known:
+            self._known[key] = stage_figures(self._problem, config, index)
+        return self._known[key]
+
+    def seconds(self, config: MixedConfig, index: int) -> float:
+        """Time of one micro-batch on a stage, forward and backward."""
+        return float(self.stage(config, index).seconds[0])
+
     def step_s(self, config: MixedConfig) -> float:
         """Seconds of an optimizer step."""
-        last = len(config.stages) - 1
-        stages = []
-        for index, stage in enumerate(config.stages):
-            key = (stage, index == 0, index == last, last == 0, config.num_microbatches, config.zero_stage)
-            if key not in self._known:
-                self._known[key] = stage_figures(self._problem, config, index)
-            stages.append(self._known[key])
+        stages = [self.stage(config, index) for index in range(len(config.stages))]
         rounds = np.array([config.num_microbatches])
         shares = [one.forward_share for one in stages]
         pipeline = staged_pipeline_s(

@@ -76,7 +76,9 @@ def resolve_mixed(
         pins={name: value for name, value in spec.fixed.pinned().items() if name in PINNABLE},
     )
     if len(layer_kinds(problem.any.shape)[0]) > 1:
-        problems.say("model", f"{problem.any.shape.name} has layers of several kinds, which are planned on one node type")
+        problems.say(
+            "model", f"{problem.any.shape.name} has layers of several kinds, which are planned on one node type"
+        )
     problems.check()
     return MixedResolved(problem=problem, pools=tuple(pools), counts=tuple(counts.values()))
 
@@ -100,7 +102,9 @@ def _only_what_is_modelled(spec: TrainingSpec, problems: Problems) -> None:
         problems.say("objective", f"{spec.objective.value} is not planned {here}: throughput is")
     links = spec.cluster.links
     if links is not None and links.describes_unevenness:
-        problems.say("cluster.links", f"islands, degraded links and topologies are not planned {here}: between_types is")
+        problems.say(
+            "cluster.links", f"islands, degraded links and topologies are not planned {here}: between_types is"
+        )
     for name in ("profile", "exclude"):
         if getattr(spec.cluster, name) is not None:
             problems.say(f"cluster.{name}", f"is not planned {here}")

@@ -22,10 +22,11 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.mixed.bounds import Relaxed, relaxed
-from meshplan.planner.training.mixed.estimator import MixedPriced, price_mixed
+from meshplan.planner.training.mixed.estimator import price_mixed
 from meshplan.planner.training.mixed.least_messages import least_messages_s
 from meshplan.planner.training.mixed.options import MIDDLE, WHOLE, PoolOptions, pool_options, zero_stage
 from meshplan.planner.training.mixed.partition import Block, partitions
+from meshplan.planner.training.mixed.polish import polished
 from meshplan.planner.training.mixed.quick import QuickPrice
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem, Share, Stage
 from meshplan.planner.training.problem.choice import RECOMPUTE_MODES
@@ -84,12 +85,22 @@ class MixedSearch:
                 found.drop(np.array([bound]))
             else:
                 self._search_size(table, found, WIDEST, MOST_PRICED)
+        if found.config is not None:
+            found.config, found.step_s = polished(
+                found.config,
+                found.step_s,
+                price=self._quick.step_s,
+                weight=self._quick.seconds,
+                fits=lambda config: price_mixed(self.problem, config).fits,
+                budget=self.budget,
+            )
         found.bound_s = min(found.bound_s, found.step_s)
         return found
 
     def least_alone_s(self, pool: int) -> float:
         """Lower bound of every plan on one pool, whatever its degrees: all devices work without a pause, each layer as
-        the option with the least device time computes it."""
+        the option with the least device time computes it.
+        """
         own, problem = self.options[pool], self.problem.pools[pool]
         if own is None:
             return float("inf")
@@ -153,7 +164,12 @@ class MixedSearch:
         patience = PATIENCE
         for priced, index in enumerate(np.argsort(bounds, kind="stable").tolist()):
             found.drop(bounds[index : index + 1])
-            if bounds[index] >= found.step_s * (1.0 - CLOSE) or priced >= most_priced or not patience or self.budget.stopped:
+            if (
+                bounds[index] >= found.step_s * (1.0 - CLOSE)
+                or priced >= most_priced
+                or not patience
+                or self.budget.stopped
+            ):
                 return
             blocks = []
             for pool, rows in enumerate(chosen):
@@ -179,7 +195,7 @@ class MixedSearch:
                 continue
             config = self._config(split.stages)
             seconds = self._quick.step_s(config)
-            if seconds < found.step_s * (1.0 - 1e-12):
+            if seconds < found.step_s * (1.0 - 1e-12) and price_mixed(self.problem, config).fits:
                 found.config, found.step_s = config, seconds
 
     def _modes(self, block: Block, blocks: Sequence[Block], found: Found) -> list[Block]:

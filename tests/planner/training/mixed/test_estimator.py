@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from core_cases import DENSE, MOE, WINDOWED, configured, machine_with, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mixed_cases import as_stages, pooled
 
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.mixed.estimator import price_mixed
 from meshplan.planner.training.mixed.stages import MixedConfig, Share, Stage
-from core_cases import DENSE, MOE, WINDOWED, configured, machine_with, problem_of
-from mixed_cases import as_stages, pooled
 
 NODES = 8
 
