@@ -24,6 +24,8 @@ def config_text(config: Mapping[str, Any]) -> str:
     >>> config_text({"tensor_parallel": 2, "pipeline_parallel": 8, "data_parallel": 1, "micro_batch_size": 1})
     'TP2 PP8'
     """
+    if "stages" in config:
+        return _stages_text(config["stages"])
     short = {
         "tensor_parallel": "TP",
         "pipeline_parallel": "PP",
@@ -46,6 +48,13 @@ def config_text(config: Mapping[str, Any]) -> str:
     if config.get("activation_recompute", "none") != "none":
         parts.append(f"{_recompute(config)} recompute")
     return " ".join(parts) or "a single device"
+
+
+def _stages_text(stages: Sequence[Mapping[str, Any]]) -> str:
+    """Stages on several node types in one line."""
+    kinds = [(one["node_type"], one["tensor_parallel"], one["data_parallel"]) for one in stages]
+    runs = [(kind, len(list(run))) for kind, run in itertools.groupby(kinds)]
+    return " → ".join(f"{count} × {name} TP{tensor} DP{data}" for (name, tensor, data), count in runs)
 
 
 def _recompute(row: Row) -> str:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
-from meshplan.cli.reports import advice, serving, training
+from meshplan.cli.reports import advice, mixed, serving, training
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
@@ -114,6 +114,8 @@ def _training_answer(plan: Plan) -> str:
 
 
 def _training_table(plan: Plan, count: int, width: int) -> str:
+    if mixed.is_mixed(plan.config):
+        return mixed.stages_section(plan, width) + mixed.alone_section(plan, width)
     rows = training.top_rows(plan)[:count]
     return rendered_rows(rows, TOP_COLUMNS, Format.TABLE, width=width)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
+from meshplan.cli.reports import mixed
 from meshplan.cli.reports.configuration import (
     TOP_COLUMNS,
     config_text,
@@ -39,6 +40,13 @@ def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
     sections = [headline(plan, width)]
     if plan.solution.get("status") == "infeasible" and not plan.config:
         sections += [infeasible_section(plan, width), rejected_section(plan, width)]
+    elif mixed.is_mixed(plan.config):
+        sections += [
+            mixed.stages_section(plan, width),
+            mixed.alone_section(plan, width),
+            predicted_section(plan, width),
+            time_section(plan, width),
+        ]
     else:
         sections += [
             mapping_section(plan, width),
@@ -55,6 +63,10 @@ def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
 
 def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     """Ask about another choice, write the launcher files, attach what was measured."""
+    if mixed.is_mixed(plan.config):
+        explained = [f"meshplan explain {plan.plan_id}{where}"]
+        emit = f"meshplan emit {plan.plan_id}{where} --target flagscale --out plans"
+        return explained if emitted else [*explained, emit]
     tensor = int(plan.config["tensor_parallel"])
     other = tensor // 2 if tensor > 1 else 2
     commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]
@@ -141,6 +153,8 @@ def mapping_section(plan: Plan, width: int) -> str:
 
 def top_rows(plan: Plan) -> list[Row]:
     """The best candidates of a plan, the chosen one first: its choices and figures side by side."""
+    if mixed.is_mixed(plan.config):
+        return list(mixed.rows_of(plan))
     return [
         {
             "chosen": row["chosen"],
@@ -180,9 +194,9 @@ def describe(spec: Mapping[str, Any]) -> str:
     return model_on_cluster(spec)
 
 
-def top_columns(_plan: Plan) -> Sequence[Column]:
+def top_columns(plan: Plan) -> Sequence[Column]:
     """Columns of :func:`top_rows`."""
-    return TOP_COLUMNS
+    return mixed.COLUMNS if mixed.is_mixed(plan.config) else TOP_COLUMNS
 
 
 def top_section(plan: Plan, width: int) -> str:

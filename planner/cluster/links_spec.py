@@ -99,6 +99,16 @@ class DegradedSpec(SpecModel):
     latency: Latency | None = None
 
 
+class BetweenTypesSpec(SpecModel):
+    """The network between nodes of two types, each way."""
+
+    types: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=2, max_length=2)] = Field(
+        description="the two node types, such as [dgx-a100-40gb, aws-p3dn-24xlarge]"
+    )
+    bandwidth: BytesPerS = Field(description="of one device on either side, such as '10 Gb/s'")
+    latency: Latency = Field(description="such as '50 us'")
+
+
 class WanSpec(SpecModel):
     """A wide-area link between two sites."""
 
@@ -167,6 +177,9 @@ class LinksSpec(SpecModel):
     islands: Annotated[list[IslandSpec], Field(min_length=2, max_length=1024)] | None = None
     between_islands: Lines | None = Field(default=None, description="one for all pairs of islands, or a list")
     degraded: Annotated[list[DegradedSpec], Field(min_length=1, max_length=4096)] | None = None
+    between_types: Annotated[list[BetweenTypesSpec], Field(min_length=1, max_length=64)] | None = Field(
+        default=None, description="networks between node types; the slower NIC of two types on one network if left out"
+    )
 
     @model_validator(mode="after")
     def _islands_are_joined(self) -> LinksSpec:

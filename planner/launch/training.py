@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
 from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
-from meshplan.planner.emit.training import own_script, torchtune
+from meshplan.planner.emit.training import flagscale, own_script, torchtune
 from meshplan.planner.emit.training.adapters import TRAINERS_OF_EVERY_WEIGHT, no_adapters
 from meshplan.planner.emit.training.request import TrainingRequest
+from meshplan.planner.launch import mixed
 from meshplan.planner.launch.registry import emit, is_orchestrator
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.problem import Phase
@@ -86,12 +87,16 @@ def _is_one_device(spec: TrainingSpec, catalog: Catalog) -> bool:
 
 def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) -> EmittedPlan:
     """Launcher files of a training plan, in memory; see :func:`meshplan.planner.service.emit_plan`."""
+    if target_name == flagscale.TARGET:
+        return mixed.flagscale_files(plan, catalog)
     framework = options.framework
     if framework is None and is_orchestrator(target_name):
         framework = target(plan)
     if "model" not in plan.provenance:
         raise EmitError(f"plan {plan.plan_id} of the kind {plan.kind!r} has no configuration to launch")
     device, devices_per_host = _hardware(plan.spec, catalog)
+    if mixed.has_stages(plan):
+        plan, device, devices_per_host = mixed.as_one_set(plan, target_name), None, 0
     request = TrainingRequest(
         plan=plan,
         shape=shape_from_document(plan.provenance["model"]),

@@ -81,6 +81,48 @@ _CHOICES: dict[str, Any] = {
 ConfigDocument: Any = create_model("ConfigDocument", __base__=_Choices, **_CHOICES)
 
 
+class StageDocument(Closed):
+    """One pipeline stage of a plan on several node types."""
+
+    node_type: Name
+    num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    tensor_parallel: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+    data_parallel: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+    micro_batch_size: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    activation_recompute: Literal["none", "selective", "full"]
+
+
+class MixedConfigDocument(Closed):
+    """The choices of a plan on several node types."""
+
+    stages: Annotated[list[StageDocument], Field(min_length=1, max_length=MAX_LAYERS)]
+    pipeline_parallel: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    pipeline_schedule: Literal["none", "1f1b"]
+    num_microbatches: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    zero_stage: Literal[0, 1]
+    sequence_parallel: bool
+    global_batch_size: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    sequence_length: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    precision: Text
+    world_size: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        devices = sum(one.tensor_parallel * one.data_parallel for one in self.stages)
+        if devices != self.world_size:
+            raise ValueError(f"world_size is {self.world_size}, the stages make {devices}")
+        if len(self.stages) != self.pipeline_parallel:
+            raise ValueError(f"pipeline_parallel is {self.pipeline_parallel}, there are {len(self.stages)} stages")
+        if len({one.data_parallel * one.micro_batch_size for one in self.stages}) > 1:
+            raise ValueError("data_parallel × micro_batch_size differs between stages")
+        return self
+
+    @property
+    def layers_per_chunk(self) -> tuple[int, ...]:
+        """Layers of each stage."""
+        return tuple(one.num_layers for one in self.stages)
+
+
 class _Stage(Section):
     first_stage: Count
     num_stages: Count
@@ -127,7 +169,7 @@ class _Ranked(Section):
 
     name: Text
     chosen: bool | None = None
-    config: ConfigDocument | None
+    config: ConfigDocument | MixedConfigDocument | None
     iteration_s: Positive | None
     safe_bytes: Share | None
     slower_by: Number | None = None
@@ -205,7 +247,7 @@ class TrainingPlanDocument(PlanDocument):
     """A plan of the kind ``training``."""
 
     spec: TrainingSpec  # type: ignore[assignment]
-    config: ConfigDocument | Nothing  # type: ignore[assignment]
+    config: ConfigDocument | MixedConfigDocument | Nothing  # type: ignore[assignment]
     memory: _Memory | Nothing  # type: ignore[assignment]
     breakdown: list[PartDocument]  # type: ignore[assignment]
     provenance: _Provenance  # type: ignore[assignment]

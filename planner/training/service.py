@@ -97,6 +97,8 @@ def resolve(
 
 def plan(question: Question) -> Plan:
     """Search degrees and rank mapping; see :func:`meshplan.planner.service.make_plan`."""
+    if is_mixed(question.document):
+        return mixed().answer(question, plan)
     resolved = resolve(question.document, question.catalog, question.base)
     problem, found = _searched(question, resolved)
     solution, search = found.solution, found.search.report
@@ -157,6 +159,8 @@ def estimate(question: Question) -> Plan:
     Raises:
         SpecError: malformed, or the pinned choices are not legal together (each broken rule is named).
     """
+    if is_mixed(question.document):
+        return mixed().estimate(question)
     resolved = resolve(question.document, question.catalog, question.base)
     common: dict[str, Any] = _identity(question.document, resolved)
     config = fixed_config(resolved.problem)
@@ -284,6 +288,22 @@ def _placed_config(resolved: Resolved, config: TrainingConfig) -> tuple[Resolved
     """The mapping that the spec asks for, of one configuration."""
     placement = place_config(resolved.problem, config, order=requested_order(resolved.problem, resolved.mapping))
     return replace(resolved, problem=placed(resolved.problem, placement)), placement
+
+
+def is_mixed(document: Mapping[str, Any]) -> bool:
+    """Whether a spec, which may be malformed, names several node types."""
+    cluster = document.get("cluster")
+    nodes = cluster.get("nodes") if isinstance(cluster, Mapping) else None
+    types = {node.get("type") for node in nodes if isinstance(node, Mapping)} if isinstance(nodes, list) else set()
+    return len({str(name) for name in types}) > 1 and all(types)
+
+
+def mixed() -> Any:
+    """The module that answers questions with several node types."""
+    # start-up: most questions have one
+    from meshplan.planner.training.mixed import answer
+
+    return answer
 
 
 def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.compute import (
@@ -73,6 +73,27 @@ class TrainingEstimate:
     def safe_bytes(self) -> FloatArray:
         """Upper bound of the peak of the worst rank; feasibility is decided by it."""
         return np.maximum.reduce([stage.safe_bytes for stage in self.stages])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """What one pipeline stage takes, s, [n] each.
+
+    Args:
+        parts: part of a micro-batch → time, forward + backward.
+        seconds: their sum.
+        forward_share: forward share of it.
+        exposed_s: data-parallel communication per step that no micro-batch hides.
+        reduce_s: gradient collectives per step, hidden or not.
+        optimizer_s: optimizer step.
+    """
+
+    parts: Mapping[str, FloatArray]
+    seconds: FloatArray
+    forward_share: FloatArray
+    exposed_s: FloatArray
+    reduce_s: FloatArray
+    optimizer_s: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,70 +277,114 @@ class TrainingModel:
         states = self._data_parallel
         return states.exposed_s(stage, stage_s)[0], states.optimizer_s(stage)
 
+    def figures(self, stages: Sequence[StageClass]) -> list[StageFigures]:
+        """What the parts of a step take on each of some stages."""
+        layers, in_block = self._layers()
+        states, share = self._data_parallel, self.forward_share
+        found = []
+        for stage in stages:
+            parts = self._stage(stage, layers, in_block)
+            seconds = sum(parts.values(), np.zeros_like(layers[0].total_s))
+            exposed, reduced = states.exposed_s(stage, seconds)
+            found.append(
+                StageFigures(
+                    parts=parts,
+                    seconds=seconds,
+                    forward_share=share
+                    if in_block is layers
+                    else self._forward_shares(seconds, self._block_s(stage, layers, in_block)),
+                    exposed_s=exposed,
+                    reduce_s=reduced,
+                    optimizer_s=states.optimizer_s(stage),
+                )
+            )
+        return found
+
     def estimate(self) -> TrainingEstimate:
         """Price the batch."""
         split = self.candidates.split
-        layers, in_block = self._layers()
-        stage_parts = [self._stage(stage, layers, in_block) for stage in split.classes]
-        stage_s = [sum(parts.values(), np.zeros_like(layers[0].total_s)) for parts in stage_parts]
-        slowest = np.maximum.reduce(stage_s)
-        share = self.forward_share
-        if in_block is not layers:
-            shares = [
-                self._forward_shares(seconds, self._block_s(stage, layers, in_block))
-                for stage, seconds in zip(split.classes, stage_s, strict=True)
-            ]
-            share = np.stack([shares[index] for index in split.class_of_stage])
-        pipeline = staged_pipeline_s(
-            split.schedule,
+        figures = self.figures(split.classes)
+        slowest = np.maximum.reduce([one.seconds for one in figures])
+        vocabulary = self._vocabulary_s(slowest)
+        return assembled(
+            [figures[index] for index in split.class_of_stage],
+            schedule=split.schedule,
             virtual_pipeline_stages=split.virtual_pipeline_stages,
             num_microbatches=self.candidates.num_microbatches,
-            stages_s=np.stack([stage_s[index] for index in split.class_of_stage]),
-            forward_share=share,
-        )
-        states = self._data_parallel
-        outside = [
-            (*states.exposed_s(stage, seconds), states.optimizer_s(stage))
-            for stage, seconds in zip(split.classes, stage_s, strict=True)
-        ]
-        # The step ends with the stage that has the most left to do.
-        data_parallel = np.maximum.reduce([row[0] for row in outside])
-        optimizer = np.maximum.reduce([row[2] for row in outside])
-        messages = self.neighbour_messages_s()
-        overhead = np.asarray(self.calibration.time.step_overhead_s)
-        breakdown = self._breakdown(stage_parts, stage_s, slowest, pipeline)
-        breakdown["stage-to-stage messages"] = messages
-        vocabulary = self._vocabulary_s(slowest)
-        if split.vocabulary_parallel:
-            breakdown["vocabulary barriers"] = vocabulary
-        breakdown["data-parallel communication"] = breakdown["data-parallel communication"] + data_parallel
-        breakdown["optimizer step"] = optimizer
-        breakdown["step overhead"] = overhead + np.zeros_like(slowest)
-        return TrainingEstimate(
-            pipeline_s=pipeline,
-            step_s=pipeline + messages + data_parallel + optimizer + overhead + vocabulary,
-            breakdown_s=breakdown,
-            stages=self.memory.stages(),
-            gradient_reduce_s=np.maximum.reduce([row[1] for row in outside]),
+            messages_s=self.neighbour_messages_s(),
+            overhead_s=np.asarray(self.calibration.time.step_overhead_s),
+            vocabulary_s=vocabulary if split.vocabulary_parallel else None,
+            memory=self.memory.stages(),
         )
 
-    def _breakdown(
-        self,
-        stage_parts: list[dict[str, FloatArray]],
-        stage_s: list[FloatArray],
-        slowest: FloatArray,
-        pipeline: FloatArray,
-    ) -> dict[str, FloatArray]:
-        """Parts of the pipeline time: m times the work of the slowest stage, and the bubble."""
-        m = self.candidates.num_microbatches
-        parts: dict[str, FloatArray] = {}
-        for name in stage_parts[0]:
-            chosen = np.zeros_like(slowest)
-            for seconds, own in zip(stage_s, stage_parts, strict=True):
-                chosen = np.where(seconds == slowest, own[name], chosen)
-            parts[name] = m * chosen
-        parts["pipeline bubble"] = pipeline - m * slowest
-        return parts
+
+def assembled(
+    stages: Sequence[StageFigures],
+    *,
+    schedule: str,
+    virtual_pipeline_stages: int,
+    num_microbatches: IntArray,
+    messages_s: FloatArray,
+    overhead_s: FloatArray,
+    memory: tuple[StageMemory, ...],
+    vocabulary_s: FloatArray | None = None,
+) -> TrainingEstimate:
+    """The step of a pipeline from what its stages take, whether all stand on one type of device or not.
+
+    Args:
+        stages: in the order of the pipeline.
+        schedule: pipeline schedule.
+        virtual_pipeline_stages: chunks per stage.
+        num_microbatches: m, [n].
+        messages_s: exposed messages between stages, [n].
+        overhead_s: of the step, [n] or one number.
+        memory: of the distinct stages.
+        vocabulary_s: what vocabulary parallelism adds, [n]; None without it.
+    """
+    distinct = list({id(stage): stage for stage in stages}.values())
+    slowest = np.maximum.reduce([one.seconds for one in distinct])
+    shares = [one.forward_share for one in stages]
+    pipeline = staged_pipeline_s(
+        schedule,
+        virtual_pipeline_stages=virtual_pipeline_stages,
+        num_microbatches=num_microbatches,
+        stages_s=np.stack([one.seconds for one in stages]),
+        forward_share=shares[0] if all(share is shares[0] for share in shares) else np.stack(shares),
+    )
+    # The step ends with the stage that has the most left to do.
+    data_parallel = np.maximum.reduce([one.exposed_s for one in distinct])
+    optimizer = np.maximum.reduce([one.optimizer_s for one in distinct])
+    breakdown = _breakdown(distinct, num_microbatches, slowest, pipeline)
+    breakdown["stage-to-stage messages"] = messages_s
+    vocabulary = np.zeros_like(slowest) if vocabulary_s is None else vocabulary_s
+    if vocabulary_s is not None:
+        breakdown["vocabulary barriers"] = vocabulary
+    breakdown["data-parallel communication"] = breakdown["data-parallel communication"] + data_parallel
+    breakdown["optimizer step"] = optimizer
+    breakdown["step overhead"] = overhead_s + np.zeros_like(slowest)
+    return TrainingEstimate(
+        pipeline_s=pipeline,
+        step_s=pipeline + messages_s + data_parallel + optimizer + overhead_s + vocabulary,
+        breakdown_s=breakdown,
+        stages=memory,
+        gradient_reduce_s=np.maximum.reduce([one.reduce_s for one in distinct]),
+    )
+
+
+def _breakdown(
+    stages: Sequence[StageFigures], num_microbatches: IntArray, slowest: FloatArray, pipeline: FloatArray
+) -> dict[str, FloatArray]:
+    """Parts of the pipeline time: m times the work of the slowest stage, and the bubble."""
+    names = dict.fromkeys(name for stage in stages for name in stage.parts)
+    zero = np.zeros_like(slowest)
+    parts: dict[str, FloatArray] = {}
+    for name in names:
+        chosen = zero
+        for stage in stages:
+            chosen = np.where(stage.seconds == slowest, stage.parts.get(name, zero), chosen)
+        parts[name] = num_microbatches * chosen
+    parts["pipeline bubble"] = pipeline - num_microbatches * slowest
+    return parts
 
 
 def estimate_training(

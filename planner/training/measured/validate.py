@@ -16,6 +16,7 @@ from meshplan.planner.training.estimator.compute import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.measured.exclusions import exclusion
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
+from meshplan.planner.training.measured.pools import is_pooled, validate_pooled
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.resolve import calibration_for
 from meshplan.planner.validation.summary import ValidatedRow
@@ -134,6 +135,8 @@ def row_validator(
     reader = ObservationReader(catalog)
 
     def validated(row: Mapping[str, Any]) -> ValidatedRow:
+        if is_pooled(row):
+            return validate_pooled(reader, row, catalog)
         run = reader.training_run(row)
         calibration = calibration_for(catalog, run.framework, run.architecture).for_model(run.problem.shape.slug)
         return validate_run(replace(run, problem=replace(run.problem, calibration=calibration)))

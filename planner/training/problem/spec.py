@@ -170,8 +170,23 @@ else:
     )
 
 
+class StageSpec(SpecModel):
+    """One pipeline stage of a job on several node types."""
+
+    node_type: str = Field(min_length=1, description="of cluster.nodes")
+    num_layers: Annotated[int, Whole(most=MAX_CHUNKS)]
+    tensor_parallel: Annotated[int, Whole()] = 1
+    data_parallel: Annotated[int, Whole()]
+    micro_batch_size: Annotated[int, Whole()] = 1
+    activation_recompute: Literal["none", "selective", "full"] = "none"
+
+
 class FixedSpec(_Pins):
     """Choices that the user pins; the search decides the others."""
+
+    stages: Annotated[list[StageSpec], Field(min_length=1, max_length=MAX_CHUNKS)] | None = Field(
+        default=None, description="every pipeline stage of a job on several node types, in order"
+    )
 
     @model_validator(mode="after")
     def _block_has_layers(self) -> FixedSpec:
@@ -193,7 +208,7 @@ class FixedSpec(_Pins):
 
     def pinned(self) -> dict[str, int | str | bool | tuple[int, ...]]:
         """Only what is pinned."""
-        values = self.model_dump(exclude_none=True)
+        values = self.model_dump(exclude_none=True, exclude={"stages"})
         return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
