@@ -64,7 +64,7 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
     """Every predicted metric of a plan, with its interval."""
     problem, config = resolved.problem, priced.config
     devices = config.world_size
-    tokens_per_s = problem.workload.tokens_per_step / priced.step_s
+    tokens_per_s = problem.workload.trained_tokens_per_step / priced.step_s
     model_rate = priced.model_flops / priced.step_s / devices
     peak = peak_flops_per_s(problem.machine.device, problem.workload.precision)
     times: dict[str, float] = {

@@ -25,7 +25,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.context_parallel import causal_imbalance
-from meshplan.planner.training.estimator.flops import attention_width, mean_context
+from meshplan.planner.training.estimator.flops import attended_context, attention_width
 from meshplan.planner.training.estimator.memory_bound import EAGER, FUSED, ROW_SCALING_EXTRA_BYTES, OperatorTraffic
 from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, GPTQ_UNPACK_BYTES, is_quantised
 from meshplan.planner.training.problem.expert_load import arriving_load, leaving_load
@@ -247,7 +247,7 @@ class ComputeModel:
         """Attention scores and weighted values of one layer."""
         if not self.calibration.recipe.flash_attention:
             return self._plain_attention()
-        context = mean_context(self.workload.sequence_length, kind.window)
+        context = attended_context(self.workload.sequence_length, kind.window, self.workload.documents)
         flops = 2.0 * self.tokens * context * attention_width(self.shape) / self.candidates.tensor_parallel
         if (imbalance := causal_imbalance(self.candidates, self.calibration.recipe)) is not None:
             flops = flops * imbalance

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.lengths.packing import PackedDocuments
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
 TRAINING_PASSES = 3.0  # forward, input gradient, weight gradient
@@ -54,12 +55,20 @@ def mean_context(sequence_length: int, window: int | None) -> float:
     return reach - reach**2 / (2.0 * sequence_length)
 
 
-def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlops:
+def attended_context(sequence_length: int, window: int | None, documents: PackedDocuments | None) -> float:
+    """Keys that a token attends to on average: of its sequence, or of its document where there are ``documents``."""
+    return mean_context(sequence_length, window) if documents is None else documents.mean_context(window)
+
+
+def forward_flops_per_token(
+    shape: ModelShape, sequence_length: int, documents: PackedDocuments | None = None
+) -> TokenFlops:
     """Forward FLOPs of one token at a sequence length.
 
     Args:
         shape: the model.
         sequence_length: tokens.
+        documents: what lies in a sequence; None: one document.
     """
     active, routed = 0.0, 0.0
     scores = 0.0
@@ -70,7 +79,7 @@ def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlo
             active += shape.shared_expert_parameters + shape.router_parameters
         else:
             active += shape.dense_mlp_parameters
-        scores += mean_context(sequence_length, shape.window(layer)) * attention_width(shape)
+        scores += attended_context(sequence_length, shape.window(layer), documents) * attention_width(shape)
     predicted = 1 + shape.num_nextn_predict_layers
     extra = shape.num_nextn_predict_layers / shape.num_hidden_layers
     return TokenFlops(
@@ -82,7 +91,12 @@ def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlo
 
 
 def model_flops_per_step(
-    shape: ModelShape, sequence_length: int, global_batch_size: int, *, frozen_weights: bool = False
+    shape: ModelShape,
+    sequence_length: int,
+    global_batch_size: int,
+    *,
+    frozen_weights: bool = False,
+    documents: PackedDocuments | None = None,
 ) -> float:
     """FLOPs of one optimizer step, without recompute.
 
@@ -92,8 +106,10 @@ def model_flops_per_step(
         global_batch_size: sequences per step.
         frozen_weights: the weights get no gradient (LoRA; the FLOPs of the adapters are left out): two passes over the
             matrices instead of three; attention is unchanged.
+        documents: what lies in a sequence; padding is no work of the model.
     """
     tokens = sequence_length * global_batch_size
-    flops = forward_flops_per_token(shape, sequence_length)
+    flops = forward_flops_per_token(shape, sequence_length, documents)
     matrix_passes = TRAINING_PASSES - 1.0 if frozen_weights else TRAINING_PASSES
-    return tokens * (matrix_passes * (flops.matrix + flops.head) + TRAINING_PASSES * flops.attention)
+    matrices = (flops.matrix + flops.head) * (1.0 if documents is None else documents.filled)
+    return tokens * (matrix_passes * matrices + TRAINING_PASSES * flops.attention)

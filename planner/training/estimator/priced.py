@@ -127,6 +127,7 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
             config.sequence_length,
             config.global_batch_size,
             frozen_weights=problem.workload.phase.has_adapters,
+            documents=problem.workload.documents,
         ),
         recompute_flops_share=_recomputed_layers(config) / sum(config.layers_per_chunk) / 3.0,
     )

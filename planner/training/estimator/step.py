@@ -1,7 +1,7 @@
 """Time and memory of one optimizer step, for a batch of candidates.
 
     T_step = T_pipeline(m, stage times, schedule) + exposed stage-to-stage messages + exposed data-parallel
-             communication + optimizer + fixed overhead
+             communication + optimizer + fixed overhead (+ waiting where documents differ in length)
 
     stage time = Σ layers of the stage · layer time (+ embedding, + LM head and loss)
 
@@ -22,22 +22,23 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.training.estimator.candidates import Candidates, StageClass
+from meshplan.planner.training.estimator.candidates import Candidates, StageClass, attention_windows
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
-from meshplan.planner.training.estimator.compute import (
-    ComputeModel,
-    activation_bytes,
-)
+from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel, activation_bytes
 from meshplan.planner.training.estimator.data_parallel import FORWARD_SHARE, DataParallelModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.offload import activation_offload_s
 from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.pipeline.waiting import Layout, least_waiting_s, waiting_s
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
 from meshplan.planner.training.problem.schedules import SCHEDULES
 
+# Forward share of attention's own time (:data:`.compute.FLASH_BACKWARD_RATIO`): what full recompute repeats of it.
+ATTENTION_FORWARD_SHARE = 1.0 / (1.0 + FLASH_BACKWARD_RATIO)
+WAITING = "waiting for longer documents"
 # Forward share of a micro-batch with full recompute: forward, forward again and twice as much backward.
 RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0
 # Bytes reduced per token for the softmax over a split vocabulary: maximum and sum, in fp32.
@@ -235,6 +236,49 @@ class TrainingModel:
         moved = moved + self._links.all_reduce_s(SOFTMAX_BYTES * self._compute.tokens, size, batch.stage_devices)
         return UNHIDDEN_SHARE * batch.num_microbatches * moved + VOCABULARY_BARRIERS * slowest
 
+    @property
+    def _documents_differ(self) -> bool:
+        """Micro-batches differ in attention; without fused kernels all scores of a sequence are computed."""
+        return self.workload.documents is not None and self.calibration.recipe.flash_attention
+
+    def attention_share(self, parts: Mapping[str, FloatArray], stage_s: FloatArray) -> FloatArray:
+        """Share of a micro-batch's time on a stage that grows with causal pairs, [n]."""
+        again = ATTENTION_FORWARD_SHARE * (self.candidates.recompute == Recompute.FULL)
+        return np.minimum(parts["attention"] * (1.0 + again) / stage_s, 1.0)
+
+    def _waiting_s(
+        self, stage_parts: list[dict[str, FloatArray]], stage_s: list[FloatArray], slowest: FloatArray
+    ) -> FloatArray:
+        """What ranks and stages wait because micro-batches hold documents of different lengths, [n]."""
+        documents = self.workload.documents
+        if documents is None or not self._documents_differ:
+            return np.zeros_like(slowest)
+        shares = [self.attention_share(*row) for row in zip(stage_parts, stage_s, strict=True)]
+        windows = attention_windows(self.shape)
+        return waiting_s(documents, windows, self._layouts(), np.maximum.reduce(shares), slowest)
+
+    def _least_waiting_s(self) -> FloatArray:
+        """Waiting at least, however the layers are split, [n].
+
+        Waiting over attention time falls with what else a stage does, and some stage has the mean attention.
+        """
+        documents, batch, split = self.workload.documents, self.candidates, self.candidates.split
+        if documents is None or not self._documents_differ:
+            return np.zeros(len(batch))
+        layers, _ = self._layers()
+        counts = [sum(stage.count * stage.layers[kind] for stage in split.classes) for kind in layers]
+        attention = sum((n * layers[kind].parts["attention"] for kind, n in enumerate(counts)), np.zeros(len(batch)))
+        return least_waiting_s(
+            documents, attention_windows(self.shape), self._layouts(), attention / split.pipeline_parallel
+        )
+
+    def _layouts(self) -> list[Layout]:
+        """What waiting depends on, of every candidate."""
+        batch, split = self.candidates, self.candidates.split
+        columns = (batch.data_parallel, batch.num_microbatches, batch.micro_batch_size)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [Layout(split.schedule, split.pipeline_parallel, split.virtual_pipeline_stages, *row) for row in rows]
+
     def chunk_s(self, chunk: StageClass) -> tuple[FloatArray, FloatArray]:
         """Time of one micro-batch on a model chunk, forward + backward, and the forward share of it, [n]."""
         layers, in_block = self._layers()
@@ -248,8 +292,9 @@ class TrainingModel:
         return [sum(self._stage(stage, layers, in_block).values(), zero) for stage in stages]
 
     def around_s(self) -> FloatArray:
-        """Messages between stages and fixed overhead of a step: the same whatever layers a stage holds, [n]."""
-        return self.neighbour_messages_s() + np.asarray(self.calibration.time.step_overhead_s)
+        """Messages between stages, fixed overhead and least waiting: of a step, whatever layers a stage holds, [n]."""
+        overhead = np.asarray(self.calibration.time.step_overhead_s)
+        return self.neighbour_messages_s() + overhead + self._least_waiting_s()
 
     def ending_s(self, stage: StageClass, stage_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Exposed gradient reduction, and optimizer, of a stage that takes ``stage_s`` for a micro-batch, [n] each."""
@@ -295,9 +340,12 @@ class TrainingModel:
         breakdown["data-parallel communication"] = breakdown["data-parallel communication"] + data_parallel
         breakdown["optimizer step"] = optimizer
         breakdown["step overhead"] = overhead + np.zeros_like(slowest)
+        waiting = self._waiting_s(stage_parts, stage_s, slowest)
+        if self._documents_differ:
+            breakdown[WAITING] = waiting
         return TrainingEstimate(
             pipeline_s=pipeline,
-            step_s=pipeline + messages + data_parallel + optimizer + overhead + vocabulary,
+            step_s=pipeline + messages + data_parallel + optimizer + overhead + vocabulary + waiting,
             breakdown_s=breakdown,
             stages=self.memory.stages(),
             gradient_reduce_s=np.maximum.reduce([row[1] for row in outside]),

@@ -1,0 +1,165 @@
+"""How long a step waits because micro-batches differ in attention, from the distribution of documents.
+
+A micro-batch takes 1 − φ + φ·x of the mean one: φ is the share of attention in it, x the causal pairs of its sequences
+over the mean. The step of R data-parallel ranks is the longest of their pipelines (:mod:`.uneven`); its expectation over
+draws of sequences, less the step with equal micro-batches, is the waiting. It is convex in φ (each path through a
+pipeline is linear, the longest is convex), and read from a grid, whose chords are above it.
+
+Ranks of many micro-batches are simulated in blocks, whose excess adds up: each block starts with an empty pipeline, so
+that waiting is rather over- than under-estimated.
+
+Assumes: sequences fall to ranks and micro-batches as they come (:class:`~meshplan.planner.lengths.packing.PackedDocuments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.lengths.packing import PackedDocuments
+from meshplan.planner.training.pipeline.uneven import uneven_pipeline_units
+
+# Shares of attention at which waiting is worked out.
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Sequences that are drawn for a layout, and samples of a step at least and at most.
+DRAWN_SEQUENCES, LEAST_SAMPLES, MOST_SAMPLES = 2**14, 8, 512
+# Micro-batches of a block, in stages: longer pipelines are cut into blocks.
+BLOCK_ROUNDS = 4
+# Layouts that are remembered: those of a search or two.
+REMEMBERED = 4096
+
+
+class Layout(NamedTuple):
+    """What the waiting of a step depends on beside the documents.
+
+    Args:
+        schedule: pipeline schedule.
+        pipeline_parallel: stages.
+        virtual_pipeline_stages: chunks per stage.
+        data_parallel: ranks R.
+        num_microbatches: m of each rank.
+        micro_batch_size: sequences of a micro-batch.
+    """
+
+    schedule: str
+    pipeline_parallel: int
+    virtual_pipeline_stages: int
+    data_parallel: int
+    num_microbatches: int
+    micro_batch_size: int
+
+
+def relative_pairs(documents: PackedDocuments, windows: Sequence[tuple[int | None, int]]) -> FloatArray:
+    """Attention of each sampled sequence over the mean.
+
+    Args:
+        documents: sequences.
+        windows: (attention window, number of layers).
+    """
+    pairs = sum((layers * documents.pairs(window) for window, layers in windows), np.zeros(1))
+    return np.asarray(pairs / pairs.mean())
+
+
+@lru_cache(maxsize=REMEMBERED)
+def waiting_units(
+    documents: PackedDocuments, windows: tuple[tuple[int | None, int], ...], layout: Layout
+) -> tuple[float, ...]:
+    """Waiting of a step at each of :data:`SHARES`, in units of the mean micro-batch on one stage."""
+    sizes = drawn_sizes(documents, windows, layout)
+    samples, ranks, m = sizes.shape
+    block = _block(layout)
+    rows = sizes[..., : m - m % block].reshape(-1, block)
+    scale = m / (m - m % block)
+    schedule, p, v = layout.schedule, layout.pipeline_parallel, layout.virtual_pipeline_stages
+    even = float(uneven_pipeline_units(schedule, p, v, np.ones((1, block)))[0])
+    if p == 1:  # linear in the share
+        whole = float((rows.reshape(samples, ranks, m).sum(axis=-1).max(axis=-1)).mean()) - m
+        return tuple(max(share * whole, 0.0) for share in SHARES)
+    every = np.concatenate([1.0 - share + share * rows for share in SHARES[1:]])
+    excess = uneven_pipeline_units(schedule, p, v, every) - even
+    by_rank = scale * excess.reshape(len(SHARES) - 1, samples, ranks, -1).sum(axis=-1)
+    units = by_rank.max(axis=2).mean(axis=1)
+    return (0.0, *np.maximum(units, 0.0).tolist())
+
+
+def drawn_sizes(
+    documents: PackedDocuments, windows: tuple[tuple[int | None, int], ...], layout: Layout
+) -> FloatArray:
+    """Attention of every micro-batch of some steps over the mean, [samples, ranks, micro-batches]."""
+    relative = relative_pairs(documents, windows)
+    shape = (layout.data_parallel, layout.num_microbatches, layout.micro_batch_size)
+    samples = min(max(DRAWN_SEQUENCES // int(np.prod(shape)), LEAST_SAMPLES), MOST_SAMPLES)
+    drawn = relative[_places(samples * int(np.prod(shape)), len(relative))]
+    sizes = drawn.reshape(samples, *shape).mean(axis=-1)
+    return np.asarray(sizes / sizes.mean())
+
+
+def _places(count: int, size: int) -> IntArray:
+    """Which sequences are drawn: every one as often, in another order each time round."""
+    rng = np.random.default_rng(0)
+    rounds = -(-count // size)
+    return np.concatenate([rng.permutation(size) for _ in range(rounds)])[:count]
+
+
+def _block(layout: Layout) -> int:
+    """Micro-batches that are simulated together: a divisor of m, else the most that a block has."""
+    p, m = layout.pipeline_parallel, layout.num_microbatches
+    most = BLOCK_ROUNDS * p
+    if m <= most or p == 1:
+        return m
+    return max((size for size in range(p, most + 1, p) if m % size == 0), default=most)
+
+
+def waiting_s(
+    documents: PackedDocuments,
+    windows: tuple[tuple[int | None, int], ...],
+    layouts: Sequence[Layout],
+    attention_share: FloatArray,
+    micro_batch_s: FloatArray,
+) -> FloatArray:
+    """Waiting of a step, s [n].
+
+    Args:
+        documents: what sequences hold.
+        windows: (attention window, number of layers).
+        layouts: of each candidate, n of them.
+        attention_share: φ [n].
+        micro_batch_s: the mean micro-batch on the slowest stage, forward and backward, s [n].
+    """
+    units = _units(documents, windows, layouts)
+    place = np.searchsorted(SHARES[1:-1], attention_share)
+    low, high = np.array(SHARES)[place], np.array(SHARES)[place + 1]
+    part = (attention_share - low) / (high - low)
+    rows = np.arange(len(units))
+    return np.asarray(((1.0 - part) * units[rows, place] + part * units[rows, place + 1]) * micro_batch_s)
+
+
+def least_waiting_s(
+    documents: PackedDocuments,
+    windows: tuple[tuple[int | None, int], ...],
+    layouts: Sequence[Layout],
+    attention_s: FloatArray,
+) -> FloatArray:
+    """Waiting of a step at least, whatever else a micro-batch takes, s [n].
+
+    Waiting is convex in φ and nothing at 0, so that it is no less than its slope at 0 times the attention.
+
+    Args:
+        documents: what sequences hold.
+        windows: (attention window, number of layers).
+        layouts: of each candidate, n of them.
+        attention_s: attention of the mean micro-batch on some stage, s [n].
+    """
+    return np.asarray(_units(documents, windows, layouts)[:, 1] / SHARES[1] * attention_s)
+
+
+def _units(
+    documents: PackedDocuments, windows: tuple[tuple[int | None, int], ...], layouts: Sequence[Layout]
+) -> FloatArray:
+    """Waiting of every candidate at each of :data:`SHARES`, [n, shares]."""
+    found = {one: waiting_units(documents, windows, one) for one in dict.fromkeys(layouts)}
+    return np.array([found[one] for one in layouts])
