@@ -12,9 +12,10 @@ a group of c and l_i/c of its tokens' room; a rank holds M tokens.
 *Bound.* Ranks are busy c·t_i(c) for a document, so that T ≥ Σ_i min_c c·t_i(c) / G and T ≥ max_i min_c t_i(c), the
 minima over the sizes in P whose groups hold the document; the least of all P bounds every answer.
 
-*Method.* All partitions (1,828 of 64 ranks; beyond that those near the best: a group split, or two merged), by their
-bound; each that can still win takes documents by falling work, each to the group that ends first with it; then
-documents move out of the longest group, or change places. Few documents on few ranks are searched exhaustively.
+*Method.* Of up to 8 ranks every partition, by its bound; of more, from the groups of equal size by splitting a group
+or merging two while that is shorter. A partition takes documents by falling work, each to the group that ends first
+with it; then documents move out of the longest group, or change places. Few documents on few ranks are searched
+exhaustively.
 """
 
 from __future__ import annotations
@@ -28,12 +29,10 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 # Ranks up to which every partition is looked at.
-MOST_ENUMERATED = 64
-# Partitions that take documents, of those that the bound leaves.
-MOST_TRIED = 400
+MOST_ENUMERATED = 8
 # Documents × groups whose assignments are all looked at (branch and bound).
 EXACT_DOCUMENTS, EXACT_RANKS = 10, 8
-_MOVES = 200
+_MOVES = 100
 _TOLERANCE = 1e-9
 
 
@@ -138,8 +137,8 @@ _Found = tuple[float, tuple[int, ...], tuple[tuple[int, ...], ...]]
 def _best_of(question: GroupQuestion, ranked: Sequence[tuple[float, tuple[int, ...]]]) -> _Found | None:
     """The best assignment over partitions, by rising bound, until no bound is below the best."""
     best: _Found | None = None
-    for tried, (least, sizes) in enumerate(ranked):
-        if (best is not None and least >= best[0]) or tried > MOST_TRIED:
+    for least, sizes in ranked:
+        if best is not None and least >= best[0]:
             break
         own = _assigned(question, sizes, np.inf if best is None else best[0])
         if own is not None and (best is None or own[0] < best[0]):
@@ -147,22 +146,31 @@ def _best_of(question: GroupQuestion, ranked: Sequence[tuple[float, tuple[int, .
     return best
 
 
-def _neighbourhood(question: GroupQuestion, start: tuple[int, ...]) -> _Found | None:
-    """From the static groups, splitting a group or merging two while that is shorter."""
-    best: _Found | None = None
-    for first in (start, *((size,) * (question.ranks // size) for size in question.sizes)):
-        if sum(first) != question.ranks:
-            continue
-        own = _assigned(question, first, np.inf)
-        if own is not None and (best is None or own[0] < best[0]):
-            best = (own[0], first, own[1])
-    while best is not None:
-        found = [(question.least_s(sorted(set(one))), one) for one in _near(best[1], question.sizes)]
-        other = _best_of(question, sorted(pair for pair in found if pair[0] < best[0]))
-        if other is None or other[0] >= best[0] * (1.0 - _TOLERANCE):
-            return best
-        best = other
-    return None
+def _neighbourhood(question: GroupQuestion, uniform: tuple[int, ...]) -> _Found | None:
+    """From groups of equal size, splitting a group or merging two while that is shorter."""
+    starts = {uniform, *((size,) * (question.ranks // size) for size in question.sizes)}
+    quick = {one: _quick_s(question, one) for one in starts if sum(one) == question.ranks}
+    chosen = min(quick, key=lambda one: (quick[one], one))
+    while True:
+        near = {one: _quick_s(question, one) for one in _near(chosen, question.sizes)}
+        other = min(near, key=lambda one: (near[one], one), default=chosen)
+        if other == chosen or near[other] >= min(quick[chosen], np.inf) * (1.0 - _TOLERANCE):
+            break
+        chosen, quick = other, near
+    return _best_of(question, [(0.0, uniform), (0.0, chosen)])
+
+
+def _quick_s(question: GroupQuestion, sizes: tuple[int, ...]) -> float:
+    """The longest group of a partition as longest-first fills it; infinite where documents do not fit."""
+    table, room = _table(question, sizes)
+    place = _longest_first(table, question.tokens, room)
+    return np.inf if place is None else _longest_s(table, place)
+
+
+def _table(question: GroupQuestion, sizes: tuple[int, ...]) -> tuple[FloatArray, IntArray]:
+    """Seconds of every document in every group, [documents, groups], and the tokens that each group has room for."""
+    columns = {size: question.allowed_s(size) for size in set(sizes)}
+    return np.stack([columns[size] for size in sizes], axis=1), question.most_tokens * np.array(sizes)
 
 
 def _near(sizes: tuple[int, ...], allowed: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -181,9 +189,7 @@ def _assigned(
     question: GroupQuestion, sizes: tuple[int, ...], limit_s: float
 ) -> tuple[float, tuple[tuple[int, ...], ...]] | None:
     """Documents in the groups of one partition, and the longest group; None where they do not fit."""
-    columns = {size: question.allowed_s(size) for size in set(sizes)}
-    table = np.stack([columns[size] for size in sizes], axis=1)  # [documents, groups]
-    room = question.most_tokens * np.array(sizes)
+    table, room = _table(question, sizes)
     place = _longest_first(table, question.tokens, room)
     if place is not None:
         _improve(table, question.tokens, room, place)

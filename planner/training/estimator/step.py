@@ -285,6 +285,23 @@ class TrainingModel:
         seconds = sum(self._stage(chunk, layers, in_block).values(), np.zeros_like(layers[0].total_s))
         return seconds, self._forward_shares(seconds, self._block_s(chunk, layers, in_block))
 
+    def slowest_stage_s(self) -> tuple[float, dict[int | None, float]]:
+        """Of one candidate: a micro-batch on the slowest stage, s, and of that attention, by the layers' window."""
+        layers, in_block = self._layers()
+        kinds, again = self.candidates.split.kinds, float(self.candidates.recompute[0] == Recompute.FULL)
+        slowest: tuple[float, dict[int | None, float]] = (0.0, {})
+        for stage in self.candidates.split.classes:
+            seconds = float(sum(self._stage(stage, layers, in_block).values(), np.zeros(1))[0])
+            if seconds <= slowest[0]:
+                continue
+            attention: dict[int | None, float] = {}
+            for kind, count in enumerate(stage.layers):
+                own = count * float(layers[kind].parts["attention"][0]) * (1.0 + ATTENTION_FORWARD_SHARE * again)
+                if own:
+                    attention[kinds[kind].window] = attention.get(kinds[kind].window, 0.0) + own
+            slowest = (seconds, attention)
+        return slowest
+
     def stages_s(self, stages: Sequence[StageClass]) -> list[FloatArray]:
         """Time of one micro-batch, forward + backward, on each of some stages, [n] each."""
         layers, in_block = self._layers()
