@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from meshplan.planner.core.arrays import FloatArray
 
-SOURCE = "DistCA, github.com/hao-ai-lab/distca at 039f2e4: causal attention forward on H100, FlashAttention varlen, bf16"
+SOURCE = "DistCA, github.com/hao-ai-lab/distca at 039f2e4: causal attention forward, H100, FlashAttention varlen, bf16"
 TILE_QUERIES = 128
 MULTIPROCESSORS = 132  # of an H100 SXM
 FLOPS_PER_PAIR = 4.0  # multiply and add, for the score and for the weighted value

@@ -116,15 +116,11 @@ def balanced(
     deal.improve()
     order = np.argsort(deal.work, axis=1, kind="stable")
     seconds = np.take_along_axis(deal.work, order, axis=1) + fixed_s
-    found = tuple(
-        tuple(tuple(deal.inside[rank][micro]) for micro in order[rank].tolist()) for rank in range(ranks)
-    )
+    found = tuple(tuple(tuple(deal.inside[rank][micro]) for micro in order[rank].tolist()) for rank in range(ranks))
     bound = least_s(
         deal.all_work, ranks=ranks, micro_batches=micro_batches, pipeline_parallel=pipeline_parallel, fixed_s=fixed_s
     )
-    return Assignment(
-        ranks=found, work_s=seconds, seconds=pipeline_least_s(seconds, pipeline_parallel), bound_s=bound
-    )
+    return Assignment(ranks=found, work_s=seconds, seconds=pipeline_least_s(seconds, pipeline_parallel), bound_s=bound)
 
 
 class _Deal:
@@ -174,8 +170,8 @@ class _Deal:
                     return rank, micro
         total, count = sum(self.tokens), len(self.inside) * self.micro_batches
         raise ValueError(
-            f"a document of {self.tokens[document]} tokens finds no room: {total} tokens in {count} micro-batches of at "
-            f"most {room + self.tokens[document]:.0f}; give fewer documents, or more room"
+            f"a document of {self.tokens[document]} tokens finds no room: {total} tokens in {count} micro-batches of "
+            f"at most {room + self.tokens[document]:.0f}; give fewer documents, or more room"
         )
 
     def improve(self) -> None:
@@ -187,7 +183,10 @@ class _Deal:
     def _shorten(self) -> bool:
         """One exchange between the longest micro-batch and the shortest; whether there was one."""
         flat = self.work.ravel()
-        longest, shortest = divmod(int(flat.argmax()), self.micro_batches), divmod(int(flat.argmin()), self.micro_batches)
+        longest, shortest = (
+            divmod(int(flat.argmax()), self.micro_batches),
+            divmod(int(flat.argmin()), self.micro_batches),
+        )
         excess = self.work[longest] - self.work[shortest]
         if excess <= EVEN_ENOUGH * flat.mean():
             return False

@@ -5,9 +5,10 @@ ByteScale, arXiv:2502.21231). The ranks that a static plan arranges as data × c
 each step.
 
 *Notation.* G ranks; a partition P of G into groups of sizes c (powers of two); document i takes t_i(c) on each rank of
-a group of c and l_i/c of its tokens' room; a rank holds M tokens.
+a group of c and l_i/c of its tokens' room; a rank holds M tokens of a micro-batch, and runs at most k micro-batches.
 
-*Objective.* The longest group: T = min over P and assignments of max_g Σ_{i in g} t_i(c_g), with Σ_{i in g} l_i ≤ M·c_g.
+*Objective.* The longest group: T = min over P and assignments of max_g Σ_{i in g} t_i(c_g), with l_i ≤ M·c_g for every
+document and Σ_{i in g} l_i ≤ k·M·c_g for all of a group.
 
 *Bound.* Ranks are busy c·t_i(c) for a document, so that T ≥ Σ_i min_c c·t_i(c) / G and T ≥ max_i min_c t_i(c), the
 minima over the sizes in P whose groups hold the document; the least of all P bounds every answer.
@@ -66,13 +67,20 @@ class GroupQuestion:
         seconds: size c → t_i(c) of every document; the sizes that groups may have.
         tokens: of every document.
         ranks: G.
-        most_tokens: M, of one rank.
+        most_tokens: M, of one micro-batch on one rank.
+        micro_batches: k, one after another on a rank; None for as many as it takes.
     """
 
     seconds: Mapping[int, FloatArray]
     tokens: IntArray
     ranks: int
     most_tokens: int
+    micro_batches: int | None = 1
+
+    def room(self, sizes: Sequence[int]) -> FloatArray:
+        """Tokens that each of some groups has room for."""
+        whole = np.inf if self.micro_batches is None else float(self.micro_batches * self.most_tokens)
+        return whole * np.array(sizes)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -167,10 +175,10 @@ def _quick_s(question: GroupQuestion, sizes: tuple[int, ...]) -> float:
     return np.inf if place is None else _longest_s(table, place)
 
 
-def _table(question: GroupQuestion, sizes: tuple[int, ...]) -> tuple[FloatArray, IntArray]:
+def _table(question: GroupQuestion, sizes: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
     """Seconds of every document in every group, [documents, groups], and the tokens that each group has room for."""
     columns = {size: question.allowed_s(size) for size in set(sizes)}
-    return np.stack([columns[size] for size in sizes], axis=1), question.most_tokens * np.array(sizes)
+    return np.stack([columns[size] for size in sizes], axis=1), question.room(sizes)
 
 
 def _near(sizes: tuple[int, ...], allowed: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -208,9 +216,9 @@ def _longest_s(table: FloatArray, place: IntArray) -> float:
     return float(np.bincount(place, own, minlength=table.shape[1]).max())
 
 
-def _longest_first(table: FloatArray, tokens: IntArray, room: IntArray) -> IntArray | None:
+def _longest_first(table: FloatArray, tokens: IntArray, room: FloatArray) -> IntArray | None:
     """Documents by falling work, each to the group that ends first with it and has room."""
-    ends, left = np.zeros(table.shape[1]), room.astype(np.float64)
+    ends, left = np.zeros(table.shape[1]), room.copy()
     place = np.zeros(len(table), dtype=np.int64)
     for document in np.argsort(-table.min(axis=1), kind="stable").tolist():
         after = np.where(left >= tokens[document], ends + table[document], np.inf)
@@ -222,7 +230,7 @@ def _longest_first(table: FloatArray, tokens: IntArray, room: IntArray) -> IntAr
     return place
 
 
-def _improve(table: FloatArray, tokens: IntArray, room: IntArray, place: IntArray) -> None:
+def _improve(table: FloatArray, tokens: IntArray, room: FloatArray, place: IntArray) -> None:
     """Moves out of the longest group, and exchanges with another, while the longer of both becomes shorter."""
     every = np.arange(len(table))
     for _ in range(_MOVES):
@@ -253,7 +261,7 @@ def _improve(table: FloatArray, tokens: IntArray, room: IntArray, place: IntArra
 
 
 def _exhaustive(
-    table: FloatArray, tokens: IntArray, room: IntArray, sizes: tuple[int, ...], limit_s: float
+    table: FloatArray, tokens: IntArray, room: FloatArray, sizes: tuple[int, ...], limit_s: float
 ) -> IntArray | None:
     """An assignment shorter than ``limit_s``, the best there is; None where there is none (depth first, bounded)."""
     order = np.argsort(-table.min(axis=1), kind="stable").tolist()

@@ -1,4 +1,4 @@
-"""Documents of different lengths in a plan's JSON as it may come from anybody; see :mod:`meshplan.planner.core.plan_document`."""
+"""Documents of different lengths in a plan's JSON; see :mod:`meshplan.planner.core.plan_document`."""
 
 from __future__ import annotations
 

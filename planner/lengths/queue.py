@@ -1,7 +1,8 @@
-"""Long documents wait until there are enough of a size for every micro-batch (WLB-LLM's outlier delay, arXiv:2503.17924, §4.2).
+"""Long documents wait until there are enough of a size for every micro-batch.
 
-A document whose attention takes longer than a whole micro-batch of short ones makes the others wait, wherever it is put.
-Held until every micro-batch of a step can have one of like size, it makes none wait. A step is then either
+A document whose attention takes longer than a whole micro-batch of short ones makes the others wait, wherever it is.
+Held until every micro-batch of a step can have one of like size, it makes none wait (the outlier delay of WLB-LLM,
+arXiv:2503.17924, §4.2). A step is then either
 
 - *long*: n documents of the queue, neighbours by length, the smallest so long that, filled up with short documents to
   ``most_tokens``, it takes as long as the longest; or
@@ -9,7 +10,7 @@ Held until every micro-batch of a step can have one of like size, it makes none 
 
 Short documents keep their order of arrival. What a step does not take waits for the next.
 
-Assumes: the order of documents may change by some steps; the loss does not mind (WLB-LLM saw no difference at 0.5 steps).
+Assumes: the order of documents may change by some steps (WLB-LLM saw no other loss with 0.5 steps on average).
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class DocumentQueue:
         return any(self._steps - one.since >= self.most_delay_steps for one in self._long)
 
     def _neighbours(self) -> list[_Waiting]:
-        """n long documents of like size: the longest for which this works; empty where there are none."""
+        """N long documents of like size: the longest for which this works; empty where there are none."""
         n, long = self._num_micro_batches, self._long
         for end in range(len(long), n - 1, -1):
             smallest, longest = long[end - n], long[end - 1]

@@ -35,10 +35,7 @@ def packed_documents(spec: SequenceLengthsSpec, sequence_length: int, base: Path
     Raises:
         SpecError: the file is unreadable or malformed, or no document is left.
     """
-    if spec.file is not None:
-        table = table_of(read_lengths(base / spec.file))
-    else:
-        table = _of_histogram(spec.histogram or ())
+    table = _of_histogram(spec.histogram or ()) if spec.file is None else table_of(read_lengths(base / spec.file))
     if spec.longer == DROP and table.lengths[0] > sequence_length:
         message = f"drop leaves no document: the shortest has {table.lengths[0]} tokens, a sequence {sequence_length}"
         raise SpecError([Problem(path="workload.sequence_lengths.longer", message=message)])
@@ -154,7 +151,8 @@ def _checked(values: Sequence[tuple[str, Any]], where: str) -> IntArray:
 def _whole(value: Any) -> int | None:
     """The length that a value says; None where it says none."""
     if isinstance(value, str):
-        value = int(value) if value.isascii() and value.isdigit() and len(value) <= len(str(MAX_DOCUMENT_TOKENS)) else None
+        is_short = len(value) <= len(str(MAX_DOCUMENT_TOKENS))
+        value = int(value) if is_short and value.isascii() and value.isdigit() else None
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return value if 1 <= value <= MAX_DOCUMENT_TOKENS else None

@@ -1,4 +1,4 @@
-"""Documents of different lengths as a person reads them: what they cost a plan, and what dealing them out would gain."""
+"""Documents of different lengths as a person reads them: what they cost, and what dealing them out would gain."""
 
 from __future__ import annotations
 
@@ -19,9 +19,28 @@ WAYS_COLUMNS = (
     Column(key="imbalance", title="imbalance", right=True, text=lambda value: f"{value:.2f}", wrap=False),
     Column(key="gap", title="gap", right=True, text=lambda value: "" if value is None else percent(value), wrap=False),
 )
-WAYS_TITLE = "What the order of documents is worth (simulated; imbalance: the longest micro-batch over the mean)"
+WAYS_TITLE = "What the order of documents is worth (simulated; imbalance: the longest over the mean)"
 # Sizes of mixed groups that are listed.
 _LISTED = 5
+
+
+# A gain below this is not worth a sentence.
+_WORTHWHILE = 0.01
+
+
+def lengths_sentence(plan: Plan) -> str:
+    """What waits for long documents, and the most that dealing them out gains; empty without lengths."""
+    lengths = plan.lengths
+    if lengths is None or not lengths["ways"]:
+        return ""
+    text = f" {percent(_waiting_share(plan, lengths))} of the step waits for longer documents"
+    first, best = lengths["ways"][0], min(lengths["ways"], key=lambda way: way["step_s"])
+    gain = 1.0 - best["step_s"] / first["step_s"]
+    return f"{text}; '{best['name']}' would save {percent(gain)}." if gain >= _WORTHWHILE else f"{text}."
+
+
+def _waiting_share(plan: Plan, lengths: Mapping[str, Any]) -> float:
+    return float(lengths["waiting_s"] / plan.predicted["iteration_s"].value)
 
 
 def lengths_section(plan: Plan, width: int) -> str:
@@ -64,19 +83,20 @@ def _documents(documents: Mapping[str, Any]) -> str:
 
 
 def _waiting(plan: Plan, lengths: Mapping[str, Any]) -> str:
-    share = lengths["waiting_s"] / plan.predicted["iteration_s"].value
+    waits, attention = percent(_waiting_share(plan, lengths)), percent(lengths["attention_share"])
     return (
-        f"{percent(share)} of the step is waiting, because attention is {percent(lengths['attention_share'])} of a "
-        "mean micro-batch and documents fall to micro-batches as they come."
+        f"{waits} of the step is waiting, because attention is {attention} of a mean micro-batch and documents fall to "
+        "micro-batches as they come."
     )
 
 
 def _how(lengths: Mapping[str, Any]) -> str:
     assignment = lengths["assignment"]
+    alike = "micro-batches" if assignment["pipeline_parallel"] > 1 else "ranks"
+    most, planned = assignment["most_tokens"], assignment["micro_batch_tokens"]
     text = (
-        f"A loader gets these from meshplan.planner.assign_sequences(lengths, plan) and document_queue(plan); a "
-        f"micro-batch of at most {assignment['most_tokens']:,} tokens fits ({assignment['micro_batch_tokens']:,} "
-        "planned)."
+        f"The imbalance is that of {alike}. A loader gets these from meshplan.planner.assign_sequences(lengths, plan) "
+        f"and document_queue(plan); a micro-batch of at most {most:,} tokens fits ({planned:,} planned)."
     )
     if lengths["group_sizes"]:
         total = sum(row["count"] for row in lengths["group_sizes"])

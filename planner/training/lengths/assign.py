@@ -82,5 +82,5 @@ def _assignment(plan: Plan) -> Mapping[str, Any]:
 def _tokens(lengths: Sequence[int] | IntArray) -> IntArray:
     tokens = np.asarray(lengths)
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu" or tokens.min() < 1:
-        raise SpecError([Problem(path="lengths", message="must be whole numbers of tokens, at least one, each above 0")])
+        raise SpecError([Problem(path="lengths", message="must be whole numbers of tokens above 0, at least one")])
     return tokens.astype(np.int64)

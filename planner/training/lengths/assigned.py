@@ -4,9 +4,11 @@
 |---|---|
 | as they come | sequences, in the order in which they are packed |
 | sequences by work | the same sequences: to ranks so that these have equal work, on a rank in order of work |
-| documents by work | whole pieces: micro-batches of equal work, not of equal tokens (WLB-LLM's variable-length packing) |
-| long documents held | the same, and long documents wait for others of their length (:mod:`meshplan.planner.lengths.queue`) |
-| mixed groups | context-parallel groups by length (:mod:`meshplan.planner.lengths.groups`) |
+| documents by work | whole pieces: micro-batches of equal work, not tokens (WLB-LLM's variable-length packing) |
+| long documents held | the same, and long documents wait for others of their length |
+| mixed groups | context-parallel groups by length (:mod:`.mixed`) |
+
+(:mod:`meshplan.planner.lengths`: ``balance``, ``queue``, ``groups``.)
 
 A step takes what the estimator says for equal micro-batches, and in place of those the simulated pipelines
 (:mod:`meshplan.planner.training.pipeline.uneven`) of the longest rank.
@@ -14,6 +16,7 @@ A step takes what the estimator says for equal micro-batches, and in place of th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +43,7 @@ class Way:
     Args:
         name: of the module's table.
         step_s: seconds of each step, as if it trained the tokens of a mean one.
-        imbalance: longest micro-batch over the mean, on average; of groups, the longest over the mean.
+        imbalance: longest micro-batch over the mean, on average; without a pipeline, rank; of groups, group.
         gap: how much shorter another assignment may be at most, on average; None where no bound is known.
     """
 
@@ -78,7 +81,7 @@ class Setting:
         borders = np.searchsorted(packed.sequence_of, np.arange(count + 1) * batch)
         return [
             (packed.pieces[begin:end], packed.sequence_of[begin:end] - step * batch)
-            for step, (begin, end) in enumerate(zip(borders[:-1], borders[1:], strict=True))
+            for step, (begin, end) in enumerate(itertools.pairwise(borders.tolist()))
         ]
 
     def step_s(self, micro_batches_s: FloatArray) -> float:
@@ -130,8 +133,10 @@ def way_of(
     )
 
 
-def _imbalance(micro_batches_s: FloatArray) -> float:
-    return float(micro_batches_s.max() / micro_batches_s.mean())
+def _imbalance(setting: Setting, micro_batches_s: FloatArray) -> float:
+    """The longest micro-batch over the mean; without a pipeline, where micro-batches need not be alike, rank."""
+    alike = micro_batches_s if setting.config.pipeline_parallel > 1 else micro_batches_s.sum(axis=-1)
+    return float(alike.max() / alike.mean())
 
 
 def as_they_come(setting: Setting) -> Way:
@@ -144,7 +149,7 @@ def as_they_come(setting: Setting) -> Way:
         AS_THEY_COME,
         [setting.step_s(one) for one in found],
         [setting.even_s(float(one.sum())) for one in found],
-        [_imbalance(one) for one in found],
+        [_imbalance(setting, one) for one in found],
     )
 
 
@@ -217,6 +222,6 @@ def _way_of_assignments(setting: Setting, name: str, found: Sequence[Assignment]
         name,
         [setting.step_s(one.work_s) for one in found],
         [setting.even_s(float(one.work_s.sum())) for one in found],
-        [one.imbalance for one in found],
+        [_imbalance(setting, one.work_s) for one in found],
         [one.gap for one in found],
     )

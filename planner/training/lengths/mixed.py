@@ -2,15 +2,14 @@
 
 The ranks of a plan's data × context parallelism are rearranged for each step. What a document takes in a group of c is
 the plan's own micro-batch priced with context parallelism c and as many tokens on a rank; attention that is split over
-many ranks loses in the kernel (:mod:`meshplan.planner.lengths.attention_kernel`). A step whose documents do not fit at
-once runs several rounds, documents of like length together, and its groups change from round to round.
+many ranks loses in the kernel (:mod:`meshplan.planner.lengths.attention_kernel`). Groups stay for a step; each runs as
+many micro-batches as its documents need, and waits for the others at the end alone.
 
 Assumes: groups of any size exist beforehand (communicators are made once); gradients are reduced as in the plan.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,12 +26,10 @@ from meshplan.planner.training.lengths.micro_batch import micro_batch
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
 MIXED = "mixed groups"
-# Rounds that are tried beyond those that the tokens need.
-MORE_ROUNDS = 2
 # Devices whose groups are worked out with a plan, and steps: more take longer than a plan should.
 MOST_RANKS, MOST_STEPS = 64, 4
-# Short documents go in bundles of at most so much of what a rank holds.
-BUNDLE_SHARE = 1.0 / 4.0
+# Short documents go in bundles, of which a rank gets about so many.
+BUNDLES_PER_RANK = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +59,7 @@ class GroupCosts:
             tokens=tokens,
             ranks=self.ranks,
             most_tokens=self.most_tokens,
+            micro_batches=None,
         )
 
     def _seconds(self, size: int, tokens: IntArray) -> FloatArray:
@@ -113,109 +111,76 @@ def group_costs(
     )
 
 
-def in_rounds(costs: GroupCosts, tokens: IntArray) -> tuple[MixedGroups, ...] | None:
-    """Groups of every round of a step; None where a document fits into no group.
+def grouped(costs: GroupCosts, tokens: IntArray) -> MixedGroups | None:
+    """Groups of a step; None where a document fits into none. Documents are named by their place in ``tokens``.
 
     Args:
         costs: what documents take.
         tokens: of every document of the step.
     """
-    least = math.ceil(int(tokens.sum()) / (costs.ranks * costs.most_tokens))
     order = np.argsort(-tokens, kind="stable")
-    best: tuple[MixedGroups, ...] | None = None
-    for count in range(least, least + MORE_ROUNDS):
-        found = _rounds(costs, tokens, order, count)
-        if found is not None and (best is None or _total_s(found) < _total_s(best)):
-            best = found
-    return best
-
-
-def _rounds(costs: GroupCosts, tokens: IntArray, order: IntArray, count: int) -> tuple[MixedGroups, ...] | None:
-    """Documents by falling length, cut into rounds of as many tokens."""
-    ends = np.cumsum(tokens[order])
-    borders = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="right")
-    found = []
-    for part in np.split(order, borders):
-        if not len(part):
-            continue
-        own = _bundled(costs, tokens, part)
-        groups = mixed_groups(own[0], static_size=costs.static_size)
-        if groups is None:
-            return None
-        inside = tuple(tuple(d for bundle in members for d in own[1][bundle]) for members in groups.documents)
-        found.append(replace(groups, documents=inside))
-    return tuple(found)
-
-
-def _bundled(costs: GroupCosts, tokens: IntArray, part: IntArray) -> tuple[GroupQuestion, list[list[int]]]:
-    """The question of some documents with short ones in bundles, and the documents of each bundle.
-
-    Args:
-        costs: what documents take.
-        tokens: of every document of the step.
-        part: the documents, by falling length.
-    """
-    most = BUNDLE_SHARE * costs.most_tokens
-    bundles: list[list[int]] = []
-    filled = most
-    for document, length in zip(part.tolist(), tokens[part].tolist(), strict=True):
-        if filled + length > most:
-            bundles.append([])
-            filled = 0
-        bundles[-1].append(document)
-        filled += length
-    whole = costs.question(tokens[part])
-    starts = np.cumsum([0, *(len(own) for own in bundles[:-1])])
-    question = GroupQuestion(
+    whole = costs.question(tokens[order])
+    most = min(int(tokens.sum()) / (costs.ranks * BUNDLES_PER_RANK), costs.most_tokens)
+    starts, bundles = _bundles(tokens[order], most)
+    question = replace(
+        whole,
         seconds={size: np.add.reduceat(seconds, starts) for size, seconds in whole.seconds.items()},
-        tokens=np.add.reduceat(tokens[part], starts),
-        ranks=costs.ranks,
-        most_tokens=costs.most_tokens,
+        tokens=np.add.reduceat(whole.tokens, starts),
     )
-    return question, bundles
+    found = mixed_groups(question, static_size=costs.static_size)
+    if found is None:
+        return None
+    inside = tuple(tuple(int(order[place]) for bundle in own for place in bundles[bundle]) for own in found.documents)
+    return replace(found, documents=inside, bound_s=min(whole.least_s(whole.sizes), found.seconds))
 
 
-def _total_s(rounds: tuple[MixedGroups, ...]) -> float:
-    return sum(one.seconds for one in rounds)
+def _bundles(tokens: IntArray, most: float) -> tuple[IntArray, list[range]]:
+    """Neighbours together up to ``most`` tokens: where each bundle starts, and the places in it."""
+    starts, filled = [0], 0
+    for place, length in enumerate(tokens.tolist()):
+        if place and filled + length > most:
+            starts.append(place)
+            filled = 0
+        filled += length
+    ends = [*starts[1:], len(tokens)]
+    return np.array(starts), [range(begin, end) for begin, end in zip(starts, ends, strict=True)]
 
 
-def mixed(setting: Setting, costs: GroupCosts) -> tuple[Way, tuple[tuple[int, int], ...]] | None:
+def mixed(setting: Setting, costs: GroupCosts) -> tuple[Way, tuple[tuple[int, int], ...]]:
     """What mixed groups come to over some steps, and how often they have each size.
 
-    A step of which they would be longer than dealing the same documents out to the plan's own groups keeps those.
+    A step that would be longer with them keeps the plan's own groups, and its sequences as they come.
 
     Args:
         setting: the configuration and its documents.
         costs: what documents take in groups.
     """
     config = setting.config
-    seconds, even, gaps, sizes, imbalance = [], [], [], Counter[int](), []
+    seconds, even, gaps, imbalance = [], [], [], []
+    sizes: Counter[int] = Counter()
     outside = setting.equal_s - config.num_microbatches * setting.mean_s
-    shape = (config.data_parallel, -1)
     for pieces, sequence_of in setting.steps()[:MOST_STEPS]:
-        rounds = in_rounds(costs, pieces)
-        static = float(setting.sequences_s(pieces, sequence_of).reshape(shape).sum(axis=1).max())
+        static = setting.sequences_s(pieces, sequence_of).reshape(config.data_parallel, -1).sum(axis=1)
         even.append(setting.even_s(float(setting.work.of(pieces).sum())))
-        if rounds is None or _total_s(rounds) >= static:
-            seconds.append(outside + static)
-            sizes[config.context_parallel] += config.data_parallel * config.num_microbatches
+        groups = grouped(costs, pieces)
+        if groups is None or groups.seconds >= static.max():
+            seconds.append(outside + float(static.max()))
+            sizes[config.context_parallel] += config.data_parallel
+            imbalance.append(float(static.max() / static.mean()))
             continue
-        seconds.append(outside + _total_s(rounds))
-        sizes.update(size for one in rounds for size in one.sizes)
-        question = costs.question(pieces)
-        bound = max(question.least_s(question.sizes), 0.0)
-        gaps.append(max(_total_s(rounds) - bound, 0.0) / _total_s(rounds))
-        imbalance.append(_idle_over_mean(costs, pieces, rounds))
-    if not gaps:
-        return None
+        seconds.append(outside + groups.seconds)
+        sizes.update(groups.sizes)
+        gaps.append(groups.gap)
+        imbalance.append(_longest_over_mean(costs, pieces, groups))
     way = way_of(setting, MIXED, seconds, even, imbalance, gaps)
     return way, tuple(sorted(sizes.items(), reverse=True))
 
 
-def _idle_over_mean(costs: GroupCosts, tokens: IntArray, rounds: tuple[MixedGroups, ...]) -> float:
-    """Time of all rounds over what ranks are busy on average."""
-    question, busy = costs.question(tokens), 0.0
-    for one in rounds:
-        for size, inside in zip(one.sizes, one.documents, strict=True):
-            busy += size * float(question.seconds[size][list(inside)].sum())
-    return _total_s(rounds) / (busy / costs.ranks)
+def _longest_over_mean(costs: GroupCosts, tokens: IntArray, groups: MixedGroups) -> float:
+    """The longest group over what ranks are busy on average."""
+    question = costs.question(tokens)
+    busy = sum(
+        size * float(question.seconds[size][list(inside)].sum())
+        for size, inside in zip(groups.sizes, groups.documents, strict=True)
+    )
+    return groups.seconds * costs.ranks / busy

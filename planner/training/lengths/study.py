@@ -69,10 +69,10 @@ def study_lengths(problem: TrainingProblem, priced: Priced) -> LengthStudy | Non
         equal_s=priced.step_s - waiting,
         most_tokens=most_tokens(problem, config),
     )
-    operations = config.pipeline_parallel * config.virtual_pipeline_stages * config.num_microbatches
-    if operations > MOST_OPERATIONS or documents.attends_across or documents.sample.num_sequences < config.global_batch_size:
+    if not _may_be_simulated(setting):
         return LengthStudy(setting=setting, micro_batch=mean, waiting_s=waiting, ways=(), groups=None)
-    found = [as_they_come(setting), sequences_by_work(setting), documents_by_work(setting), long_documents_held(setting)]
+    ways = (as_they_come, sequences_by_work, documents_by_work, long_documents_held)
+    found = [way(setting) for way in ways]
     costs = group_costs(problem, config, documents, setting.most_tokens)
     rearranged = None if costs is None else mixed(setting, costs)
     if rearranged is not None:
@@ -85,6 +85,14 @@ def study_lengths(problem: TrainingProblem, priced: Priced) -> LengthStudy | Non
         groups=costs if rearranged is not None else None,
         group_sizes=() if rearranged is None else rearranged[1],
     )
+
+
+def _may_be_simulated(setting: Setting) -> bool:
+    """Documents differ, and a step is neither too long for a simulation nor larger than the sample."""
+    config, documents = setting.config, setting.documents
+    operations = config.pipeline_parallel * config.virtual_pipeline_stages * config.num_microbatches
+    is_sampled = documents.sample.num_sequences >= config.global_batch_size
+    return operations <= MOST_OPERATIONS and is_sampled and not documents.attends_across
 
 
 def lengths_document(study: LengthStudy) -> dict[str, Any]:

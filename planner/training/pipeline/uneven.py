@@ -1,7 +1,7 @@
 """A pipeline whose micro-batches differ: time of a step for many rows of micro-batches at once.
 
-Every operation starts as early as its stage's order and its inputs allow, as in :mod:`.simulation`, with the time of its
-micro-batch: forward and backward of micro-batch j take x_j times those of the mean one, on every stage. Times are in
+Every operation starts as early as its stage's order and its inputs allow, as in :mod:`.simulation`, with the time of
+its micro-batch: forward and backward of micro-batch j take x_j times those of the mean one, on every stage. Times are in
 units of the mean micro-batch on one stage, forward and backward.
 
 A stage alternates between micro-batches that are p apart, so a long one makes all stages wait, again and again: without
@@ -40,9 +40,7 @@ def _program(schedule: str, p: int, v: int, m: int) -> tuple[_Step, ...]:
             return share * weight
         return share * (1.0 - FORWARD_SHARE - (0.0 if order.contains_weights(op) else weight))
 
-    return tuple(
-        (one.stage, tuple((op, seconds(op)) for op in one.ops), one.inputs) for one in passes_in_order(order)
-    )
+    return tuple((one.stage, tuple((op, seconds(op)) for op in one.ops), one.inputs) for one in passes_in_order(order))
 
 
 def uneven_pipeline_units(schedule: str, p: int, v: int, sizes: FloatArray) -> FloatArray:

@@ -1,14 +1,14 @@
 """How long a step waits because micro-batches differ in attention, from the distribution of documents.
 
 A micro-batch takes 1 − φ + φ·x of the mean one: φ is the share of attention in it, x the causal pairs of its sequences
-over the mean. The step of R data-parallel ranks is the longest of their pipelines (:mod:`.uneven`); its expectation over
-draws of sequences, less the step with equal micro-batches, is the waiting. It is convex in φ (each path through a
+over the mean. The step of R data-parallel ranks is the longest of their pipelines (:mod:`.uneven`); its expectation
+over draws of sequences, less the step with equal micro-batches, is the waiting. It is convex in φ (each path through a
 pipeline is linear, the longest is convex), and read from a grid, whose chords are above it.
 
 Ranks of many micro-batches are simulated in blocks, whose excess adds up: each block starts with an empty pipeline, so
 that waiting is rather over- than under-estimated.
 
-Assumes: sequences fall to ranks and micro-batches as they come (:class:`~meshplan.planner.lengths.packing.PackedDocuments`).
+Assumes: sequences fall to ranks and micro-batches as they come.
 """
 
 from __future__ import annotations
@@ -86,9 +86,7 @@ def waiting_units(
     return (0.0, *np.maximum(units, 0.0).tolist())
 
 
-def drawn_sizes(
-    documents: PackedDocuments, windows: tuple[tuple[int | None, int], ...], layout: Layout
-) -> FloatArray:
+def drawn_sizes(documents: PackedDocuments, windows: tuple[tuple[int | None, int], ...], layout: Layout) -> FloatArray:
     """Attention of every micro-batch of some steps over the mean, [samples, ranks, micro-batches]."""
     relative = relative_pairs(documents, windows)
     shape = (layout.data_parallel, layout.num_microbatches, layout.micro_batch_size)
