@@ -260,7 +260,7 @@ class TrainingModel:
     def _least_waiting_s(self) -> FloatArray:
         """Waiting at least, however the layers are split, [n].
 
-        Waiting over attention time falls with what else a stage does, and some stage has the mean attention.
+        Whatever else a stage does, waiting over its attention has a least value, and some stage has the mean attention.
         """
         documents, batch, split = self.workload.documents, self.candidates, self.candidates.split
         if documents is None or not self._documents_differ:

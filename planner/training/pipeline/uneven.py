@@ -1,8 +1,8 @@
 """A pipeline whose micro-batches differ: time of a step for many rows of micro-batches at once.
 
 Every operation starts as early as its stage's order and its inputs allow, as in :mod:`.simulation`, with the time of
-its micro-batch: forward and backward of micro-batch j take x_j times those of the mean one, on every stage. Times are in
-units of the mean micro-batch on one stage, forward and backward.
+its micro-batch: forward and backward of micro-batch j take x_j times those of the mean one, on every stage. Times are
+in units of the mean micro-batch on one stage, forward and backward.
 
 A stage alternates between micro-batches that are p apart, so a long one makes all stages wait, again and again: without
 an order, m micro-batches of p stages take almost as long as if each were the longest of its p neighbours. In order of

@@ -2,11 +2,11 @@
 
 A micro-batch takes 1 − φ + φ·x of the mean one: φ is the share of attention in it, x the causal pairs of its sequences
 over the mean. The step of R data-parallel ranks is the longest of their pipelines (:mod:`.uneven`); its expectation
-over draws of sequences, less the step with equal micro-batches, is the waiting. It is convex in φ (each path through a
-pipeline is linear, the longest is convex), and read from a grid, whose chords are above it.
+over draws of sequences, less the step with equal micro-batches, is the waiting, worked out for some shares of attention
+and read linearly between them.
 
-Ranks of many micro-batches are simulated in blocks, whose excess adds up: each block starts with an empty pipeline, so
-that waiting is rather over- than under-estimated.
+A rank of many micro-batches is simulated in blocks b of a few rounds: T = Σ T(b, b + 1) − Σ T(b), neighbours together
+less the inner ones alone, so that what waits across a border counts.
 
 Assumes: sequences fall to ranks and micro-batches as they come.
 """
@@ -27,8 +27,8 @@ from meshplan.planner.training.pipeline.uneven import uneven_pipeline_units
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Sequences that are drawn for a layout, and samples of a step at least and at most.
 DRAWN_SEQUENCES, LEAST_SAMPLES, MOST_SAMPLES = 2**14, 8, 512
-# Micro-batches of a block, in stages: longer pipelines are cut into blocks.
-BLOCK_ROUNDS = 4
+# Micro-batches of a block at least and at most, in stages; blocks up to which a rank is simulated as a whole.
+BLOCK_ROUNDS, BLOCKS_APART = (2, 4), 2
 # Layouts that are remembered: those of a search or two.
 REMEMBERED = 4096
 
@@ -71,19 +71,29 @@ def waiting_units(
     """Waiting of a step at each of :data:`SHARES`, in units of the mean micro-batch on one stage."""
     sizes = drawn_sizes(documents, windows, layout)
     samples, ranks, m = sizes.shape
-    block = _block(layout)
-    rows = sizes[..., : m - m % block].reshape(-1, block)
-    scale = m / (m - m % block)
-    schedule, p, v = layout.schedule, layout.pipeline_parallel, layout.virtual_pipeline_stages
-    even = float(uneven_pipeline_units(schedule, p, v, np.ones((1, block)))[0])
-    if p == 1:  # linear in the share
-        whole = float((rows.reshape(samples, ranks, m).sum(axis=-1).max(axis=-1)).mean()) - m
+    if layout.pipeline_parallel == 1:  # linear in the share
+        whole = float(sizes.sum(axis=-1).max(axis=-1).mean()) - m
         return tuple(max(share * whole, 0.0) for share in SHARES)
-    every = np.concatenate([1.0 - share + share * rows for share in SHARES[1:]])
-    excess = uneven_pipeline_units(schedule, p, v, every) - even
-    by_rank = scale * excess.reshape(len(SHARES) - 1, samples, ranks, -1).sum(axis=-1)
-    units = by_rank.max(axis=2).mean(axis=1)
+    block = _block(layout)
+    every = np.concatenate([1.0 - share + share * sizes.reshape(-1, m) for share in SHARES[1:]])
+    even = float(_in_blocks(layout, np.ones((1, m)), block)[0])
+    excess = (_in_blocks(layout, every, block) - even).reshape(len(SHARES) - 1, samples, ranks)
+    units = excess.max(axis=2).mean(axis=1)
     return (0.0, *np.maximum(units, 0.0).tolist())
+
+
+def _in_blocks(layout: Layout, sizes: FloatArray, block: int) -> FloatArray:
+    """Time of each row of micro-batches, in units of the mean one, [rows]; what fills no block counts as the others."""
+    schedule, p, v = layout.schedule, layout.pipeline_parallel, layout.virtual_pipeline_stages
+    rows, m = sizes.shape
+    count = m // block
+    if count <= BLOCKS_APART:
+        return uneven_pipeline_units(schedule, p, v, sizes)
+    parts = sizes[:, : count * block].reshape(rows, count, block)
+    together = np.concatenate([parts[:, :-1], parts[:, 1:]], axis=2).reshape(-1, 2 * block)
+    pairs = uneven_pipeline_units(schedule, p, v, together).reshape(rows, -1).sum(axis=1)
+    inner = uneven_pipeline_units(schedule, p, v, parts[:, 1:-1].reshape(-1, block)).reshape(rows, -1).sum(axis=1)
+    return np.asarray((pairs - inner) * (m / (count * block)))
 
 
 def drawn_sizes(documents: PackedDocuments, windows: tuple[tuple[int | None, int], ...], layout: Layout) -> FloatArray:
@@ -104,12 +114,10 @@ def _places(count: int, size: int) -> IntArray:
 
 
 def _block(layout: Layout) -> int:
-    """Micro-batches that are simulated together: a divisor of m, else the most that a block has."""
-    p, m = layout.pipeline_parallel, layout.num_microbatches
-    most = BLOCK_ROUNDS * p
-    if m <= most or p == 1:
-        return m
-    return max((size for size in range(p, most + 1, p) if m % size == 0), default=most)
+    """Micro-batches of a block: the shortest of some rounds that divides m, else the shortest."""
+    p, (least, most) = layout.pipeline_parallel, BLOCK_ROUNDS
+    sizes = range(least * p, most * p + 1, p)
+    return next((size for size in sizes if layout.num_microbatches % size == 0), sizes[0])
 
 
 def waiting_s(
@@ -144,7 +152,7 @@ def least_waiting_s(
 ) -> FloatArray:
     """Waiting of a step at least, whatever else a micro-batch takes, s [n].
 
-    Waiting is convex in φ and nothing at 0, so that it is no less than its slope at 0 times the attention.
+    Waiting over attention is no less than at one of :data:`SHARES`, between which waiting is linear.
 
     Args:
         documents: what sequences hold.
@@ -152,7 +160,8 @@ def least_waiting_s(
         layouts: of each candidate, n of them.
         attention_s: attention of the mean micro-batch on some stage, s [n].
     """
-    return np.asarray(_units(documents, windows, layouts)[:, 1] / SHARES[1] * attention_s)
+    slopes = _units(documents, windows, layouts)[:, 1:] / np.array(SHARES[1:])
+    return np.asarray(slopes.min(axis=1) * attention_s)
 
 
 def _units(
