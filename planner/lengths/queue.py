@@ -114,14 +114,10 @@ class DocumentQueue:
         if not self._rate:  # seconds of a token in short documents, from the first batch
             usual = tokens <= np.median(tokens)
             self._rate = float(work[usual].sum() / tokens[usual].sum())
-        limit = LONG_SHARE * self._rate * self.window_tokens
         for length, seconds in zip(tokens.tolist(), work.tolist(), strict=True):
             one = _Waiting(self._count, length, seconds, self._steps)
             self._count += 1
-            if seconds > limit:
-                self._long.append(one)
-            else:
-                self._short.append(one)
+            (self._long if self._is_long(one) else self._short).append(one)
         self._long.sort(key=lambda waiting: waiting.work)
 
     def next_step(self, *, last: bool = False) -> Step | None:
@@ -138,7 +134,25 @@ class DocumentQueue:
         target = max((one.work for one in chosen), default=0.0) * self._num_micro_batches
         chosen = [*chosen, *self._filling(chosen, target)]
         self._steps += 1
-        return self._step(chosen) if chosen else None
+        while chosen:
+            try:
+                return self._step(chosen)
+            except ValueError:  # longest first found no room for all of them
+                self._put_back(chosen)
+        return None
+
+    def _put_back(self, chosen: list[_Waiting]) -> None:
+        """The last of the chosen documents waits again, and with it a tenth of them."""
+        for _ in range(max(len(chosen) // 10, 1)):
+            one = chosen.pop()
+            if self._is_long(one):
+                self._long.append(one)
+            else:
+                self._short.appendleft(one)
+        self._long.sort(key=lambda waiting: waiting.work)
+
+    def _is_long(self, one: _Waiting) -> bool:
+        return one.work > LONG_SHARE * self._rate * self.window_tokens
 
     def _overdue(self) -> bool:
         return any(self._steps - one.since >= self.most_delay_steps for one in self._long)

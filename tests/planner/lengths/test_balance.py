@@ -128,3 +128,16 @@ def test_a_queue_keeps_no_document_longer_than_said() -> None:
     assert delays == [3]
     with pytest.raises(ValueError, match="holds 1 to 8000"):
         queue.add([8001])
+
+
+def test_short_documents_that_find_no_room_wait_for_the_next_step() -> None:
+    work = Work(per_token_s=1.0, per_pair_s=((None, 0.1),))
+    queue = DocumentQueue(work=work, ranks=1, micro_batches=2, window_tokens=90, most_tokens=100)
+    queue.add([46, 90, 55, 46])
+    seen: list[int] = []
+    while queue.waiting:
+        step = queue.next_step(last=True)
+        assert step is not None
+        assert step.tokens.sum() > 0
+        seen += step.documents
+    assert sorted(seen) == [0, 1, 2, 3]
