@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         plan_target,
         write_files,
     )
-    from meshplan.planner.training.lengths.assign import assign_sequences, document_queue
+    from meshplan.planner.training.lengths.assign import assign_groups, assign_sequences, document_queue
 
 __all__ = [
     "Catalog",
@@ -53,6 +53,7 @@ __all__ = [
     "SolverError",
     "SpecError",
     "StoreError",
+    "assign_groups",
     "assign_sequences",
     "compare_plans",
     "document_queue",
@@ -89,7 +90,7 @@ _NAMES = {
         "plan_target",
         "write_files",
     ),
-    "meshplan.planner.training.lengths.assign": ("assign_sequences", "document_queue"),
+    "meshplan.planner.training.lengths.assign": ("assign_groups", "assign_sequences", "document_queue"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -51,6 +51,22 @@ class _Work(Closed):
     per_pair_s: list[_Pair]
 
 
+class _WorkOfSize(Closed):
+    size: Annotated[int, Field(ge=1)]
+    work: _Work
+
+
+class _Groups(Closed):
+    """What a data loader needs to choose context-parallel groups."""
+
+    works: Annotated[list[_WorkOfSize], Field(min_length=1)]
+    heads: Positive
+    head_dim: Annotated[int, Field(ge=1)]
+    ranks: Annotated[int, Field(ge=1)]
+    static_size: Annotated[int, Field(ge=1)]
+    most_tokens: Annotated[int, Field(ge=1)]
+
+
 class _Assignment(Closed):
     """What a data loader needs to deal documents out."""
 
@@ -69,5 +85,6 @@ class LengthsDocument(Closed):
     attention_share: Share
     waiting_s: Share
     ways: list[_Way]
+    groups: _Groups | None
     group_sizes: list[_GroupSize]
     assignment: _Assignment

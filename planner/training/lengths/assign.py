@@ -10,8 +10,10 @@ import numpy as np
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.lengths.balance import Assignment, balanced
+from meshplan.planner.lengths.groups import MixedGroups
 from meshplan.planner.lengths.queue import MOST_DELAY_STEPS, DocumentQueue
 from meshplan.planner.lengths.work import Work
+from meshplan.planner.training.lengths.group_costs import GroupCosts, grouped
 
 if TYPE_CHECKING:
     from meshplan.planner.core.plan import Plan
@@ -47,6 +49,33 @@ def assign_sequences(lengths: Sequence[int] | IntArray, plan: Plan, *, most_toke
         )
     except ValueError as error:
         raise SpecError([Problem(path="lengths", message=str(error))]) from error
+
+
+def assign_groups(lengths: Sequence[int] | IntArray, plan: Plan) -> MixedGroups:
+    """Context-parallel groups for the documents of one global batch, in place of the plan's equal ones.
+
+    ``result.sizes[g]`` ranks of group g train ``result.documents[g]``, in as many micro-batches as they need.
+
+    Args:
+        lengths: tokens of every document of the batch.
+        plan: made from a spec with ``workload.sequence_lengths``, without pipeline parallelism.
+
+    Raises:
+        SpecError: the plan says nothing of groups, or a document fits into none.
+    """
+    _assignment(plan)
+    told = None if plan.lengths is None else plan.lengths["groups"]
+    if told is None:
+        message = "its ranks cannot be rearranged: it has a pipeline, one replica, or more than 64 ranks of both kinds"
+        raise SpecError([Problem(path="plan", message=message)])
+    tokens = _tokens(lengths)
+    costs = GroupCosts.from_document(told)
+    found = grouped(costs, tokens)
+    if found is None:
+        most = costs.ranks * costs.most_tokens
+        message = f"a document of {tokens.max()} tokens fits into no group; all {costs.ranks} ranks hold {most}"
+        raise SpecError([Problem(path="lengths", message=message)])
+    return found
 
 
 def document_queue(plan: Plan, *, most_delay_steps: int = MOST_DELAY_STEPS) -> DocumentQueue:

@@ -11,65 +11,19 @@ Assumes: groups of any size exist beforehand (communicators are made once); grad
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
-
-from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.lengths.attention_kernel import split_slowdown
-from meshplan.planner.lengths.groups import GroupQuestion, MixedGroups, mixed_groups
-from meshplan.planner.lengths.packing import PackedDocuments, causal_pairs
-from meshplan.planner.lengths.work import Work
+from meshplan.planner.core.arrays import IntArray
+from meshplan.planner.lengths.groups import MixedGroups
+from meshplan.planner.lengths.packing import PackedDocuments
 from meshplan.planner.training.lengths.assigned import Setting, Way, way_of
+from meshplan.planner.training.lengths.group_costs import GroupCosts, grouped
 from meshplan.planner.training.lengths.micro_batch import micro_batch
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
 MIXED = "mixed groups"
 # Devices whose groups are worked out with a plan, and steps: more take longer than a plan should.
 MOST_RANKS, MOST_STEPS = 64, 4
-# Short documents go in bundles, of which a rank gets about so many.
-BUNDLES_PER_RANK = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupCosts:
-    """What documents take in groups of each size.
-
-    Args:
-        works: size c → seconds of a micro-batch from its documents.
-        heads: query heads on a rank.
-        head_dim: width of a head.
-        ranks: of data × context parallelism together.
-        static_size: c of the plan.
-        most_tokens: that one rank holds.
-    """
-
-    works: Mapping[int, Work]
-    heads: float
-    head_dim: int
-    ranks: int
-    static_size: int
-    most_tokens: int
-
-    def question(self, tokens: IntArray) -> GroupQuestion:
-        """The groups' question for some documents."""
-        return GroupQuestion(
-            seconds={size: self._seconds(size, tokens) for size in self.works},
-            tokens=tokens,
-            ranks=self.ranks,
-            most_tokens=self.most_tokens,
-            micro_batches=None,
-        )
-
-    def _seconds(self, size: int, tokens: IntArray) -> FloatArray:
-        work = self.works[size]
-        slower = split_slowdown(tokens, size, heads=self.heads, head_dim=self.head_dim)
-        usual = split_slowdown(tokens, self.static_size, heads=self.heads, head_dim=self.head_dim)
-        seconds = work.per_token_s * tokens
-        for window, per_pair_s in work.per_pair_s:
-            seconds = seconds + per_pair_s * causal_pairs(tokens, window) * slower / usual
-        return np.asarray(seconds)
 
 
 def group_costs(
@@ -109,41 +63,6 @@ def group_costs(
         static_size=config.context_parallel,
         most_tokens=most_tokens // config.context_parallel,
     )
-
-
-def grouped(costs: GroupCosts, tokens: IntArray) -> MixedGroups | None:
-    """Groups of a step; None where a document fits into none. Documents are named by their place in ``tokens``.
-
-    Args:
-        costs: what documents take.
-        tokens: of every document of the step.
-    """
-    order = np.argsort(-tokens, kind="stable")
-    whole = costs.question(tokens[order])
-    most = min(int(tokens.sum()) / (costs.ranks * BUNDLES_PER_RANK), costs.most_tokens)
-    starts, bundles = _bundles(tokens[order], most)
-    question = replace(
-        whole,
-        seconds={size: np.add.reduceat(seconds, starts) for size, seconds in whole.seconds.items()},
-        tokens=np.add.reduceat(whole.tokens, starts),
-    )
-    found = mixed_groups(question, static_size=costs.static_size)
-    if found is None:
-        return None
-    inside = tuple(tuple(int(order[place]) for bundle in own for place in bundles[bundle]) for own in found.documents)
-    return replace(found, documents=inside, bound_s=min(whole.least_s(whole.sizes), found.seconds))
-
-
-def _bundles(tokens: IntArray, most: float) -> tuple[IntArray, list[range]]:
-    """Neighbours together up to ``most`` tokens: where each bundle starts, and the places in it."""
-    starts, filled = [0], 0
-    for place, length in enumerate(tokens.tolist()):
-        if place and filled + length > most:
-            starts.append(place)
-            filled = 0
-        filled += length
-    ends = [*starts[1:], len(tokens)]
-    return np.array(starts), [range(begin, end) for begin, end in zip(starts, ends, strict=True)]
 
 
 def mixed(setting: Setting, costs: GroupCosts) -> tuple[Way, tuple[tuple[int, int], ...]]:

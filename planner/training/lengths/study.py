@@ -18,8 +18,9 @@ from meshplan.planner.training.lengths.assigned import (
     long_documents_held,
     sequences_by_work,
 )
+from meshplan.planner.training.lengths.group_costs import GroupCosts
 from meshplan.planner.training.lengths.micro_batch import MicroBatch, micro_batch, most_tokens
-from meshplan.planner.training.lengths.mixed import GroupCosts, group_costs, mixed
+from meshplan.planner.training.lengths.mixed import group_costs, mixed
 from meshplan.planner.training.problem.problem import TrainingProblem
 
 # Micro-batch operations of a pipeline (stages × chunks × micro-batches) up to which ways are simulated.
@@ -103,6 +104,7 @@ def lengths_document(study: LengthStudy) -> dict[str, Any]:
         "attention_share": study.micro_batch.attention_share,
         "waiting_s": study.waiting_s,
         "ways": [_way(one) for one in study.ways],
+        "groups": None if study.groups is None else study.groups.to_document(),
         "group_sizes": [{"size": size, "count": count} for size, count in study.group_sizes],
         "assignment": {
             "data_parallel": config.data_parallel,

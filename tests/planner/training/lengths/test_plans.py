@@ -13,7 +13,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner import assign_sequences, document_queue
+from meshplan.planner import assign_groups, assign_sequences, document_queue
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.training.plan_document import TrainingPlanDocument
@@ -107,6 +107,11 @@ def test_mixed_groups_are_never_worse_than_the_plan(catalog: Catalog) -> None:
     ways = {way["name"]: way["step_s"] for way in plan.lengths["ways"]}
     assert ways["mixed groups"] <= ways["as they come"] * (1 + 1e-9)
     assert {row["size"] for row in plan.lengths["group_sizes"]} > {1}
+    found = assign_groups([700] * 200 + [32_768] * 2, Plan.from_document(plan.to_document()))
+    assert sum(found.sizes) == 16
+    assert sorted(document for own in found.documents for document in own) == list(range(202))
+    with pytest.raises(SpecError, match="fits into no group"):
+        assign_groups([10**7], plan)
 
 
 def test_padding_is_not_trained(catalog: Catalog) -> None:
@@ -153,6 +158,8 @@ def test_what_a_loader_gets_wrong(catalog: Catalog, made: Plan) -> None:
     for wrong in ([], [0], [1.5], [[1]]):
         with pytest.raises(SpecError, match="whole numbers of tokens above 0"):
             assign_sequences(wrong, made)
+    with pytest.raises(SpecError, match="cannot be rearranged: it has a pipeline"):
+        assign_groups([1], made)
     with pytest.raises(SpecError, match="finds no room"):
         assign_sequences([32_768] * 200, made)
 
