@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         plan_target,
         write_files,
     )
+    from meshplan.planner.training.lengths.assign import assign_groups, assign_sequences, document_queue
 
 __all__ = [
     "Catalog",
@@ -52,7 +53,10 @@ __all__ = [
     "SolverError",
     "SpecError",
     "StoreError",
+    "assign_groups",
+    "assign_sequences",
     "compare_plans",
+    "document_queue",
     "emit_plan",
     "estimate_plan",
     "explain",
@@ -86,6 +90,7 @@ _NAMES = {
         "plan_target",
         "write_files",
     ),
+    "meshplan.planner.training.lengths.assign": ("assign_groups", "assign_sequences", "document_queue"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -18,6 +18,7 @@ from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
 from meshplan.cli.reports.whole_run.forecast import run_sentence
+from meshplan.cli.reports.whole_run.lengths import lengths_sentence
 from meshplan.planner.core.plan import Plan
 
 MOST_LINES = 40
@@ -106,7 +107,7 @@ def _training_answer(plan: Plan) -> str:
     run = [metric_text(key, predicted[key].value) for key in ("run_time_s", "usd_per_run") if key in predicted]
     if run:
         text += f" The run takes {' and '.join(run)}."
-    text += run_sentence(plan)
+    text += run_sentence(plan) + lengths_sentence(plan)
     worst = plan.memory["worst"]["safe_bytes"]
     return (
         f"{text} The fullest device holds at most {format_bytes(worst)} of {format_bytes(plan.memory['limit_bytes'])}."

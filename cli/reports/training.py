@@ -25,6 +25,7 @@ from meshplan.cli.reports.quantities import (
     signed_percent,
 )
 from meshplan.cli.reports.whole_run.forecast import run_section
+from meshplan.cli.reports.whole_run.lengths import lengths_section
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
@@ -53,6 +54,7 @@ def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
             top_section(plan, width),
             predicted_section(plan, width),
             run_section(plan, width),
+            lengths_section(plan, width),
             memory_section(plan, width),
             time_section(plan, width),
             alternatives_section(plan, width),
@@ -160,7 +162,7 @@ def top_rows(plan: Plan) -> list[Row]:
             "chosen": row["chosen"],
             **{key: value for key, value in row["config"].items() if key != "layers_per_chunk"},
             "iteration_s": row["iteration_s"],
-            "tokens_per_s_per_device": _token_rate(row),
+            "tokens_per_s_per_device": _token_rate(row) * _filled(plan),
             "safe_bytes": row["safe_bytes"],
         }
         for row in plan.alternatives
@@ -181,6 +183,11 @@ def _only_row(plan: Plan) -> list[Row]:
             "safe_bytes": plan.memory["worst"]["safe_bytes"],
         }
     ]
+
+
+def _filled(plan: Plan) -> float:
+    """Trained tokens over tokens of sequences: below 1 where whole documents leave padding."""
+    return 1.0 if plan.lengths is None else float(plan.lengths["documents"]["filled"])
 
 
 def _token_rate(row: Mapping[str, Any]) -> float:

@@ -79,6 +79,7 @@ class Plan:
         rejected: reason → count and an example, for candidates that are not legal or do not fit.
         mapping: which rank sits where and what that is worth, where the links differ or not all nodes may be used.
         run: what interruptions make of the whole run, where a training spec asks for it.
+        lengths: what documents of different lengths make of a training plan, where its spec says how long they are.
         answer: the decision of a stand-alone problem, in that problem's own format.
         certificate: what a second, independent way says of this answer
             (:class:`~meshplan.planner.core.certificate.Certificate`); no digest covers it. None where nobody asked.
@@ -101,6 +102,7 @@ class Plan:
     mapping: Mapping[str, Any] | None = None
     certificate: Mapping[str, Any] | None = None
     run: Mapping[str, Any] | None = None
+    lengths: Mapping[str, Any] | None = None
 
     @property
     def plan_id(self) -> str:
@@ -146,6 +148,8 @@ class Plan:
             document["mapping"] = dict(self.mapping)
         if self.run is not None:
             document["run"] = dict(self.run)
+        if self.lengths is not None:
+            document["lengths"] = dict(self.lengths)
         if self.answer is not None:
             document["answer"] = dict(self.answer)
         return document
@@ -171,6 +175,7 @@ class Plan:
             answer=document.get("answer"),
             mapping=document.get("mapping"),
             run=document.get("run"),
+            lengths=document.get("lengths"),
             certificate=document.get("certificate"),
         )
 

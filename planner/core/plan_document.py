@@ -132,6 +132,7 @@ class PlanDocument(Section):
     rank_table: list[tuple[Index, Index]] | None = None
     mapping: dict[str, Any] | None = None
     run: dict[str, Any] | None = None
+    lengths: dict[str, Any] | None = None
     answer: dict[str, Any] | None = None
     certificate: CertificateDocument | None = None
 

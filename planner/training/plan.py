@@ -17,8 +17,10 @@ from meshplan.planner.core.plan import Interval, Plan, plain, shape_document
 from meshplan.planner.goodput.forecast import Ending, ending
 from meshplan.planner.goodput.report import run_document, run_metrics
 from meshplan.planner.training.alternatives import Alternative
+from meshplan.planner.training.estimator.assembly import WAITING
 from meshplan.planner.training.estimator.compute import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
+from meshplan.planner.training.lengths.study import lengths_document, study_lengths
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.schedules import SCHEDULES
 from meshplan.planner.training.resolve import Resolved
@@ -64,7 +66,7 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
     """Every predicted metric of a plan, with its interval."""
     problem, config = resolved.problem, priced.config
     devices = config.world_size
-    tokens_per_s = problem.workload.tokens_per_step / priced.step_s
+    tokens_per_s = problem.workload.trained_tokens_per_step / priced.step_s
     model_rate = priced.model_flops / priced.step_s / devices
     peak = peak_flops_per_s(problem.machine.device, problem.workload.precision)
     times: dict[str, float] = {
@@ -115,6 +117,12 @@ def _run_section(resolved: Resolved, step: Interval, devices: int) -> dict[str, 
     return run_document(problem.run.setting, devices, step.value * problem.num_steps, end, resolved.assumed)
 
 
+def _lengths_section(problem: TrainingProblem, priced: Priced) -> dict[str, Any] | None:
+    """What the plan says of its documents; None where all sequences are alike."""
+    study = study_lengths(problem, priced)
+    return None if study is None else lengths_document(study)
+
+
 def memory_table(problem: TrainingProblem, priced: Priced) -> dict[str, Any]:
     """Bytes per rank: the worst stage and every distinct one, by component, typical and safe."""
     return {
@@ -141,6 +149,8 @@ def _stage_row(stage: StageBytes) -> dict[str, Any]:
 def evidence_of(problem: TrainingProblem, term: str, *, optimizer_offload: bool = False) -> EvidenceLevel:
     """How well the rate behind a part of the step is known."""
     if term == "activation offload" or (term == "optimizer step" and optimizer_offload):
+        return EvidenceLevel.ASSUMED
+    if term == WAITING:
         return EvidenceLevel.ASSUMED
     products = {"matrix products", "experts", "recompute", "embedding, LM head and loss"}
     if term in products:
@@ -328,4 +338,5 @@ def make_training_plan(
         alternatives=alternatives,
         rejected=rejected,
         run=_run_section(resolved, metrics["iteration_s"], priced.config.world_size),
+        lengths=_lengths_section(resolved.problem, priced),
     )

@@ -27,6 +27,7 @@ from meshplan.planner.core.plan_document import (
 )
 from meshplan.planner.core.reading.spec_fields import MAX_DEVICES
 from meshplan.planner.goodput.plan_document import RunDocument
+from meshplan.planner.lengths.plan_document import LengthsDocument
 from meshplan.planner.training.problem.choices import BY_NAME
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.spec import TrainingSpec
@@ -256,6 +257,7 @@ class TrainingPlanDocument(PlanDocument):
     rejected: list[_Rejected]  # type: ignore[assignment]
     mapping: _Mapping | None = None  # type: ignore[assignment]
     run: RunDocument | None = None  # type: ignore[assignment]
+    lengths: LengthsDocument | None = None  # type: ignore[assignment]
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

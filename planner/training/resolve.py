@@ -35,6 +35,7 @@ from meshplan.planner.cluster.topologies import described_network, usable_nodes
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.goodput.resolve import assumed, run_setting
 from meshplan.planner.goodput.run import Stretches
+from meshplan.planner.lengths.reading import packed_documents
 from meshplan.planner.training.checks import check_choices, check_framework, check_layers, check_mapping, check_offload
 from meshplan.planner.training.estimator.states import checkpoint_bytes
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules, without_layer_recompute
@@ -95,7 +96,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         raise AssertionError("a missing part is a problem, and problems were checked")
     price = _price(spec, cluster)
     machine, profile = _machine(spec, cluster, price, catalog, problems)
-    workload = _workload(spec)
+    workload = _workload(spec, base)
     check_mapping(spec, machine.network, problems)
     check_choices(spec, shape, machine, problems)
     check_framework(spec, rules, problems)
@@ -186,9 +187,11 @@ def _machine(
     return machine, profile
 
 
-def _workload(spec: TrainingSpec) -> TrainingWorkload:
+def _workload(spec: TrainingSpec, base: Path) -> TrainingWorkload:
     """What one step must do."""
+    lengths, window = spec.workload.sequence_lengths, spec.workload.sequence_length
     return TrainingWorkload(
+        documents=None if lengths is None else packed_documents(lengths, window, base),
         sequence_length=spec.workload.sequence_length,
         global_batch_size=spec.workload.num_sequences,
         precision=spec.workload.precision,
@@ -324,7 +327,7 @@ def _limits(
         problems.say("objective", f"the catalog has no power limit for {machine.device.name}")
     longest_s, run_s = wanted.max_step_time or None, None
     if wanted.max_run_time and spec.workload.num_training_tokens:
-        of_run_s = wanted.max_run_time / (spec.workload.num_training_tokens / workload.tokens_per_step)
+        of_run_s = wanted.max_run_time / (spec.workload.num_training_tokens / workload.trained_tokens_per_step)
         if longest_s is None or of_run_s < longest_s:
             longest_s, run_s = of_run_s, wanted.max_run_time
     return TrainingLimits(

@@ -122,6 +122,12 @@ def layer_kinds(shape: ModelShape) -> tuple[tuple[LayerKind, ...], tuple[int, ..
     return kinds, tuple(kinds.index(kind) for kind in per_layer)
 
 
+def attention_windows(shape: ModelShape) -> tuple[tuple[int | None, int], ...]:
+    """(attention window, number of layers with it) of a model."""
+    windows = [shape.window(layer) for layer in range(shape.num_hidden_layers)]
+    return tuple((window, windows.count(window)) for window in dict.fromkeys(windows))
+
+
 def split_layers(
     shape: ModelShape,
     *,

@@ -273,9 +273,9 @@ class ComputeModel:
     def _softmax_attention(self, kind: LayerKind) -> Cost:
         if not self.calibration.recipe.flash_attention:
             return self._plain_attention()
-        length = self.workload.sequence_length
-        scored = attended_context(self.shape, length, kind.window) * attention_width(self.shape)
-        scored += indexer_multiply_adds(self.shape, length)
+        length, documents = self.workload.sequence_length, self.workload.documents
+        scored = attended_context(self.shape, length, kind.window, documents) * attention_width(self.shape)
+        scored += indexer_multiply_adds(self.shape, length, documents)
         flops = 2.0 * self.tokens * scored / self.candidates.tensor_parallel
         if (imbalance := causal_imbalance(self.candidates, self.calibration.recipe)) is not None:
             flops = flops * imbalance

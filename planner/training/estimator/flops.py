@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.lengths.packing import PackedDocuments
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
 TRAINING_PASSES = 3.0  # forward, input gradient, weight gradient
@@ -54,37 +55,49 @@ def mean_context(sequence_length: int, window: int | None) -> float:
     return reach - reach**2 / (2.0 * sequence_length)
 
 
-def attended_context(shape: ModelShape, sequence_length: int, window: int | None) -> float:
-    """Keys that softmax attention multiplies on average: of the context, the window, or what the indexer selects."""
+def attended_context(
+    shape: ModelShape, sequence_length: int, window: int | None, documents: PackedDocuments | None = None
+) -> float:
+    """Keys that softmax attention multiplies on average: of the context, the window, or what the indexer selects.
+
+    The context is that of the token's document where there are ``documents``, else of the sequence.
+    """
     indexer = None if shape.blocks is None else shape.blocks.indexer
-    return mean_context(sequence_length, window if indexer is None else indexer.top_k)
+    reach = window if indexer is None else indexer.top_k
+    return mean_context(sequence_length, reach) if documents is None else documents.mean_context(reach)
 
 
-def indexer_multiply_adds(shape: ModelShape, sequence_length: int) -> float:
+def indexer_multiply_adds(shape: ModelShape, sequence_length: int, documents: PackedDocuments | None = None) -> float:
     """Multiply-adds of sparse attention's indexer per token: its heads score the whole causal context; 0 without."""
     indexer = None if shape.blocks is None else shape.blocks.indexer
     if indexer is None:
         return 0.0
-    return mean_context(sequence_length, None) * indexer.num_heads * indexer.head_dim
+    context = mean_context(sequence_length, None) if documents is None else documents.mean_context(None)
+    return context * indexer.num_heads * indexer.head_dim
 
 
-def mixing_multiply_adds(shape: ModelShape, sequence_length: int, layer: int) -> float:
+def mixing_multiply_adds(
+    shape: ModelShape, sequence_length: int, layer: int, documents: PackedDocuments | None = None
+) -> float:
     """Multiply-adds per token that mix the tokens of a layer: scores and values, indexer, recurrence."""
     mixed = 0.0
     if shape.has_attention(layer):
-        mixed += attended_context(shape, sequence_length, shape.window(layer)) * attention_width(shape)
-        mixed += indexer_multiply_adds(shape, sequence_length)
+        context = attended_context(shape, sequence_length, shape.window(layer), documents)
+        mixed += context * attention_width(shape) + indexer_multiply_adds(shape, sequence_length, documents)
     if shape.has_recurrent(layer) and shape.blocks is not None and shape.blocks.recurrent is not None:
         mixed += shape.blocks.recurrent.scan_flops_per_token / FLOPS_PER_MULTIPLY_ADD
     return mixed
 
 
-def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlops:
+def forward_flops_per_token(
+    shape: ModelShape, sequence_length: int, documents: PackedDocuments | None = None
+) -> TokenFlops:
     """Forward FLOPs of one token at a sequence length.
 
     Args:
         shape: the model.
         sequence_length: tokens.
+        documents: what lies in a sequence; None: one document.
     """
     active, routed = 0.0, 0.0
     scores = 0.0
@@ -96,7 +109,7 @@ def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlo
             active += shape.shared_expert_parameters + shape.router_parameters
         elif shape.has_mlp(layer):
             active += shape.dense_mlp_parameters
-        scores += mixing_multiply_adds(shape, sequence_length, layer)
+        scores += mixing_multiply_adds(shape, sequence_length, layer, documents)
     predicted = 1 + shape.num_nextn_predict_layers
     extra = shape.num_nextn_predict_layers / shape.num_hidden_layers
     return TokenFlops(
@@ -108,7 +121,12 @@ def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlo
 
 
 def model_flops_per_step(
-    shape: ModelShape, sequence_length: int, global_batch_size: int, *, frozen_weights: bool = False
+    shape: ModelShape,
+    sequence_length: int,
+    global_batch_size: int,
+    *,
+    frozen_weights: bool = False,
+    documents: PackedDocuments | None = None,
 ) -> float:
     """FLOPs of one optimizer step, without recompute.
 
@@ -118,8 +136,10 @@ def model_flops_per_step(
         global_batch_size: sequences per step.
         frozen_weights: the weights get no gradient (LoRA; the FLOPs of the adapters are left out): two passes over the
             matrices instead of three; attention is unchanged.
+        documents: what lies in a sequence; padding is no work of the model.
     """
     tokens = sequence_length * global_batch_size
-    flops = forward_flops_per_token(shape, sequence_length)
+    flops = forward_flops_per_token(shape, sequence_length, documents)
     matrix_passes = TRAINING_PASSES - 1.0 if frozen_weights else TRAINING_PASSES
-    return tokens * (matrix_passes * (flops.matrix + flops.head) + TRAINING_PASSES * flops.attention)
+    matrices = (flops.matrix + flops.head) * (1.0 if documents is None else documents.filled)
+    return tokens * (matrix_passes * matrices + TRAINING_PASSES * flops.attention)

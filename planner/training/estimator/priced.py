@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshplan.planner.training.estimator.assembly import TrainingEstimate
 from meshplan.planner.training.estimator.candidates import Candidates, split_layers
 from meshplan.planner.training.estimator.flops import model_flops_per_step
-from meshplan.planner.training.estimator.step import TrainingEstimate, estimate_training
+from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.choices import COLUMNS
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
@@ -127,6 +128,7 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
             config.sequence_length,
             config.global_batch_size,
             frozen_weights=problem.workload.phase.has_adapters,
+            documents=problem.workload.documents,
         ),
         recompute_flops_share=_recomputed_layers(config) / sum(config.layers_per_chunk) / 3.0,
     )

@@ -1,7 +1,7 @@
 """Time and memory of one optimizer step, for a batch of candidates.
 
     T_step = T_pipeline(m, stage times, schedule) + exposed stage-to-stage messages + exposed data-parallel
-             communication + optimizer + fixed overhead
+             communication + optimizer + fixed overhead (+ waiting where documents differ in length)
 
     stage time = Σ layers of the stage · layer time (+ embedding, + LM head and loss)
 
@@ -21,79 +21,29 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.estimator.candidates import Candidates, StageClass
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
+from meshplan.planner.training.estimator.candidates import Candidates, StageClass, attention_windows
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
-from meshplan.planner.training.estimator.compute import (
-    ComputeModel,
-    activation_bytes,
-)
+from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel, activation_bytes
 from meshplan.planner.training.estimator.data_parallel import FORWARD_SHARE, DataParallelModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
-from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
+from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.offload import activation_offload_s
-from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.pipeline.waiting import Layout, least_waiting_s, waiting_s
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
 from meshplan.planner.training.problem.schedules import SCHEDULES
 
+# Forward share of attention's own time (:data:`.compute.FLASH_BACKWARD_RATIO`): what full recompute repeats of it.
+ATTENTION_FORWARD_SHARE = 1.0 / (1.0 + FLASH_BACKWARD_RATIO)
 # Forward share of a micro-batch with full recompute: forward, forward again and twice as much backward.
 RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0
 # Bytes reduced per token for the softmax over a split vocabulary: maximum and sum, in fp32.
 SOFTMAX_BYTES = 8.0
 # Barriers of Algorithm 2 in arXiv:2411.05288; Algorithm 1 has two.
 VOCABULARY_BARRIERS = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingEstimate:
-    """Time and memory of a batch of candidates. Arrays [n].
-
-    Args:
-        step_s: time of one optimizer step, s.
-        breakdown_s: part of the step → s; sums to ``step_s``.
-        stages: memory of each distinct stage.
-        gradient_reduce_s: gradient collectives of one step, overlapped or not, s.
-        pipeline_s: part of ``step_s`` from the first forward to the last backward, without messages between stages.
-    """
-
-    step_s: FloatArray
-    pipeline_s: FloatArray
-    breakdown_s: Mapping[str, FloatArray]
-    stages: tuple[StageMemory, ...]
-    gradient_reduce_s: FloatArray
-
-    @property
-    def typical_bytes(self) -> FloatArray:
-        """Expected peak of the worst rank."""
-        return np.maximum.reduce([stage.typical_bytes for stage in self.stages])
-
-    @property
-    def safe_bytes(self) -> FloatArray:
-        """Upper bound of the peak of the worst rank; feasibility is decided by it."""
-        return np.maximum.reduce([stage.safe_bytes for stage in self.stages])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageFigures:
-    """What one pipeline stage takes, s, [n] each.
-
-    Args:
-        parts: part of a micro-batch → time, forward + backward.
-        seconds: their sum.
-        forward_share: forward share of it.
-        exposed_s: data-parallel communication per step that no micro-batch hides.
-        reduce_s: gradient collectives per step, hidden or not.
-        optimizer_s: optimizer step.
-    """
-
-    parts: Mapping[str, FloatArray]
-    seconds: FloatArray
-    forward_share: FloatArray
-    exposed_s: FloatArray
-    reduce_s: FloatArray
-    optimizer_s: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,11 +206,69 @@ class TrainingModel:
         moved = moved + self._links.all_reduce_s(SOFTMAX_BYTES * self._compute.tokens, size, batch.stage_devices)
         return UNHIDDEN_SHARE * batch.num_microbatches * moved + VOCABULARY_BARRIERS * slowest
 
+    @property
+    def _documents_differ(self) -> bool:
+        """Micro-batches differ in attention; without fused kernels all scores of a sequence are computed."""
+        return self.workload.documents is not None and self.calibration.recipe.flash_attention
+
+    def attention_share(self, parts: Mapping[str, FloatArray], stage_s: FloatArray) -> FloatArray:
+        """Share of a micro-batch's time on a stage that grows with causal pairs, [n]."""
+        again = ATTENTION_FORWARD_SHARE * (self.candidates.recompute == Recompute.FULL)
+        return np.minimum(parts["attention"] * (1.0 + again) / stage_s, 1.0)
+
+    def _waiting_s(self, stages: Sequence[StageFigures], slowest: FloatArray) -> FloatArray:
+        """What ranks and stages wait because micro-batches hold documents of different lengths, [n]."""
+        documents = self.workload.documents
+        if documents is None or not self._documents_differ:
+            return np.zeros_like(slowest)
+        shares = [self.attention_share(stage.parts, stage.seconds) for stage in stages]
+        windows = attention_windows(self.shape)
+        return waiting_s(documents, windows, self._layouts(), np.maximum.reduce(shares), slowest)
+
+    def _least_waiting_s(self) -> FloatArray:
+        """Waiting at least, however the layers are split, [n].
+
+        Whatever else a stage does, waiting over its attention has a least value, and some stage has the mean attention.
+        """
+        documents, batch, split = self.workload.documents, self.candidates, self.candidates.split
+        if documents is None or not self._documents_differ:
+            return np.zeros(len(batch))
+        layers, _ = self._layers()
+        counts = [sum(stage.count * stage.layers[kind] for stage in split.classes) for kind in layers]
+        attention = sum((n * layers[kind].parts["attention"] for kind, n in enumerate(counts)), np.zeros(len(batch)))
+        return least_waiting_s(
+            documents, attention_windows(self.shape), self._layouts(), attention / split.pipeline_parallel
+        )
+
+    def _layouts(self) -> list[Layout]:
+        """What waiting depends on, of every candidate."""
+        batch, split = self.candidates, self.candidates.split
+        columns = (batch.data_parallel, batch.num_microbatches, batch.micro_batch_size)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [Layout(split.schedule, split.pipeline_parallel, split.virtual_pipeline_stages, *row) for row in rows]
+
     def chunk_s(self, chunk: StageClass) -> tuple[FloatArray, FloatArray]:
         """Time of one micro-batch on a model chunk, forward + backward, and the forward share of it, [n]."""
         layers, in_block = self._layers()
         seconds = sum(self._stage(chunk, layers, in_block).values(), np.zeros_like(layers[0].total_s))
         return seconds, self._forward_shares(seconds, self._block_s(chunk, layers, in_block))
+
+    def slowest_stage_s(self) -> tuple[float, dict[int | None, float]]:
+        """Of one candidate: a micro-batch on the slowest stage, s, and of that attention, by the layers' window."""
+        layers, in_block = self._layers()
+        kinds, again = self.candidates.split.kinds, float(self.candidates.recompute[0] == Recompute.FULL)
+        slowest: tuple[float, dict[int | None, float]] = (0.0, {})
+        for stage in self.candidates.split.classes:
+            seconds = float(sum(self._stage(stage, layers, in_block).values(), np.zeros(1))[0])
+            if seconds <= slowest[0]:
+                continue
+            attention: dict[int | None, float] = {}
+            for kind, count in enumerate(stage.layers):
+                own = count * float(layers[kind].parts["attention"][0]) * (1.0 + ATTENTION_FORWARD_SHARE * again)
+                if own:
+                    attention[kinds[kind].window] = attention.get(kinds[kind].window, 0.0) + own
+            slowest = (seconds, attention)
+        return slowest
 
     def stages_s(self, stages: Sequence[StageClass]) -> list[FloatArray]:
         """Time of one micro-batch, forward + backward, on each of some stages, [n] each."""
@@ -269,8 +277,9 @@ class TrainingModel:
         return [sum(self._stage(stage, layers, in_block).values(), zero) for stage in stages]
 
     def around_s(self) -> FloatArray:
-        """Messages between stages and fixed overhead of a step: the same whatever layers a stage holds, [n]."""
-        return self.neighbour_messages_s() + np.asarray(self.calibration.time.step_overhead_s)
+        """Messages between stages, fixed overhead and least waiting: of a step, whatever layers a stage holds, [n]."""
+        overhead = np.asarray(self.calibration.time.step_overhead_s)
+        return self.neighbour_messages_s() + overhead + self._least_waiting_s()
 
     def ending_s(self, stage: StageClass, stage_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Exposed gradient reduction, and optimizer, of a stage that takes ``stage_s`` for a micro-batch, [n] each."""
@@ -314,77 +323,9 @@ class TrainingModel:
             messages_s=self.neighbour_messages_s(),
             overhead_s=np.asarray(self.calibration.time.step_overhead_s),
             vocabulary_s=vocabulary if split.vocabulary_parallel else None,
+            waiting_s=self._waiting_s(figures, slowest) if self._documents_differ else None,
             memory=self.memory.stages(),
         )
-
-
-def assembled(
-    stages: Sequence[StageFigures],
-    *,
-    schedule: str,
-    virtual_pipeline_stages: int,
-    num_microbatches: IntArray,
-    messages_s: FloatArray,
-    overhead_s: FloatArray,
-    memory: tuple[StageMemory, ...],
-    vocabulary_s: FloatArray | None = None,
-) -> TrainingEstimate:
-    """The step of a pipeline from what its stages take, whether all stand on one type of device or not.
-
-    Args:
-        stages: in the order of the pipeline.
-        schedule: pipeline schedule.
-        virtual_pipeline_stages: chunks per stage.
-        num_microbatches: m, [n].
-        messages_s: exposed messages between stages, [n].
-        overhead_s: of the step, [n] or one number.
-        memory: of the distinct stages.
-        vocabulary_s: what vocabulary parallelism adds, [n]; None without it.
-    """
-    distinct = list({id(stage): stage for stage in stages}.values())
-    slowest = np.maximum.reduce([one.seconds for one in distinct])
-    shares = [one.forward_share for one in stages]
-    pipeline = staged_pipeline_s(
-        schedule,
-        virtual_pipeline_stages=virtual_pipeline_stages,
-        num_microbatches=num_microbatches,
-        stages_s=np.stack([one.seconds for one in stages]),
-        forward_share=shares[0] if all(share is shares[0] for share in shares) else np.stack(shares),
-    )
-    # The step ends with the stage that has the most left to do.
-    data_parallel = np.maximum.reduce([one.exposed_s for one in distinct])
-    optimizer = np.maximum.reduce([one.optimizer_s for one in distinct])
-    breakdown = _breakdown(distinct, num_microbatches, slowest, pipeline)
-    breakdown["stage-to-stage messages"] = messages_s
-    vocabulary = np.zeros_like(slowest) if vocabulary_s is None else vocabulary_s
-    if vocabulary_s is not None:
-        breakdown["vocabulary barriers"] = vocabulary
-    breakdown["data-parallel communication"] = breakdown["data-parallel communication"] + data_parallel
-    breakdown["optimizer step"] = optimizer
-    breakdown["step overhead"] = overhead_s + np.zeros_like(slowest)
-    return TrainingEstimate(
-        pipeline_s=pipeline,
-        step_s=pipeline + messages_s + data_parallel + optimizer + overhead_s + vocabulary,
-        breakdown_s=breakdown,
-        stages=memory,
-        gradient_reduce_s=np.maximum.reduce([one.reduce_s for one in distinct]),
-    )
-
-
-def _breakdown(
-    stages: Sequence[StageFigures], num_microbatches: IntArray, slowest: FloatArray, pipeline: FloatArray
-) -> dict[str, FloatArray]:
-    """Parts of the pipeline time: m times the work of the slowest stage, and the bubble."""
-    names = dict.fromkeys(name for stage in stages for name in stage.parts)
-    zero = np.zeros_like(slowest)
-    parts: dict[str, FloatArray] = {}
-    for name in names:
-        chosen = zero
-        for stage in stages:
-            chosen = np.where(stage.seconds == slowest, stage.parts.get(name, zero), chosen)
-        parts[name] = num_microbatches * chosen
-    parts["pipeline bubble"] = pipeline - num_microbatches * slowest
-    return parts
 
 
 def estimate_training(

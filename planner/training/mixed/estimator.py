@@ -24,11 +24,12 @@ import numpy as np
 
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, StageClass, layer_kinds
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.compute import activation_bytes
 from meshplan.planner.training.estimator.memory import StageMemory
-from meshplan.planner.training.estimator.step import StageFigures, TrainingEstimate, TrainingModel, assembled
+from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem, Share
 from meshplan.planner.training.problem.choice import RECOMPUTE_MODES
 from meshplan.planner.training.problem.choices import COLUMNS

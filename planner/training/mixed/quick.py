@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.training.estimator.step import StageFigures
+from meshplan.planner.training.estimator.assembly import StageFigures
 from meshplan.planner.training.mixed.estimator import messages_s, stage_figures
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem
 from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s

@@ -15,6 +15,7 @@ from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.goodput.run import Stretches
+from meshplan.planner.lengths.packing import PackedDocuments
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.switches import (
     ALL_TO_ALL,
@@ -65,6 +66,7 @@ class TrainingWorkload:
             tensor, or what the framework's constants were fitted on.
         overlaps_tensor_parallel: tensor-parallel collectives run during the products they feed ("async TP", Transformer
             Engine's user buffers); None: as the framework does by default.
+        documents: what lies in a sequence, where documents are shorter than it; None: one document each.
         practice: see :class:`TrainingPractice`.
         recompute_modules: what selective recompute computes again, by Megatron-Core's names.
         gradient_bytes: of one gradient, kept and on the wire; None: as the framework does.
@@ -86,6 +88,7 @@ class TrainingWorkload:
     practice: TrainingPractice = AS_IT_COMES
     recompute_modules: tuple[str, ...] = USUAL_MODULES
     gradient_bytes: float | None = None
+    documents: PackedDocuments | None = None
 
     @property
     def capacity_factor(self) -> float:
@@ -94,8 +97,13 @@ class TrainingWorkload:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens in one optimizer step."""
+        """Tokens in one optimizer step, padding included."""
         return self.sequence_length * self.global_batch_size
+
+    @property
+    def trained_tokens_per_step(self) -> float:
+        """Tokens of documents in one optimizer step."""
+        return self.tokens_per_step * (1.0 if self.documents is None else self.documents.filled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,4 +314,6 @@ class TrainingProblem:
     @property
     def num_steps(self) -> float | None:
         """Optimizer steps of the whole run."""
-        return None if self.num_training_tokens is None else self.num_training_tokens / self.workload.tokens_per_step
+        if self.num_training_tokens is None:
+            return None
+        return self.num_training_tokens / self.workload.trained_tokens_per_step

@@ -26,6 +26,7 @@ from meshplan.planner.core.reading.spec_fields import (
 )
 from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.goodput.spec import RunSpec
+from meshplan.planner.lengths.spec import SequenceLengthsSpec
 from meshplan.planner.training.problem.choice import Choice
 from meshplan.planner.training.problem.choices import PINNABLE
 from meshplan.planner.training.problem.problem import Phase, TrainingObjective
@@ -67,6 +68,9 @@ class WorkloadSpec(SpecModel):
         default=None, description="rows of each expert over the mean where tokens are dropped, 1 unless said"
     )
     num_training_tokens: TotalTokens | None = Field(default=None, description="of the whole run, such as 15e12")
+    sequence_lengths: SequenceLengthsSpec | None = Field(
+        default=None, description="lengths of the documents that lie in a sequence; one document fills it unless said"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> WorkloadSpec:

@@ -1,0 +1,141 @@
+"""From what each pipeline stage takes to a step: pipeline, messages, data-parallel communication, optimizer, waiting.
+
+The stages may stand on unlike devices: nothing here asks for one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.memory import StageMemory
+from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
+
+WAITING = "waiting for longer documents"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEstimate:
+    """Time and memory of a batch of candidates. Arrays [n].
+
+    Args:
+        step_s: time of one optimizer step, s.
+        breakdown_s: part of the step → s; sums to ``step_s``.
+        stages: memory of each distinct stage.
+        gradient_reduce_s: gradient collectives of one step, overlapped or not, s.
+        pipeline_s: part of ``step_s`` from the first forward to the last backward, without messages between stages.
+    """
+
+    step_s: FloatArray
+    pipeline_s: FloatArray
+    breakdown_s: Mapping[str, FloatArray]
+    stages: tuple[StageMemory, ...]
+    gradient_reduce_s: FloatArray
+
+    @property
+    def typical_bytes(self) -> FloatArray:
+        """Expected peak of the worst rank."""
+        return np.maximum.reduce([stage.typical_bytes for stage in self.stages])
+
+    @property
+    def safe_bytes(self) -> FloatArray:
+        """Upper bound of the peak of the worst rank; feasibility is decided by it."""
+        return np.maximum.reduce([stage.safe_bytes for stage in self.stages])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """What one pipeline stage takes, s, [n] each.
+
+    Args:
+        parts: part of a micro-batch → time, forward + backward.
+        seconds: their sum.
+        forward_share: forward share of it.
+        exposed_s: data-parallel communication per step that no micro-batch hides.
+        reduce_s: gradient collectives per step, hidden or not.
+        optimizer_s: optimizer step.
+    """
+
+    parts: Mapping[str, FloatArray]
+    seconds: FloatArray
+    forward_share: FloatArray
+    exposed_s: FloatArray
+    reduce_s: FloatArray
+    optimizer_s: FloatArray
+
+
+def assembled(
+    stages: Sequence[StageFigures],
+    *,
+    schedule: str,
+    virtual_pipeline_stages: int,
+    num_microbatches: IntArray,
+    messages_s: FloatArray,
+    overhead_s: FloatArray,
+    memory: tuple[StageMemory, ...],
+    vocabulary_s: FloatArray | None = None,
+    waiting_s: FloatArray | None = None,
+) -> TrainingEstimate:
+    """The step of a pipeline from what its stages take, whether all stand on one type of device or not.
+
+    Args:
+        stages: in the order of the pipeline.
+        schedule: pipeline schedule.
+        virtual_pipeline_stages: chunks per stage.
+        num_microbatches: m, [n].
+        messages_s: exposed messages between stages, [n].
+        overhead_s: of the step, [n] or one number.
+        memory: of the distinct stages.
+        vocabulary_s: what vocabulary parallelism adds, [n]; None without it.
+        waiting_s: what ranks wait for longer documents, [n]; None where all sequences are alike.
+    """
+    distinct = list({id(stage): stage for stage in stages}.values())
+    slowest = np.maximum.reduce([one.seconds for one in distinct])
+    shares = [one.forward_share for one in stages]
+    pipeline = staged_pipeline_s(
+        schedule,
+        virtual_pipeline_stages=virtual_pipeline_stages,
+        num_microbatches=num_microbatches,
+        stages_s=np.stack([one.seconds for one in stages]),
+        forward_share=shares[0] if all(share is shares[0] for share in shares) else np.stack(shares),
+    )
+    # The step ends with the stage that has the most left to do.
+    data_parallel = np.maximum.reduce([one.exposed_s for one in distinct])
+    optimizer = np.maximum.reduce([one.optimizer_s for one in distinct])
+    breakdown = _breakdown(distinct, num_microbatches, slowest, pipeline)
+    breakdown["stage-to-stage messages"] = messages_s
+    vocabulary = np.zeros_like(slowest) if vocabulary_s is None else vocabulary_s
+    if vocabulary_s is not None:
+        breakdown["vocabulary barriers"] = vocabulary
+    breakdown["data-parallel communication"] = breakdown["data-parallel communication"] + data_parallel
+    breakdown["optimizer step"] = optimizer
+    breakdown["step overhead"] = overhead_s + np.zeros_like(slowest)
+    waiting = np.zeros_like(slowest) if waiting_s is None else waiting_s
+    if waiting_s is not None:
+        breakdown[WAITING] = waiting
+    return TrainingEstimate(
+        pipeline_s=pipeline,
+        step_s=pipeline + messages_s + data_parallel + optimizer + overhead_s + vocabulary + waiting,
+        breakdown_s=breakdown,
+        stages=memory,
+        gradient_reduce_s=np.maximum.reduce([one.reduce_s for one in distinct]),
+    )
+
+
+def _breakdown(
+    stages: Sequence[StageFigures], num_microbatches: IntArray, slowest: FloatArray, pipeline: FloatArray
+) -> dict[str, FloatArray]:
+    """Parts of the pipeline time: m times the work of the slowest stage, and the bubble."""
+    names = dict.fromkeys(name for stage in stages for name in stage.parts)
+    zero = np.zeros_like(slowest)
+    parts: dict[str, FloatArray] = {}
+    for name in names:
+        chosen = zero
+        for stage in stages:
+            chosen = np.where(stage.seconds == slowest, stage.parts.get(name, zero), chosen)
+        parts[name] = num_microbatches * chosen
+    parts["pipeline bubble"] = pipeline - num_microbatches * slowest
+    return parts
