@@ -106,7 +106,10 @@ class TrainingModel:
     @property
     def _links(self) -> CommunicationModel:
         return CommunicationModel(
-            machine=self.machine, calibration=self.calibration, world_size=self.candidates.world_size
+            machine=self.machine,
+            calibration=self.calibration,
+            world_size=self.candidates.world_size,
+            degrees=self.candidates.degrees,
         )
 
     @property
