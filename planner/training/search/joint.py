@@ -210,7 +210,9 @@ class _Joint:
         if not self.placed:  # the first one is mapped even where nothing is left of the budget
             with self.budget.keeping():
                 self._map([scored.config for scored in self.search.best[: self.mapped]], QUICK_STEPS)
-        across = self.bounds.search_across(self._incumbent(), self.budget, on_progress)
+        across: list[ScoredConfig] = []
+        if not self.usual_splits or not self.placed:  # a comparison needs no proof that nothing across a cut is better
+            across = self.bounds.search_across(self._incumbent(), self.budget, on_progress)
         with self.budget.keeping():
             self._map_across(across, on_progress)
             self._map([item.scored.config for item in self._ranked()[:POLISHED]], FULL_STEPS)
