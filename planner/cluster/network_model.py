@@ -336,13 +336,13 @@ class GivenRates(NetworkModel):
     Args:
         spacing: group → inverse rate, s/byte [n].
         latency: group → latency, s [n].
-        messages_s: messages of the slowest pipeline, s [n].
+        messages_s: messages → those of the slowest pipeline, s [n].
         domain_size: devices of a node.
     """
 
     spacing: Mapping[Group, FloatArray]
     latency: Mapping[Group, FloatArray]
-    messages_s: FloatArray
+    messages_s: Mapping[Messages, FloatArray]
     domain_size: int
 
     def slowest(self, group: Group, rows: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -351,7 +351,7 @@ class GivenRates(NetworkModel):
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> FloatArray:
         """See :class:`NetworkModel`."""
-        return np.asarray(self.messages_s[rows])
+        return np.asarray(self.messages_s[asked][rows])
 
 
 @dataclass(kw_only=True, eq=False)
