@@ -34,6 +34,7 @@ import numpy as np
 from meshplan.planner.cluster.network import Network, strongly_connected
 from meshplan.planner.cluster.rank_layout import (
     ALL_TO_ALL,
+    Degrees,
     crossing_pipelines,
     fewest_on_a_slot,
     network_share,
@@ -174,6 +175,14 @@ class NetworkModel:
     """
 
     domain_size: int
+
+    def of(self, degrees: Degrees) -> NetworkModel:
+        """The same for rows with these degrees, where rates depend on more than a group's size and stride."""
+        return self
+
+    def is_possible(self, degrees: Degrees, *, any_sharding: bool = False) -> BoolArray:
+        """Rows that the model speaks of, [n]; with ``any_sharding`` those that it may with some size of s."""
+        return np.ones(len(degrees.tensor), dtype=bool)
 
     def slowest(self, group: Group, rows: IntArray) -> tuple[FloatArray | float, FloatArray | float]:
         """Inverse rate and hop latency of the slowest group of a kind, for the rows that have it."""
@@ -327,13 +336,13 @@ class GivenRates(NetworkModel):
     Args:
         spacing: group → inverse rate, s/byte [n].
         latency: group → latency, s [n].
-        messages_s: messages of the slowest pipeline, s [n].
+        messages_s: messages → those of the slowest pipeline, s [n].
         domain_size: devices of a node.
     """
 
     spacing: Mapping[Group, FloatArray]
     latency: Mapping[Group, FloatArray]
-    messages_s: FloatArray
+    messages_s: Mapping[Messages, FloatArray]
     domain_size: int
 
     def slowest(self, group: Group, rows: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -342,7 +351,7 @@ class GivenRates(NetworkModel):
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> FloatArray:
         """See :class:`NetworkModel`."""
-        return np.asarray(self.messages_s[rows])
+        return np.asarray(self.messages_s[asked][rows])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -399,10 +408,13 @@ class BestLinks(NetworkModel):
         parts = np.bincount(strongly_connected(links))
         return int((parts // nodes).sum())
 
+    def least_hop_s(self, asked: Messages) -> float:
+        """Round trip over the cheapest pair of links; inside a node where there is one only."""
+        one_way = asked.sent_bytes / self._usable + self._latency_s
+        return float((one_way + one_way.T).min()) if len(one_way) > 1 else asked.inside_s
+
     def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
         """See :class:`NetworkModel`."""
         before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
-        one_way = asked.sent_bytes / self._usable + self._latency_s
-        hop = float((one_way + one_way.T).min()) if len(one_way) > 1 else asked.inside_s
-        hops = np.where(before == after, asked.inside_s, hop)
+        hops = np.where(before == after, asked.inside_s, self.least_hop_s(asked))
         return float(slowest_pipeline_s(hops[None], asked)[0])

@@ -21,6 +21,7 @@ some boundaries cross and some do not.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -32,6 +33,35 @@ RING, NEIGHBOURS, ALL_TO_ALL = "ring", "neighbours", "all-to-all"
 Boundaries = tuple[IntArray, IntArray]
 _BITS = 20
 _MASK = (1 << _BITS) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """Degrees of jobs in the order of their ranks, tensor parallelism fastest. Arrays [n].
+
+    Args:
+        tensor: t.
+        context: c.
+        data: d.
+        shard: data-parallel ranks that share one copy of the states, s.
+        stages: p.
+    """
+
+    tensor: IntArray
+    context: IntArray
+    data: IntArray
+    shard: IntArray
+    stages: IntArray
+
+    def take(self, rows: IntArray) -> Degrees:
+        """Some of the jobs."""
+        return Degrees(
+            tensor=self.tensor[rows],
+            context=self.context[rows],
+            data=self.data[rows],
+            shard=self.shard[rows],
+            stages=self.stages[rows],
+        )
 
 
 def fewest_on_a_slot(size: IntArray, stride: IntArray, world_size: IntArray, domain_size: int) -> IntArray:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.rank_layout import Degrees
 from meshplan.planner.core.arrays import BoolArray, IntArray
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.choice import Choice, ContextStyle
@@ -249,6 +250,17 @@ class Candidates:
     def stage_devices(self) -> IntArray:
         """Devices of one pipeline stage, [n]."""
         return self.tensor_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def degrees(self) -> Degrees:
+        """Degrees that decide which ranks a group joins, [n] each."""
+        return Degrees(
+            tensor=self.tensor_parallel,
+            context=self.context_parallel,
+            data=self.data_parallel,
+            shard=self.data_parallel_shard,
+            stages=np.full(len(self), self.split.pipeline_parallel),
+        )
 
     @property
     def offloads_states(self) -> BoolArray:

@@ -27,7 +27,14 @@ from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.network_model import EqualLinks, NetworkModel
-from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, NEIGHBOURS, RING, fewest_on_a_slot, most_on_a_slot
+from meshplan.planner.cluster.rank_layout import (
+    ALL_TO_ALL,
+    NEIGHBOURS,
+    RING,
+    Degrees,
+    fewest_on_a_slot,
+    most_on_a_slot,
+)
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 # Part of an overlapped collective that stays exposed: its first and last bucket.
@@ -42,11 +49,13 @@ class CommunicationModel:
         machine: its links and domain size.
         calibration: link efficiencies.
         world_size: devices in use, [n]; None: all of the machine.
+        degrees: of the candidates, [n], for network models that ask for them; None: unknown.
     """
 
     machine: Machine
     calibration: Calibration
     world_size: IntArray | None = None
+    degrees: Degrees | None = None
 
     @property
     def scale_up_bytes_per_s(self) -> FloatArray:
@@ -65,6 +74,8 @@ class CommunicationModel:
     @property
     def _network(self) -> NetworkModel:
         machine = self.machine
+        if machine.network_model is not None and self.degrees is not None:
+            return machine.network_model.of(self.degrees)
         return machine.network_model or EqualLinks(
             bytes_per_s=machine.scale_out_bytes_per_s,
             link_latency_s=machine.scale_out_latency_s,

@@ -68,7 +68,7 @@ def is_quantised(workload: TrainingWorkload) -> bool:
 
 def quantised_parameters(shape: ModelShape, stage: StageClass, tensor_parallel: FloatArray) -> FloatArray:
     """Parameters of a stage's linear layers on one rank, dense layers only, [n]."""
-    layers = float(sum(stage.layers))
+    layers = 1.0 * sum(stage.layers)
     return layers * (shape.attention_parameters + shape.dense_mlp_parameters) / np.asarray(tensor_parallel)
 
 
@@ -159,7 +159,7 @@ class StateModel:
         kinds = self.candidates.split.kinds
         layers = sum(count for kind, count in zip(kinds, stage.layers, strict=True) if kind.is_moe)
         layers += nextn_layers(self.shape, stage) * kinds[-1].is_moe
-        if moe is None or layers == 0:
+        if moe is None or not np.any(layers):
             return np.zeros(len(batch))
         total = layers * moe.num_experts * float(self.shape.expert_parameters)
         return total / (batch.expert_parallel * batch.expert_tensor_parallel)
@@ -169,7 +169,7 @@ class StateModel:
 
         Adapters, and the embedding and the LM head where these are trained whole.
         """
-        adapters = float(sum(stage.layers)) * adapter_parameters(self.shape, self.workload)
+        adapters = 1.0 * sum(stage.layers) * adapter_parameters(self.shape, self.workload)
         whole = self._vocabulary_parameters(stage) if self.workload.trains_vocabulary else 0.0
         return (adapters + whole) / self.candidates.tensor_parallel
 

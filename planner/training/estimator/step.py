@@ -77,7 +77,10 @@ class TrainingModel:
     @property
     def _links(self) -> CommunicationModel:
         return CommunicationModel(
-            machine=self.machine, calibration=self.calibration, world_size=self.candidates.world_size
+            machine=self.machine,
+            calibration=self.calibration,
+            world_size=self.candidates.world_size,
+            degrees=self.candidates.degrees,
         )
 
     @property
@@ -170,23 +173,32 @@ class TrainingModel:
         parts["data-parallel communication"] = self._data_parallel.fully_sharded_s(stage, busy)
         return parts
 
-    def neighbour_messages_s(self) -> FloatArray:
+    def neighbour_messages_s(self, busy_s: FloatArray | None = None) -> FloatArray:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
 
         The pipeline fills over every boundary once; then each further micro-batch waits for the stage with the slowest
-        boundaries (:mod:`~meshplan.planner.cluster.network_model`).
+        boundaries (:mod:`~meshplan.planner.cluster.network_model`). A schedule that hides messages leaves a share of
+        :data:`UNHIDDEN_SHARE` exposed, and what takes longer than all the work that it could run behind.
+
+        Args:
+            busy_s: work of the slowest stage in a step, [n]; None: as much as there are messages, a lower bound.
         """
         batch, split = self.candidates, self.candidates.split
         if split.pipeline_parallel == 1:
             return np.zeros(len(batch))
         elements = self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
         payload = activation_bytes(self.workload) * elements
-        share = UNHIDDEN_SHARE if SCHEDULES[split.schedule].hides_neighbour_messages else 1.0
-        waits = share * (batch.num_microbatches * split.virtual_pipeline_stages - 1)
+        hides = SCHEDULES[split.schedule].hides_neighbour_messages
+        all_waits = 1.0 * (batch.num_microbatches * split.virtual_pipeline_stages - 1)
+        waits = UNHIDDEN_SHARE * all_waits if hides else all_waits
         stages = split.pipeline_parallel
         places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
         wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
-        return self._links.pipeline_s(payload, stages, batch.stage_devices, waits, wraps=wraps)
+        exposed = self._links.pipeline_s(payload, stages, batch.stage_devices, waits, wraps=wraps)
+        if busy_s is None or not hides:
+            return exposed
+        whole = self._links.pipeline_s(payload, stages, batch.stage_devices, all_waits, wraps=wraps)
+        return np.maximum(exposed, whole - busy_s)
 
     def _vocabulary_s(self, slowest: FloatArray) -> FloatArray:
         """Communication and bubble that vocabulary parallelism adds to a step, [n].
@@ -320,7 +332,7 @@ class TrainingModel:
             schedule=split.schedule,
             virtual_pipeline_stages=split.virtual_pipeline_stages,
             num_microbatches=self.candidates.num_microbatches,
-            messages_s=self.neighbour_messages_s(),
+            messages_s=self.neighbour_messages_s(self.candidates.num_microbatches * slowest),
             overhead_s=np.asarray(self.calibration.time.step_overhead_s),
             vocabulary_s=vocabulary if split.vocabulary_parallel else None,
             waiting_s=self._waiting_s(figures, slowest) if self._documents_differ else None,

@@ -8,11 +8,11 @@ its worst rank.
 *Constraints.* M(c) ≤ device memory; n_c ≤ max_devices; the rules of the model and of the framework; limits on money,
 host memory and step time.
 
-*Bound.* :class:`~meshplan.planner.training.search.cell_bounds.CellBounds` gives every template under every split a
-step that none of its candidates can beat. Splits are visited best bound first, and in each of them templates likewise,
-a portion at a time; the smallest bound of what is left is the bound of the answer whenever the search ends. It ends
-when that is no better than the K-th best incumbent, so that the incumbent is optimal under the estimator and the gap
-is 0. A candidate beyond the memory rules out those of its template that need no less
+*Bound.* :class:`~meshplan.planner.training.search.bounds.cell_bounds.CellBounds` gives every template under every split
+a step that none of its candidates can beat. Splits are visited best bound first, and in each of them templates
+likewise, a portion at a time; the smallest bound of what is left is the bound of the answer whenever the search ends.
+It ends when that is no better than the K-th best incumbent, so that the incumbent is optimal under the estimator and
+the gap is 0. A candidate beyond the memory rules out those of its template that need no less
 (:func:`~meshplan.planner.training.search.memory_savers.leaders`).
 
 *Candidates beyond the memory* are tried with a block of recomputed layers and with offload, where the limits allow it
@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined
@@ -77,6 +77,7 @@ class DegreeSearch:
         space: what there is to search; None to make it.
         usual_splits: layers are split as evenly as possible only, for a comparison that needs no proof.
         incumbents: what keeps candidates, in a search that looks at no other splits of the layers; None: the best.
+        cutoff: objective of a plan that is known already; the search then proves what is better, or that nothing is.
     """
 
     def __init__(
@@ -87,12 +88,14 @@ class DegreeSearch:
         space: Space | None = None,
         usual_splits: bool = False,
         incumbents: Incumbents | None = None,
+        cutoff: float = math.inf,
     ) -> None:
         self.problem = replace(problem, limits=replace(problem.limits, max_devices=problem.most_devices))
         self.space = Space.of(self.problem) if space is None else space
         self.report = SearchReport(illegal=self._illegal())
         self.objective = Objective(problem)
-        self.incumbents = incumbents or Incumbents(self.problem, self.objective, self.report, keep=keep)
+        self.incumbents = incumbents or Incumbents(self.problem, self.objective, self.report, keep=keep, cutoff=cutoff)
+        self.unseen = -math.inf
         self.open_splits = OpenSplits(problem, self.objective, applies=not usual_splits)
         self._is_closing = incumbents is not None
 
@@ -135,12 +138,13 @@ class DegreeSearch:
             for portion in queue:
                 self._rule_out(self._count(portion.rows))
             queue = []
-        elif not self.best:
+        elif math.isinf(self.incumbents.least_objective):
             budget.nothing_found("plan")
         bound = min((portion.least for portion in queue), default=math.inf)
         if not is_done and not queue:
             bound = self._least_of_all()
-        return self._solution(bound, "" if is_done else budget.stopped, wall, cpu)
+        self.unseen = min(bound, self.open_splits.bound)
+        return self._solution("" if is_done else budget.stopped, wall, cpu)
 
     def _least_of_all(self) -> float:
         """A bound before any split was looked at."""
@@ -226,7 +230,7 @@ class DegreeSearch:
             if not may_win.all():
                 asked = template_candidates(self.problem, self.space.templates, rows[~may_win], split)
                 self._rule_out(len(asked))
-                self._note_splits(legal_candidates(self.problem, asked, self.report.refused))
+                self._note_splits(self._legal(asked))
                 rows = rows[may_win]
         if len(rows):
             self._price_templates(split, rows)
@@ -250,7 +254,7 @@ class DegreeSearch:
 
     def _price_legal(self, asked: Candidates) -> None:
         """Price the candidates that the rules allow, and what more they allow of those beyond the memory."""
-        batch = legal_candidates(self.problem, asked, self.report.refused)
+        batch = self._legal(asked)
         self._note_splits(batch)
         batch = self._that_may_fit(batch)
         if not len(batch):
@@ -283,7 +287,7 @@ class DegreeSearch:
 
     def _price_more(self, asked: Candidates) -> None:
         """Price variants of legal candidates, of which the rules may refuse some."""
-        batch = legal_candidates(self.problem, asked, self.report.refused)
+        batch = self._legal(asked)
         if len(batch):
             self._note_splits(batch)
             self._price_with_blocks(batch, self._memory(batch).stages())
@@ -321,7 +325,7 @@ class DegreeSearch:
             return
         estimate = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration)
         step_s = estimate.step_s
-        keep = incumbents.within_time_and_money(batch, step_s)
+        keep = incumbents.within_time_and_money(batch, step_s) & self._is_possible(batch)
         incumbents.take(batch.take(keep), step_s[keep], safe[keep])
         self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION])
 
@@ -336,10 +340,23 @@ class DegreeSearch:
 
     def _every_group(self, batch: Candidates) -> Candidates:
         """Legal candidates with every size of sharding group."""
-        if not tries_smaller_groups(self.problem):
-            return batch
-        whole = batch.take(batch.data_parallel_shard == batch.data_parallel)
-        return joined([batch, legal_candidates(self.problem, smaller_groups(whole), self.report.refused)])
+        if tries_smaller_groups(self.problem):
+            whole = batch.take(batch.data_parallel_shard == batch.data_parallel)
+            batch = joined([batch, legal_candidates(self.problem, smaller_groups(whole), self.report.refused)])
+        return batch.take(self._is_possible(batch))
+
+    def _is_possible(self, batch: Candidates, *, any_sharding: bool = False) -> BoolArray:
+        """Candidates that the network model speaks of, [n]; with ``any_sharding`` in groups of some size."""
+        model = self.problem.machine.network_model
+        if model is None:
+            return np.ones(len(batch), dtype=bool)
+        return model.is_possible(batch.degrees, any_sharding=any_sharding)
+
+    def _legal(self, asked: Candidates) -> Candidates:
+        """The candidates that the rules allow and that the network model may speak of."""
+        legal = legal_candidates(self.problem, asked, self.report.refused)
+        possible = self._is_possible(legal, any_sharding=True)
+        return legal if possible.all() else legal.take(possible)
 
     def _close_splits(self, *, is_whole: bool) -> None:
         """Price other splits of the layers where they may win; of a search that was cut short take the bound alone."""
@@ -351,11 +368,10 @@ class DegreeSearch:
             budget=MOST_PRICED if is_whole else 0,
         )
 
-    def _solution(self, left: float, stopped: str, wall: float, cpu: float) -> Solution[ScoredConfig]:
+    def _solution(self, stopped: str, wall: float, cpu: float) -> Solution[ScoredConfig]:
         """The incumbent with its proof.
 
         Args:
-            left: the least bound of what was not visited.
             stopped: why it was not; empty where everything was.
             wall: when the search began.
             cpu: the same in processor time.
@@ -370,7 +386,7 @@ class DegreeSearch:
         }
         if best is None:
             return Solution(status=Status.INFEASIBLE, objective=None, bound=None, gap=None, **common)
-        bound = min(best.objective, left, self.open_splits.bound)
+        bound = min(best.objective, self.unseen)
         return Solution(
             status=status_of(best.objective, bound, tolerance=TIE_WIDTH),
             objective=best.objective,

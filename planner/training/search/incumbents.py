@@ -37,13 +37,22 @@ class Incumbents:
         objective: its f.
         report: where candidates beyond a limit are counted.
         keep: K.
+        cutoff: objective of a plan that is known already: no other is kept.
     """
 
-    def __init__(self, problem: TrainingProblem, objective: Objective, report: SearchReport, *, keep: int) -> None:
+    def __init__(
+        self,
+        problem: TrainingProblem,
+        objective: Objective,
+        report: SearchReport,
+        *,
+        keep: int,
+        cutoff: float = math.inf,
+    ) -> None:
         self.problem = problem
         self.objective = objective
         self.report = report
-        self.keep = keep
+        self.keep, self.cutoff = keep, cutoff
         self.best: list[ScoredConfig] = []
 
     # --- what can still win -----------------------------------------------------------------------------------------
@@ -51,7 +60,7 @@ class Incumbents:
     @property
     def threshold(self) -> float:
         """Objective that a candidate must beat to be kept."""
-        return self.best[-1].objective if len(self.best) >= self.keep else math.inf
+        return min(self.best[-1].objective if len(self.best) >= self.keep else math.inf, self.cutoff)
 
     @property
     def limit(self) -> float:
@@ -60,8 +69,8 @@ class Incumbents:
 
     @property
     def least_objective(self) -> float:
-        """F of the best; infinite while there is none."""
-        return self.best[0].objective if self.best else math.inf
+        """F of the best, or of the plan that is known already; infinite while there is none."""
+        return min(self.best[0].objective if self.best else math.inf, self.cutoff)
 
     def device_range(self) -> tuple[float, float]:
         """Fewest and most devices with which a candidate can still be kept."""

@@ -11,24 +11,27 @@ results mapped, until nothing changes. Searches under a mapping keep to the usua
 searched once, under the best mapping. The best few are mapped once more with more steps.
 
 *Bound.* The minimum of: the bounds of the mapped candidates; L of the other candidates that the search under L kept;
-and the largest L kept, because all other candidates have a larger one.
+and the largest L kept, because all other candidates have a larger one. Across a slow cut L is the least over the ways
+in which a candidate can cross it (:mod:`.bounds.crossing_bounds`), searched last, for what may beat the best mapped
+candidate.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.cluster.network import Network
-from meshplan.planner.cluster.network_model import BestLinks, NetworkModel, OneOrder
+from meshplan.planner.cluster.network_model import NetworkModel, OneOrder
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, relative_gap, status_of
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.search.bounds.crossing_bounds import CrossingBounds
 from meshplan.planner.training.search.degrees import KEEP, DegreeSearch, search_degrees
 from meshplan.planner.training.search.placement_model import PlacementModel
 from meshplan.planner.training.search.rank_placement import (
@@ -190,55 +193,73 @@ class _Joint:
     ) -> None:
         self.problem, self.network = problem, network
         self.seed, self.keep, self.mapped = seed, keep, mapped
-        best_links = BestLinks(network=network, domain_size=problem.machine.domain_size)
-        self.under_best_links = _with_network_model(problem, best_links)
         self.placed: dict[TrainingConfig, Placed] = {}
         self.searched: set[tuple[int, ...]] = set()
         self.budget = budget
         self.usual_splits = usual_splits
-        self.search = DegreeSearch(self.under_best_links, keep=max(keep, BOUND_KEEP), usual_splits=usual_splits)
+        self.bounds = CrossingBounds(problem, network, keep=max(keep, BOUND_KEEP), usual_splits=usual_splits)
+        self.search = self.bounds.inside
 
     def run(self, on_progress: OnProgress | None) -> JointResult:
         wall, cpu = time.perf_counter(), time.process_time()
-        bounding = self.search.run(self.budget, on_progress)
-        if bounding.assignment is None:
+        bounding = self.bounds.search_inside(self.budget, on_progress)
+        if bounding.assignment is None and self.bounds.cut is None:
             return JointResult(solution=bounding, search=self.search, best=(), placement=None)
-        least = {scored.config: scored.objective for scored in self.search.best}
-        rest = self.search.best[-1].objective if len(self.search.best) >= self.search.incumbents.keep else float("inf")
-        rest = min(rest, bounding.bound if bounding.bound is not None and bounding.gap else rest)
         with self.budget.keeping():
             self._map_all(on_progress)
         if not self.placed:  # the first one is mapped even where nothing is left of the budget
             with self.budget.keeping():
                 self._map([scored.config for scored in self.search.best[: self.mapped]], QUICK_STEPS)
+        across: list[ScoredConfig] = []
+        if not self.usual_splits or not self.placed:  # a comparison needs no proof that nothing across a cut is better
+            across = self.bounds.search_across(self._incumbent(), self.budget, on_progress)
+        with self.budget.keeping():
+            self._map_across(across, on_progress)
+            self._map([item.scored.config for item in self._ranked()[:POLISHED]], FULL_STEPS)
         ranked = self._ranked()
         if not ranked and self.budget.stopped:
             self.budget.nothing_found("plan")
         if not ranked:
-            late = replace(bounding, assignment=None, objective=None, gap=None)
-            return JointResult(solution=late, search=self.search, best=(), placement=None)
-        return self._result(ranked, least, rest, wall, cpu)
+            return self._nothing(bounding, on_progress)
+        return self._result(ranked, wall, cpu)
+
+    def _nothing(self, bounding: Solution[ScoredConfig], on_progress: OnProgress | None) -> JointResult:
+        """No plan; across a cut the whole question is searched once more, for what it lacks."""
+        if self.bounds.cut is not None:
+            self.search = DegreeSearch(self.bounds.problem, keep=self.keep, usual_splits=self.usual_splits)
+            bounding = self.search.run(self.budget, on_progress)
+        none = replace(bounding, assignment=None, objective=None, gap=None)
+        return JointResult(solution=none, search=self.search, best=(), placement=None)
 
     def _map_all(self, on_progress: OnProgress | None) -> None:
         """Map what may be best, and search again under the best mappings."""
         for order in dict.fromkeys((usable_order(self.network), linked_order(self.network))):
             self._map(self._best_under(order), QUICK_STEPS)
             self._report(on_progress, "mapped in a given order")
-        for scored in self.search.best:
-            if len(self.placed) >= self.mapped or self._beats(scored.objective):
-                break
-            self._map([scored.config], QUICK_STEPS)
-            self._report(on_progress, "mapped")
+        self._map_promising(self.search.best, self.mapped - len(self.placed), on_progress)
         self._alternate(on_progress)
         if not self.usual_splits:  # other splits of the layers, under the best mapping alone: each search costs seconds
             for item in self._ranked()[:1]:
                 self._map(self._best_under(item.placement.order, usual_splits=False), QUICK_STEPS)
-        self._map([item.scored.config for item in self._ranked()[:POLISHED]], FULL_STEPS)
 
-    def _result(
-        self, ranked: list[Placed], least: dict[TrainingConfig, float], rest: float, wall: float, cpu: float
-    ) -> JointResult:
+    def _map_across(self, across: list[ScoredConfig], on_progress: OnProgress | None) -> None:
+        """Map candidates that cross the slowest cut and may be better than the best so far."""
+        before = self._incumbent()
+        self._map_promising(across, self.mapped, on_progress)
+        if self._incumbent() < before:
+            self._alternate(on_progress)
+
+    def _map_promising(self, found: Sequence[ScoredConfig], most: int, on_progress: OnProgress | None) -> None:
+        """Map candidates, best bound first, until one is as good as the bound of the next."""
+        for scored in found[: max(most, 0)]:
+            if self._incumbent() <= scored.objective:
+                break
+            self._map([scored.config], QUICK_STEPS)
+            self._report(on_progress, "mapped")
+
+    def _result(self, ranked: list[Placed], wall: float, cpu: float) -> JointResult:
         best = ranked[0]
+        least, rest = self.bounds.least()
         bounds = [rest, *(value for config, value in least.items() if config not in self.placed)]
         bounds += [
             max(self._objective(item.placement.bound_s, config), least.get(config, rest))
@@ -296,7 +317,7 @@ class _Joint:
             found = place(self.problem, config, seed=self.seed, steps=steps, start=start, budget=self.budget)
             if found.step_s > self._most_step_s(config):
                 continue
-            safe = price(self.under_best_links, config).safe_bytes if known is None else known.scored.safe_bytes
+            safe = price(self.bounds.problem, config).safe_bytes if known is None else known.scored.safe_bytes
             scored = ScoredConfig(
                 config=config,
                 objective=self._objective(found.step_s, config),
@@ -322,10 +343,9 @@ class _Joint:
     def _ranked(self) -> list[Placed]:
         return sorted(self.placed.values(), key=lambda item: order_of(item.scored, self.search.problem.objective))
 
-    def _beats(self, objective: float) -> bool:
-        """Whether the incumbent is at least as good as any candidate with that bound."""
-        ranked = self._ranked()
-        return bool(ranked) and ranked[0].scored.objective <= objective
+    def _incumbent(self) -> float:
+        """Objective of the best mapped candidate; infinite while there is none."""
+        return min((item.scored.objective for item in self.placed.values()), default=float("inf"))
 
     def _report(self, on_progress: OnProgress | None, note: str) -> None:
         ranked = self._ranked()

@@ -12,6 +12,7 @@ of x_g and the other numbers as under a starting mapping.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -33,6 +34,8 @@ from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
 TABLE_POINTS = 48
+# Messages that no work hides, s.
+LONG_S = 1e6
 # Share of the power mean of all links in the energy, the rest is the worst link: a maximum alone is flat.
 MEAN_SHARE = 0.25
 POWER_DOUBLINGS = 3
@@ -75,7 +78,9 @@ class PlacementModel:
         recorder = _Recorder(domain_size=self.domain_size, groups={}, messages=[])
         self._candidates = candidates_of(problem, config)
         self._estimate(recorder, self._candidates)
-        self.messages = recorder.messages[0] if recorder.messages else None
+        # Where a schedule hides messages the estimator asks twice: for those that stay exposed, and for all.
+        self.asked: tuple[Messages, ...] = tuple(recorder.messages)
+        self.messages = self.asked[0] if self.asked else None
         self.groups: tuple[Group, ...] = tuple(recorder.groups)
         self._without_effect: tuple[Group, ...] = ()
         effective = self._effective_groups()
@@ -87,10 +92,25 @@ class PlacementModel:
         """Whether the step depends on the mapping."""
         return bool(self.groups) or (self.messages is not None and self.num_slots > 1)
 
+    @property
+    def num_numbers(self) -> int:
+        """Numbers through which the step depends on the mapping: columns of :meth:`numbers`."""
+        return 2 * len(self.groups) + max(len(self.asked), 1)
+
+    @cached_property
+    def hidden_s(self) -> float:
+        """Work that messages run behind, where the schedule hides them; 0 where it does not."""
+        if len(self.asked) < 2:  # noqa: PLR2004  (exposed ones and all)
+            return 0.0
+        rows = np.zeros((2, self.num_numbers))
+        rows[1, -1] = LONG_S
+        free, bound = self.priced(rows).tolist()
+        return float(LONG_S - (bound - free))
+
     def _effective_groups(self) -> tuple[Group, ...]:
         """The groups whose rates change the step; the estimator also asks for some that have no effect."""
         count = len(self.groups)
-        rows = np.zeros((count + 1, 2 * count + 1))
+        rows = np.zeros((count + 1, self.num_numbers))
         usable = np.array(self.network.usable)
         rows[:, :count] = 1.0 / float(self.network.bytes_per_s[np.ix_(usable, usable)].min())
         rows[np.arange(count) + 1, np.arange(count)] = 0.0
@@ -106,7 +126,7 @@ class PlacementModel:
     # --- exactly ----------------------------------------------------------------------------------------------------
 
     def numbers(self, orders: IntArray) -> FloatArray:
-        """[k, 2·groups + 1] inverse rate of each kind of group, their latencies, message time of the slowest pipeline.
+        """[k, numbers] inverse rate of each kind of group, their latencies, messages of the slowest pipeline.
 
         Args:
             orders: [k, ≥ slots] node of each slot.
@@ -120,14 +140,17 @@ class PlacementModel:
     def _numbers(self, orders: Orders) -> FloatArray:
         columns = [orders.seconds_per_byte(group) for group in self.groups]
         columns += [orders.latency_s(group) for group in self.groups]
-        return np.stack([*columns, self._messages_s(orders)], axis=1)
+        if self.asked:
+            hops = self.hops_s(orders)
+            columns += [np.asarray(slowest_pipeline_s(hops, asked)) for asked in self.asked]
+        else:
+            columns += [np.zeros(len(orders.orders))]
+        return np.stack(columns, axis=1)
 
-    def _messages_s(self, orders: Orders) -> FloatArray:
-        asked = self.messages
-        if asked is None:
-            return np.zeros(len(orders.orders))
-        hops = self.hops_s(orders)
-        return np.asarray(slowest_pipeline_s(hops, asked))
+    def messages_s(self, hops_s: FloatArray) -> FloatArray:
+        """[k] exposed messages of the slowest pipeline; see :meth:`hops_s`."""
+        first = slowest_pipeline_s(hops_s, self.asked[0])
+        return np.asarray(np.maximum(first, slowest_pipeline_s(hops_s, self.asked[-1]) - self.hidden_s))
 
     def hops_s(self, orders: Orders) -> FloatArray:
         """[k, P − 1, r] round trips over the stage boundaries of each pipeline; see :meth:`Orders.hops_s`."""
@@ -145,7 +168,7 @@ class PlacementModel:
             spacing={group: distinct[:, column] for column, group in enumerate(self.groups)} | unused,
             latency={group: distinct[:, len(self.groups) + column] for column, group in enumerate(self.groups)}
             | unused,
-            messages_s=distinct[:, -1],
+            messages_s={asked: distinct[:, 2 * len(self.groups) + index] for index, asked in enumerate(self.asked)},
             domain_size=self.domain_size,
         )
         return np.asarray(self._estimate(network_model, self._candidates.take(rows))[which.ravel()])
@@ -161,8 +184,9 @@ class PlacementModel:
         best = BestLinks(network=self.network, domain_size=self.domain_size)
         first = np.zeros(1, dtype=np.int64)
         links = [best.slowest(group, first) for group in self.groups]
-        messages = 0.0 if self.messages is None else best.pipeline_s(first, self.messages)
-        return float(self.priced(np.array([[*(link[0] for link in links), *(link[1] for link in links), messages]]))[0])
+        messages = [best.pipeline_s(first, asked) for asked in self.asked] or [0.0]
+        row = [*(link[0] for link in links), *(link[1] for link in links), *messages]
+        return float(self.priced(np.array([row]))[0])
 
     # --- for the search ---------------------------------------------------------------------------------------------
 
@@ -185,7 +209,11 @@ class PlacementModel:
             rows[1 + column * TABLE_POINTS : 1 + (column + 1) * TABLE_POINTS, column] = grids[column]
         steps = self.priced(rows)
         tables = (steps[1:] - steps[0]).reshape(len(self.groups), TABLE_POINTS)
-        return Energy(model=self, grids=grids, tables=tables, base_s=float(steps[0] - start[-1]))
+        messages_s = 0.0
+        if self.asked:
+            order_s = Orders(network=self.network, orders=order[None, : self.num_slots], domain_size=self.domain_size)
+            messages_s = float(self.messages_s(self.hops_s(order_s))[0])
+        return Energy(model=self, grids=grids, tables=tables, base_s=float(steps[0] - messages_s))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -216,7 +244,7 @@ class Energy:
             smooth = smooth + np.interp((1.0 - MEAN_SHARE) * worst + MEAN_SHARE * mean, grid, table)
         if self.model.messages is not None:
             hops = self.model.hops_s(view)
-            worst = slowest_pipeline_s(hops, self.model.messages)
+            worst = self.model.messages_s(hops)
             mean = (1.0 + self.model.messages.waits / (hops.shape[1] + 1)) * hops.sum(axis=1).mean(axis=1)
             plain, smooth = plain + worst, smooth + (1.0 - MEAN_SHARE) * worst + MEAN_SHARE * mean
         return plain, smooth

@@ -166,9 +166,9 @@ def joint_bound_s(model: PlacementModel) -> float:
         return 0.0
     inner = np.ix_(usable, usable)
     spacing, latency = 1.0 / model.network.bytes_per_s[inner], model.network.latency_s[inner]
-    base = float(model.priced(np.zeros((1, 3)))[0])
+    base = float(model.priced(np.zeros((1, model.num_numbers)))[0])
     distinct, which = np.unique(np.maximum(spacing, spacing.T), return_inverse=True)
-    rows = np.zeros((len(distinct), 3))
+    rows = np.zeros((len(distinct), model.num_numbers))
     rows[:, 0] = distinct / rails
     ring = model.priced(rows) - base
     one_way = asked.sent_bytes * spacing + latency

@@ -59,6 +59,17 @@ class SearchReport:
     nearest_miss: dict[str, tuple[float, TrainingConfig]] = field(default_factory=dict)
     illegal: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def add(self, other: SearchReport) -> None:
+        """What another search of the same question saw."""
+        self.considered += other.considered
+        self.priced += other.priced
+        self.ruled_out += other.ruled_out
+        self.refused.update(other.refused)
+        self.over_limit.update(other.over_limit)
+        for limit, miss in other.nearest_miss.items():
+            if limit not in self.nearest_miss or miss[0] < self.nearest_miss[limit][0]:
+                self.nearest_miss[limit] = miss
+
 
 def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> TrainingConfig:
     """One row of a batch as a configuration."""

@@ -10,7 +10,7 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import PipelineSplit
 from meshplan.planner.training.problem.choices import SPLIT
 from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.training.search.cell_bounds import CellBounds
+from meshplan.planner.training.search.bounds.cell_bounds import CellBounds
 from meshplan.planner.training.search.templates import Templates, make_templates, pipeline_splits
 
 

@@ -134,7 +134,7 @@ def settle_ties(search: DegreeSearch, solution: Solution[ScoredConfig]) -> Solut
     if solution.assignment.objective > limit:  # not even the best is proven within the width
         return solution
     ties = _SimplestTie(search, limit)
-    again = DegreeSearch(search.problem, incumbents=ties).run()
+    again = DegreeSearch(search.problem, incumbents=ties, space=search.space).run()
     chosen = ties.chosen
     others = (scored for scored in search.best if scored.config != chosen.config)
     search.incumbents.best = [chosen, *others][: search.incumbents.keep]

@@ -73,15 +73,26 @@ class OpenSplits:
         """
         if math.isinf(best()):
             budget = min(budget, MOST_TRIED)
-        for least, batch in self._pipelines(best()):
+        for noted, few in self._pipelines(best()):
             worthwhile = best() * (1.0 - WORTHWHILE)
-            rows = np.flatnonzero(least < worthwhile)
-            rows = rows[np.argsort(least[rows], kind="stable")][: ROWS_AT_ONCE if budget > 0 else 0]
-            left = np.delete(least, rows)
-            self.bound = min(self.bound, float(left.min(initial=math.inf)))
+            self.bound = min(self.bound, float(noted[noted >= worthwhile].min(initial=math.inf)))
+            least, batch = self._sharpened(expand(few.take(noted < worthwhile)), worthwhile)
+            rows = np.argsort(least, kind="stable")[: ROWS_AT_ONCE if budget > 0 else 0]
+            self.bound = min(self.bound, float(np.delete(least, rows).min(initial=math.inf)))
             if len(rows):
-                budget -= self._close(expand(batch.take(rows)), worthwhile, price, budget)
+                budget -= self._close(batch.take(rows), worthwhile, price, budget)
         self._open = []
+
+    def _sharpened(self, batch: Candidates, worthwhile: float) -> tuple[FloatArray, Candidates]:
+        """The candidates that may still beat ``worthwhile`` with what their sharding adds, and their bounds."""
+        if not len(batch):
+            return np.zeros(0), batch
+        most_s = self.objective.step_s(worthwhile, batch.world_size)
+        bound_s = UnevenSplits(self.problem, batch).sharp_bound_s(most_s)
+        least = self.objective.of(bound_s, batch.world_size)
+        rows = least < worthwhile
+        self.bound = min(self.bound, float(least[~rows].min(initial=math.inf)))
+        return least[rows], batch.take(rows)
 
     def _pipelines(self, best: float) -> list[tuple[FloatArray, Candidates]]:
         """The noted candidates that may still beat ``best``, one batch for each pipeline, the least bound first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,15 @@ def stage_of(counts: Sequence[int], *, first: bool = False, head: bool = False, 
         count=1,
         first_layers=(tuple(0 for _ in counts), one),
     )
+
+
+def stages_of(counts: Sequence[int], *, first: bool = False, head: bool = False) -> StageClass:
+    """Stages with so many layers each, all alike, as one: the estimator's figures are [counts, n] then.
+
+    The estimator is affine in the layers of a stage, so that a column of counts may stand for a count.
+    """
+    column: Any = np.array(counts, dtype=np.int64)[:, None]
+    return replace(stage_of([1], first=first, head=head), layers=(column,))
 
 
 def unit(kind: int, kinds: int, count: int = 1) -> tuple[int, ...]:
@@ -230,16 +240,14 @@ class SplitCosts:
         tables = {}
         share = 1.0 / self.split.pipeline_parallel if self.split.vocabulary_parallel else 0.0
         for first, head in sorted({self.ends(stage) for stage in range(self.split.pipeline_parallel)}):
-            stages = [
-                replace(stage_of([count], first=first, head=head), vocabulary_share=share)
-                for count in range(fewest, most + 1)
-            ]
-            seconds = self.model.stages_s(stages)
-            pairs = [self.model.ending_s(stage, own) for stage, own in zip(stages, seconds, strict=True)]
+            stages = replace(stages_of(range(fewest, most + 1), first=first, head=head), vocabulary_share=share)
+            shape = (most + 1 - fewest, len(self.batch))
+            seconds = np.broadcast_to(self.model.stages_s([stages])[0], shape)
+            exposed_s, optimizer_s = self.model.ending_s(stages, seconds)
             tables[first, head] = StageTable(
                 fewest=fewest,
-                seconds=np.stack(seconds),
-                exposed_s=np.stack([pair[0] for pair in pairs]),
-                optimizer_s=np.stack([pair[1] for pair in pairs]),
+                seconds=seconds,
+                exposed_s=np.broadcast_to(exposed_s, shape),
+                optimizer_s=np.broadcast_to(optimizer_s, shape),
             )
         return tables

@@ -89,6 +89,32 @@ class UnevenSplits:
             pipeline_s = np.maximum(pipeline_s, m * self._least_slowest_s(total_s, total_s - without_s))
         return model.around_s() + pipeline_s
 
+    def sharp_bound_s(self, most_s: FloatArray) -> FloatArray:
+        """The quick bound with what each candidate's own sharding adds, and with what follows the pipeline, [n].
+
+        ZeRO-3 exposes max(moved − o·busy, (1 − o)·moved) of a stage's transfers, which is convex: over the mean stage
+        it is no more than on average, however layers are split. Where some layers are gathered otherwise, transfers are
+        left out.
+
+        Args:
+            most_s: steps that are no shorter than this are of no use, [n].
+        """
+        batch, split, kinds = self.batch, self.split, len(self.kinds)
+        after_s = self._outside_s(most_s) - self.model.around_s()
+        quick_s = self.quick_bound_s()
+        full = (batch.zero_stage >= ZERO_PARAMETERS) & (batch.zero_hpz_partition_size == 1)
+        full &= batch.gathered_num_layers == 0
+        if full.any():
+            is_split = split.vocabulary_parallel
+            counts = tuple(self.kind_of.count(kind) for kind in range(kinds))
+            whole = replace(
+                stage_of(counts, first=not is_split, head=not is_split), vocabulary_share=1.0 if is_split else 0.0
+            )
+            total_s = self.model.stages_s([whole])[0]
+            mean_s = total_s / split.pipeline_parallel * (batch.num_microbatches + self._bubble())
+            quick_s = np.where(full, np.maximum(quick_s, self.model.around_s() + mean_s * (1.0 - 1e-9)), quick_s)
+        return quick_s + after_s
+
     def _least_slowest_s(self, total_s: FloatArray, layer_s: FloatArray) -> FloatArray:
         """τ, the least time of the slowest stage, [n], for layers that are alike.
 
@@ -146,7 +172,7 @@ class UnevenSplits:
         bound = best[-1] + outside
         if not self.tables:  # where each stage gathers its own parameters, its time is no sum over layers
             bound = np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, bound)
-        bound = np.maximum(bound, self.quick_bound_s())
+        bound = np.maximum(bound, self.sharp_bound_s(most_s))
         found = [self._cuts(early), self._cuts(late)]
         if self.tables:
             self._enumerate(costs, most_s, bound, found)

@@ -257,3 +257,22 @@ def test_copies_of_sharded_states_meet_over_the_network() -> None:
     slow = replace(problem, machine=replace(problem.machine, scale_out_bytes_per_s=1e7))
     inside = configured(problem, data_parallel=32, data_parallel_shard=8, zero_stage=3)
     assert price(slow, inside).step_s > 10 * price(problem, inside).step_s
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_no_schedule_hides_more_messages_than_its_work(stages: int) -> None:
+    """Interleaved stages on nodes of a slow network wait for their bytes: two messages for each chunk and direction."""
+    rate = 1e8
+    machine = machine_with(8 * stages, scale_out_bytes_per_s=rate)
+    problem = problem_of(replace(DENSE, num_hidden_layers=8), num_devices=8 * stages, machine=machine)
+    config = configured(
+        problem, data_parallel=8, pipeline_parallel=stages, virtual_pipeline_stages=2, micro_batch_size=1
+    )
+    assert config.pipeline_schedule == "interleaved"
+    priced = price(problem, config)
+    message_bytes = 2.0 * problem.workload.sequence_length * DENSE.hidden_size
+    waits = 2 * config.num_microbatches - 1
+    efficiency = problem.calibration.time.network_efficiency
+    assert priced.step_s >= waits * 2.0 * message_bytes / (rate * efficiency)
+    quick = price(replace(problem, machine=machine_with(8 * stages)), config)
+    assert quick.breakdown_s["stage-to-stage messages"] < 0.2 * quick.step_s

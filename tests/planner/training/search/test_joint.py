@@ -77,6 +77,8 @@ def test_a_slow_line_between_two_sites_changes_the_degrees() -> None:
     pinned = replace(sites, fixed=kept)
     there = [search_degrees(placed_problem(pinned, order), keep=1)[0].objective for order in orders]
     assert uneven.solution.objective is not None
+    assert uneven.solution.gap is not None
+    assert uneven.solution.gap <= TIE_WIDTH
     assert uneven.solution.objective <= min(value for value in there if value is not None)
 
 
@@ -111,3 +113,17 @@ def test_a_budget_that_ends_with_the_degrees_still_maps_one() -> None:
     assert found.solution.bound is not None
     assert found.solution.objective is not None
     assert found.solution.bound <= found.solution.objective
+
+
+def test_what_must_cross_a_slow_line_is_in_the_bound() -> None:
+    """On all devices of two sites the gradients go over the line between them, whatever the mapping."""
+    first = np.array([True, False, True, False])
+    rates = np.where(first[:, None] == first, 50e9, 0.05e9)
+    trunks = tuple(Trunk(name="line", senders=side, receivers=~side, bytes_per_s=0.05e9) for side in (first, ~first))
+    network = network_of(rates, trunks=trunks)
+    fixed = {"micro_batch_size": 1, "activation_recompute": "none"}
+    whole = search_plans(problem_on(network, fixed=fixed, limits={"min_devices": 8})).solution
+    assert whole.gap is not None
+    assert whole.gap <= 0.05
+    assert whole.assignment is not None
+    assert whole.assignment.config.world_size == 8

@@ -1,0 +1,1 @@
+"""What no candidate of a template, and no rank mapping, can beat."""
