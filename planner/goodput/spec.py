@@ -51,6 +51,11 @@ class RunSpec(SpecModel):
         default=1.0, description="margin for slow devices: steps take so many times as long"
     )
     checkpoint: CheckpointSpec = CheckpointSpec()
+    availability: str | None = Field(
+        default=None,
+        min_length=1,
+        description="CSV of time_s,nodes[,usd_per_node_hour][,trace]: nodes that come and go, such as spot instances",
+    )
     finish_by: Seconds | None = Field(
         default=None, description="when the run should have ended, such as '30 d'; its probability is told"
     )

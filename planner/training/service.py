@@ -14,6 +14,7 @@ from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
+from meshplan.planner.goodput.availability.trace import read_availability
 from meshplan.planner.rank_mapping.pictures import MappingView
 from meshplan.planner.rank_mapping.view import training_view
 from meshplan.planner.training.admission import Admission, admission, by_typical_figure
@@ -37,6 +38,7 @@ from meshplan.planner.training.plan import (
 from meshplan.planner.training.problem.choices import PINNABLE
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
+from meshplan.planner.training.replanning.by_nodes import steady, under_availability
 from meshplan.planner.training.replanning.replan import Replanned, losses, replanned
 from meshplan.planner.training.resolve import Resolved, calibration_for, resolve_training
 from meshplan.planner.training.search.degrees import KEEP
@@ -115,7 +117,21 @@ def plan(question: Question) -> Plan:
     judged = price(problem, solution.assignment.config)
     rows += alternative_rows(judged, alternatives(problem, judged, space=space, budget=question.budget))
     report |= _admitted(resolved.problem, chosen)
-    return make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
+    made = make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
+    return _under_availability(question, resolved, made)
+
+
+def _under_availability(question: Question, resolved: Resolved, made: Plan) -> Plan:
+    """The plan's run on the nodes of ``run.availability``; the plan itself where all nodes are there all the time."""
+    name = (question.document.get("run") or {}).get("availability")
+    if name is None:
+        return made
+    traces = read_availability(question.base / name)
+
+    def answer(spec: Mapping[str, Any]) -> Plan:
+        return plan(replace(question, document=spec, on_progress=None))
+
+    return under_availability(made, question.document, resolved, traces, answer)
 
 
 def _searched(question: Question, resolved: Resolved) -> tuple[TrainingProblem, JointResult]:
@@ -157,6 +173,9 @@ def estimate(question: Question) -> Plan:
     Raises:
         SpecError: malformed, or the pinned choices are not legal together (each broken rule is named).
     """
+    if steady(question.document) != question.document:
+        message = "needs plans for other numbers of nodes: ask meshplan plan"
+        raise SpecError([Problem(path="run.availability", message=message)])
     resolved = resolve(question.document, question.catalog, question.base)
     common: dict[str, Any] = _identity(question.document, resolved)
     config = fixed_config(resolved.problem)
@@ -180,7 +199,7 @@ def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapp
         SpecError: the choices are not legal with it; each broken rule is named.
     """
     pins = {one.name: made.config[one.name] for one in PINNABLE if made.config.get(one.name) is not None}
-    spec = {**made.spec, "workload": {**made.spec["workload"], **workload}, "fixed": pins}
+    spec = {**steady(made.spec), "workload": {**made.spec["workload"], **workload}, "fixed": pins}
     return estimate(Question(document=spec, catalog=catalog)).predicted
 
 

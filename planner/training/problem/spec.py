@@ -224,6 +224,15 @@ class TrainingSpec(SpecModel):
         return self
 
     @model_validator(mode="after")
+    def _nodes_come_and_go(self) -> TrainingSpec:
+        if self.run is not None and self.run.availability is not None and self.cluster.spare_nodes:
+            raise ValueError("run.availability decides which nodes stand by: drop cluster.spare_nodes")
+        limits = self.constraints.max_run_time, self.constraints.max_usd_per_run
+        if self.run is not None and self.run.availability is not None and limits != (None, None):
+            raise ValueError("run.availability and a limit on the run: give run.finish_by, whose probability is told")
+        return self
+
+    @model_validator(mode="after")
     def _tokens_where_needed(self) -> TrainingSpec:
         needs = {
             "objective usd_per_run": self.objective is TrainingObjective.USD_PER_RUN,

@@ -11,6 +11,7 @@ from meshplan.catalogs.units import SECONDS_PER_DAY
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.goodput.published import REPAIR_S, RESTART_S, STORE_BYTES_PER_S
 from meshplan.planner.training.plan import config_from_document
+from meshplan.planner.training.replanning.by_nodes import steady
 from meshplan.planner.training.replanning.decision import Decision, decide
 from meshplan.planner.training.replanning.moves import Layout, Moves, moves
 from meshplan.planner.training.resolve import Resolved
@@ -55,7 +56,7 @@ def without_nodes(spec: Mapping[str, Any], lost: Sequence[int]) -> dict[str, Any
         raise SpecError([Problem(path="--without", message=f"node {twice[0]} is not used by this plan already")])
     cluster["exclude"] = {**exclude, "nodes": sorted([*known, *lost])}
     cluster["spare_nodes"] = max(0, int(cluster.get("spare_nodes") or 0) - len(lost))
-    return {**spec, "cluster": cluster}
+    return {**steady(spec), "cluster": cluster}
 
 
 def replanned(made: Plan, old: Resolved, lost: Sequence[int], answer: Callable[[Mapping[str, Any]], Plan]) -> Replanned:
