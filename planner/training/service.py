@@ -259,21 +259,25 @@ def recorded_run(made: Plan, recording: Recording, catalog: Catalog) -> Recorded
     )
 
 
-def replan(question: Question, made: Plan, *, without: Sequence[int] = (), fewer: int = 1) -> tuple[Replanned, ...]:
-    """The plan without some nodes, and what it takes to get there.
+def replan(
+    question: Question, made: Plan, *, without: Sequence[int] = (), fewer: int = 1, more: int = 0
+) -> tuple[Replanned, ...]:
+    """The plan without some nodes or with more, and what it takes to get there.
 
     Args:
         question: how to search; its document is not read.
         made: the plan that runs.
         without: numbers of the nodes that are gone; none: one answer each for one to ``fewer`` nodes less.
         fewer: most nodes less.
+        more: most nodes more; one answer each.
     """
     old = resolve(made.spec, question.catalog, question.base, shape=shape_from_document(made.provenance["model"]))
 
     def answer(spec: Mapping[str, Any]) -> Plan:
         return plan(replace(question, document=spec))
 
-    return tuple(replanned(made, old, lost, answer) for lost in losses(made, old, without, fewer))
+    gained = [replanned(made, old, (), answer, gained=count) for count in range(1, more + 1)]
+    return (*gained, *(replanned(made, old, lost, answer) for lost in losses(made, old, without, fewer)))
 
 
 def timeline(made: Plan, catalog: Catalog) -> tuple[Simulated, str]:
