@@ -136,20 +136,35 @@ here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 # Where checkpoints go and come from: another number of nodes loads what the last one saved.
 : "${{SAVE_DIR:?set SAVE_DIR to a folder that all hosts share}}"
 export SAVE_DIR LOAD_DIR=${{LOAD_DIR:-$SAVE_DIR}} SAVE_INTERVAL=${{SAVE_INTERVAL:-{every}}}
-exec "${{{variable}:-{launcher}}}" \
-  --nnodes {least}:{most} \
-  --nproc-per-node {devices} \
-  --rdzv-backend c10d \
-  --rdzv-endpoint "$RDZV_ENDPOINT" \
-  --rdzv-id "${{RDZV_ID:-{plan_id}}}" \
-  --rdzv-conf join_timeout={join_s},last_call_timeout={last_call_s} \
-  --max-restarts {restarts} \
-{watches}  --no-python \
-  "$here/rank.sh" "$@"
+
+agent() {{
+  exec "${{{variable}:-{launcher}}}" \
+    --nnodes {least}:{most} \
+    --nproc-per-node {devices} \
+    --rdzv-backend c10d \
+    --rdzv-endpoint "$RDZV_ENDPOINT" \
+    --rdzv-id "${{RDZV_ID:-{plan_id}}}" \
+    --rdzv-conf join_timeout={join_s},last_call_timeout={last_call_s} \
+    --max-restarts {restarts} \
+{watches}    --no-python \
+    "$here/rank.sh" "$@"
+}}
+
+# An agent whose meeting is broken up by another's death gives up, although its host is well: it is started again.
+for ((start = 0; start < ${{AGENT_STARTS:-{restarts}}}; start++)); do
+  agent "$@" &
+  child=$!
+  trap 'kill "$child" 2> /dev/null || true; wait "$child" || true; exit 143' TERM INT
+  if wait "$child"; then
+    exit 0
+  fi
+  sleep "${{AGENT_PAUSE:-10}}"
+done
+exit 1
 """
 
-_WATCHES = """  --ft-initial-rank-heartbeat-timeout {first_s} \\
-  --ft-rank-heartbeat-timeout {hung_s} \\
+_WATCHES = """    --ft-initial-rank-heartbeat-timeout {first_s} \\
+    --ft-rank-heartbeat-timeout {hung_s} \\
 """
 
 _RANK = r"""#!/usr/bin/env bash

@@ -21,6 +21,7 @@ from meshplan.planner.training.admission import Admission, admission, by_typical
 from meshplan.planner.training.alternatives import alternatives
 from meshplan.planner.training.alternatives import instead as best_instead
 from meshplan.planner.training.certify import certify_plan
+from meshplan.planner.training.chosen_batch import has_open_batch, plan_with_batch
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.infeasible import explain_infeasible
@@ -94,11 +95,16 @@ def resolve(
     if document.get("kind") != "training":
         raise SpecError([Problem(path="kind", message=f"must be training here, not {document.get('kind')}")])
     spec = read_with_names(read_training_spec, document, lambda: unknown_names(document, catalog))
+    if spec.workload.has_open_batch:
+        message = "auto compares plans at several batches: ask meshplan plan"
+        raise SpecError([Problem(path="workload.global_batch_size", message=message)])
     return resolve_training(spec, catalog, base, shape=shape)
 
 
 def plan(question: Question) -> Plan:
     """Search degrees and rank mapping; see :func:`meshplan.planner.service.make_plan`."""
+    if has_open_batch(question.document):
+        return plan_with_batch(question, plan, lambda document: resolve(document, question.catalog, question.base))
     resolved = resolve(question.document, question.catalog, question.base)
     problem, found = _searched(question, resolved)
     solution, search = found.solution, found.search.report
