@@ -105,7 +105,7 @@ def record(
         typer.Option(
             "--run",
             metavar="LOG",
-            help="CSV of time_s,event,tokens[,nodes], event train, stop or now: interruptions of a run, and its progress.",
+            help="CSV of time_s,event,tokens[,nodes]: when a run trained (event train, stop, now), and its progress.",
             show_default=False,
         ),
     ] = None,

@@ -121,7 +121,8 @@ def plan(question: Question) -> Plan:
     best = _with_safe_bounds(resolved.problem, found.best) if is_generous else found.best
     rows = runner_up_rows(best, top=question.top)
     judged = price(problem, solution.assignment.config)
-    rows += alternative_rows(judged, alternatives(problem, judged, space=space, budget=question.budget))
+    if question.beyond:
+        rows += alternative_rows(judged, alternatives(problem, judged, space=space, budget=question.budget))
     report |= _admitted(resolved.problem, chosen)
     made = make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
     return _under_availability(question, resolved, made)
@@ -135,7 +136,7 @@ def _under_availability(question: Question, resolved: Resolved, made: Plan) -> P
     traces = read_availability(question.base / name)
 
     def answer(spec: Mapping[str, Any]) -> Plan:
-        return plan(replace(question, document=spec, on_progress=None))
+        return plan(replace(question, document=spec, on_progress=None, beyond=False))
 
     return under_availability(made, question.document, resolved, traces, answer)
 
@@ -280,7 +281,7 @@ def replan(
     old = resolve(made.spec, question.catalog, question.base, shape=shape_from_document(made.provenance["model"]))
 
     def answer(spec: Mapping[str, Any]) -> Plan:
-        return plan(replace(question, document=spec))
+        return plan(replace(question, document=spec, beyond=False))
 
     gained = [replanned(made, old, (), answer, gained=count) for count in range(1, more + 1)]
     return (*gained, *(replanned(made, old, lost, answer) for lost in losses(made, old, without, fewer)))
