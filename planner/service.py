@@ -8,7 +8,7 @@ Nothing here decides and nothing depends on the kind of question: each step asks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -203,6 +203,28 @@ def emit_plan(plan: Plan, target: str, catalog: Catalog, **options: Any) -> Emit
         raise EmitError(f"plan {plan.plan_id} of the kind {plan.kind!r} has no configuration to launch")
     emitted = launcher.files(plan, target, catalog, EmitOptions(**options))
     return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
+
+
+def emit_elastic(plans: Sequence[Plan], target: str, catalog: Catalog, night: str, **options: Any) -> EmittedPlan:
+    """Launcher files of one job on a changing number of nodes, in memory.
+
+    Args:
+        plans: one for each of neighbouring numbers of hosts, on all of their devices.
+        target: emit target, which torchrun starts.
+        catalog: as in :func:`emit_plan`.
+        night: what an operator does when, as text.
+        options: as in :func:`emit_plan`.
+
+    Raises:
+        EmitError: as :func:`emit_plan`; or one number of hosts alone, or a target that brings its own launcher.
+    """
+    from meshplan.planner.launch.elastic import OnNodes, elastic_files
+
+    found = [
+        OnNodes(nodes=len({host for host, _ in plan.rank_table or ()}), plan=plan, emitted=emitted)
+        for plan, emitted in ((plan, emit_plan(plan, target, catalog, **options)) for plan in plans)
+    ]
+    return replace(found[-1].emitted, artifacts=elastic_files(found, night))
 
 
 def write_files(emitted: EmittedPlan, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:

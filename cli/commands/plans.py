@@ -9,7 +9,7 @@ import typer
 
 from meshplan.cli.database import note, open_catalog, warn
 from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
-from meshplan.cli.render import Column, Format, show_document, show_rows
+from meshplan.cli.render import Column, Format, show_document, show_rows, terminal_width
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,24 +100,57 @@ def record(
             show_default=False,
         ),
     ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            metavar="LOG",
+            help="CSV of time_s,event,tokens[,nodes]: when a run trained (event train, stop, now), and its progress.",
+            show_default=False,
+        ),
+    ] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Attach what was measured to a stored plan: a JSON or YAML file of metric and value, or a tool's own output."""
+    """Attach what was measured to a stored plan: a JSON or YAML file of metric and value, or a tool's own output.
+
+    --run shows the forecast of the plan's run beside what happened, and what to ask for the rest of it.
+    """
     from meshplan.cli.reports.comparison import measured_columns, measured_rows
     from meshplan.cli.stored import load_plan, plan_rows
     from meshplan.planner import store
     from meshplan.planner.core.reading.documents import read_document
     from meshplan.planner.imports.logs import read_log
 
-    if (measured is None) == (log is None):
-        raise typer.BadParameter("give either a file of metrics or --from LOG", param_hint="MEASURED")
+    if sum(given is not None for given in (measured, log, run)) != 1:
+        raise typer.BadParameter("give a file of metrics, --from LOG or --run LOG", param_hint="MEASURED")
     catalog = open_catalog(db)
     rows, made = plan_rows(catalog), load_plan(plan, catalog)
-    document = read_document(measured) if measured is not None else read_log(cast("Path", log), made)
+    if run is not None:
+        document = _of_a_run(made, run)
+    else:
+        document = read_document(measured) if measured is not None else read_log(cast("Path", log), made)
     store.record(plan, document, rows)
     show_rows(measured_rows(made, document), measured_columns(), form)
     _say_whether_it_counts(made, document, catalog)
+
+
+def _of_a_run(made: Plan, log: Path) -> dict[str, float]:
+    """Figures of a run's log; what it says of the rest of the run goes to stderr.
+
+    Raises:
+        SpecError: a malformed log, or a plan that was not asked about its run.
+    """
+    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.cli.reports.whole_run.happened import happened_text
+    from meshplan.planner.goodput.run_log import read_run_log
+
+    if made.run is None:
+        message = "the plan says nothing of its run: ask again with run: in its spec"
+        raise SpecError([Problem(path="--run", message=message)])
+    found = read_run_log(log, nodes=len({host for host, _ in made.rank_table or ()}))
+    typer.echo(happened_text(made, found, width=terminal_width()), err=True, nl=False)
+    return {"tokens_per_s": found.tokens_per_s, "effective_training_time_ratio": found.ratio}
 
 
 def _say_whether_it_counts(made: Plan, document: Mapping[str, Any], catalog: Catalog) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshplan.catalogs.errors import EXIT_INFEASIBLE, Problem, SpecError
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument, ScriptOption
 from meshplan.cli.progress import progress_line
 from meshplan.cli.render import Format, show_document, show_text, terminal_width
 
 if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.core.plan import Plan
+    from meshplan.planner.training.replanning.replan import Replanned
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _NUMBERED = re.compile(r"(?:node[ _-]?)?(\d{1,7})")
@@ -34,14 +38,35 @@ def replan(
     fewer: Annotated[
         int, typer.Option(min=1, max=64, help="Without --without: plans for one to so many nodes less.")
     ] = 3,
+    more: Annotated[
+        int, typer.Option(min=0, max=64, help="Also plans for one to so many nodes more, should capacity come.")
+    ] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Write launcher files of an elastic job: a plan for each number of nodes, agents that choose.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", metavar="NAME", help="With --out: what launches it. Default: as for PLAN.", show_default=False
+        ),
+    ] = None,
+    script: ScriptOption = "",
+    force: ForceOption = False,
     store: Annotated[bool, typer.Option("--store/--no-store", help="Keep the plans in the database.")] = True,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Plan PLAN again without some of its nodes: the best plan on what is left, the bytes to move, wait or go on.
+    """Plan PLAN again on other nodes: the best plan on what is there, the bytes to move, wait, go on or join.
 
     The pins of PLAN's question hold; its spare nodes take over first. Each plan is stored, so that `meshplan emit`
-    writes its files. Exit code 3 where no plan is left.
+    writes its files; --out writes all of them as one elastic job. Exit code 3 where no plan is left.
     """
     from meshplan.cli.stored import load_plan, save_plan
     from meshplan.planner.core.kinds import Question, offered
@@ -53,7 +78,7 @@ def replan(
     gone = _named(made, without)
     with progress_line() as on_progress:
         question = Question(document=made.spec, catalog=catalog, on_progress=on_progress)
-        rows = answer(question, made, without=gone, fewer=fewer)
+        rows = answer(question, made, without=gone, fewer=fewer, more=more)
     if form is Format.TABLE:
         from meshplan.cli.reports.whole_run.replan import replan_report
 
@@ -63,8 +88,30 @@ def replan(
     for row in rows:
         if store and row.plan is not None:
             save_plan(row.plan, catalog)
+    if out is not None:
+        _write(made, rows, catalog, out, target=target, script=script, force=force)
     if all(row.plan is None for row in rows):
         raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def _write(
+    made: Plan, rows: Sequence[Replanned], catalog: Catalog, out: Path, *, target: str | None, script: str, force: bool
+) -> None:
+    """The launcher files of the job on every number of nodes that has a plan.
+
+    Raises:
+        EmitError: one number of nodes alone, or a target that no elastic agent can stand over.
+    """
+    from meshplan.cli.reports.whole_run.replan import night_text
+    from meshplan.planner.service import emit_elastic, plan_target, write_files
+    from meshplan.planner.training.replanning.replan import elastic_plans
+
+    plans = elastic_plans(made, rows)
+    night = night_text(made, rows, plans)
+    files = emit_elastic(plans, target or plan_target(made) or "", catalog, night, script=script)
+    written = write_files(files, out, force=force)
+    numbers = [len({host for host, _ in plan.rank_table or ()}) for plan in plans]
+    typer.echo(f"{len(written)} files for {numbers[0]} to {numbers[-1]} hosts in {out}; see OPERATOR.md", err=True)
 
 
 def _named(made: Plan, without: str) -> list[int]:

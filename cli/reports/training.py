@@ -24,6 +24,7 @@ from meshplan.cli.reports.quantities import (
     percent,
     signed_percent,
 )
+from meshplan.cli.reports.whole_run.batches import batch_section
 from meshplan.cli.reports.whole_run.forecast import run_section
 from meshplan.cli.reports.whole_run.lengths import lengths_section
 from meshplan.planner.core.plan import Plan
@@ -55,6 +56,7 @@ def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
             predicted_section(plan, width),
             run_section(plan, width),
             lengths_section(plan, width),
+            batch_section(plan, width),
             memory_section(plan, width),
             time_section(plan, width),
             alternatives_section(plan, width),

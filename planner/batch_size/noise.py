@@ -54,8 +54,12 @@ class NoiseScale:
         return np.asarray(np.exp(np.interp(progress, self.shares, logarithms)))
 
 
-def read_noise(text: str) -> NoiseScale:
+def read_noise(text: str, path: str = "--noise") -> NoiseScale:
     """A noise scale as users write it: ``4M``, or points ``0:1M,0.5:4M,1:8M``.
+
+    Args:
+        text: as written.
+        path: where, for what is said of a wrong one.
 
     Raises:
         SpecError: no numbers, out of range, or points that do not ascend.
@@ -69,17 +73,17 @@ def read_noise(text: str) -> NoiseScale:
             share = float(found["share"]) if found["share"] else 0.0
             points.append((share, float(parse_tokens(found["tokens"].strip(), least=1, most=MOST_TOKENS))))
         except (UnitError, ValueError) as error:
-            raise _wrong(f"{part.strip()!r}: {error}") from error
+            raise _wrong(f"{part.strip()!r}: {error}", path) from error
     shares = [share for share, _ in points]
     if len(points) > MOST_POINTS:
-        raise _wrong(f"{len(points)} points; at most {MOST_POINTS}")
+        raise _wrong(f"{len(points)} points; at most {MOST_POINTS}", path)
     if any(not 0.0 <= share <= 1.0 for share in shares) or shares != sorted(set(shares)):
-        raise _wrong("the shares of the run must ascend from 0 to 1")
+        raise _wrong("the shares of the run must ascend from 0 to 1", path)
     return NoiseScale(shares=tuple(shares), tokens=tuple(tokens for _, tokens in points))
 
 
-def _wrong(why: str) -> SpecError:
-    return SpecError([Problem(path="--noise", message=f"{why}; write 4M, or 0:1M,0.5:4M,1:8M")])
+def _wrong(why: str, path: str) -> SpecError:
+    return SpecError([Problem(path=path, message=f"{why}; write 4M, or 0:1M,0.5:4M,1:8M")])
 
 
 def tokens_needed(batch: float, *, reference: float, tokens: float, noise: NoiseScale, slices: int = 1024) -> float:
@@ -102,3 +106,22 @@ def batches_around(reference: int, *, sequence_length: int, below: int, above: i
     sizes = [reference * 2.0**power for power in range(-below, above + 1)]
     whole = {sequence_length * round(size / sequence_length) for size in sizes if size >= sequence_length}
     return sorted(int(size) for size in whole if math.isfinite(size))
+
+
+def batches_for(noise: NoiseScale, *, sequence_length: int, devices: int) -> Sequence[int]:
+    """Batches to compare where the user names none, tokens, ascending.
+
+    Sequences are the number of devices times powers of two, so that data parallelism divides them; from an eighth of
+    the least noise scale, where a batch learns from eight of nine tokens already, to twice the largest, from where
+    doubling the batch takes at least five thirds of the tokens.
+
+    Args:
+        noise: N.
+        sequence_length: tokens.
+        devices: of the cluster.
+    """
+    least, most = min(noise.tokens) / 8.0, max(noise.tokens) * 2.0
+    counts = {max(1, round(devices * 2.0**power)) for power in range(-12, 21)}
+    inside = sorted(count for count in counts if least <= count * sequence_length <= most)
+    nearest = min(counts, key=lambda count: abs(math.log(count * sequence_length / math.sqrt(least * most))))
+    return [count * sequence_length for count in inside or [nearest]]

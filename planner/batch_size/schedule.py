@@ -1,8 +1,8 @@
 """Which batch at which part of a run.
 
 The run is cut into K equal pieces of progress. Piece k at option j takes D₀/K · (1 + B_j/N_k) / ∫(1 + B₀/N) dx tokens,
-at the option's rate; changing the option costs a fixed time. The least total is found by dynamic programming over the
-pieces: exact on this grid, and never above the best fixed batch, which is one of its paths.
+at the option's rate; changing the option costs a time that depends on both. The least total is found by dynamic
+programming over the pieces: exact on this grid, and never above the best fixed batch, which is one of its paths.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def best_schedule(
     reference: float,
     tokens: float,
     noise: NoiseScale,
-    change_s: float,
+    change_s: FloatArray | float,
     pieces: int = PIECES,
 ) -> Schedule:
     """The batch of each part of a run with the least time.
@@ -82,19 +82,20 @@ def best_schedule(
         reference: B₀, tokens.
         tokens: D₀, tokens that the run would take at the reference batch.
         noise: N.
-        change_s: seconds that another batch costs: a restart where the layout changes.
+        change_s: seconds that another batch costs, the same for all or [from, to]: a restart where the layout changes.
         pieces: K.
     """
     need = _tokens(options, reference=reference, tokens=tokens, noise=noise, pieces=pieces)
     rates = np.array([one.tokens_per_s for one in options])
     seconds = need / rates
     fixed = int(np.argmin(seconds.sum(axis=0)))
+    costs = np.broadcast_to(np.asarray(change_s, dtype=float), (len(options), len(options))).copy()
+    np.fill_diagonal(costs, 0.0)
     best, came_from = seconds[0].copy(), np.zeros((pieces, len(options)), dtype=int)
     for piece in range(1, pieces):
-        cheapest = int(np.argmin(best))
-        stays = best <= best[cheapest] + change_s
-        came_from[piece] = np.where(stays, np.arange(len(options)), cheapest)
-        best = np.where(stays, best, best[cheapest] + change_s) + seconds[piece]
+        arrives = best[:, None] + costs
+        came_from[piece] = np.argmin(arrives, axis=0)
+        best = arrives.min(axis=0) + seconds[piece]
     choice = [int(np.argmin(best))]
     for piece in range(pieces - 1, 0, -1):
         choice.append(int(came_from[piece, choice[-1]]))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.batch_size.noise import NoiseScale, batches_around, tokens_needed
 from meshplan.planner.batch_size.schedule import Option, Schedule, best_schedule
@@ -15,6 +17,8 @@ from meshplan.planner.core.plan import Plan
 BELOW, ABOVE = 2, 4
 # A change of batch restarts the job where the layout changes: detection apart, as in planner.goodput.
 CHANGE_S = 600.0
+# Choices that change with the batch while the job runs on.
+_OF_THE_BATCH = ("num_microbatches", "global_batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class BatchStudy:
         schedule: over those with a plan; its options count these rows alone. None where there is no plan at all.
     """
 
-    reference: int
+    reference: float
     rows: tuple[AtBatch, ...]
     schedule: Schedule | None
 
@@ -61,6 +65,8 @@ def study_batches(
     answer: Callable[[Mapping[str, Any]], Plan],
     *,
     batches: Sequence[int] = (),
+    reference: float | None = None,
+    change_s: float = CHANGE_S,
 ) -> BatchStudy:
     """Plan a question at several batches.
 
@@ -70,6 +76,8 @@ def study_batches(
         noise: gradient noise scale.
         answer: searches a plan for a question.
         batches: tokens of each global batch; none: halves and doubles of the question's own.
+        reference: batch at which the run takes its number of training tokens; None: the question's own.
+        change_s: seconds that a change of the layout costs; another batch on the same layout costs nothing.
 
     Raises:
         SpecError: no number of training tokens, or a batch that is no whole number of sequences.
@@ -77,28 +85,44 @@ def study_batches(
     length, tokens = workload.sequence_length, workload.num_training_tokens
     if tokens is None:
         raise SpecError([Problem(path="workload.num_training_tokens", message="is needed to compare batches")])
-    reference = workload.num_sequences * length
-    sizes = sorted(set(batches)) or batches_around(reference, sequence_length=length, below=BELOW, above=ABOVE)
+    if reference is None:
+        reference = workload.num_sequences * length
+    sizes = sorted(set(batches)) or batches_around(round(reference), sequence_length=length, below=BELOW, above=ABOVE)
     broken = [size for size in sizes if size % length or not size]
     if broken:
         raise SpecError([Problem(path="--batches", message=f"{broken[0]} tokens are no multiple of {length}")])
     rows = []
     for size in sizes:
         needed = tokens_needed(size, reference=reference, tokens=tokens, noise=noise)
-        found = answer(_at(spec, size))
+        found = answer(at_batch(spec, size, tokens=needed))
         rate = found.predicted["tokens_per_s"].value if found.config else 0.0
         rows.append(AtBatch(batch=size, plan=found, tokens=needed, run_s=needed / rate if rate else None))
-    options = [Option(batch=row.batch, tokens_per_s=row.tokens / row.run_s) for row in rows if row.run_s is not None]
+    planned = [row for row in rows if row.run_s is not None]
+    options = [Option(batch=row.batch, tokens_per_s=row.tokens / row.run_s) for row in planned if row.run_s is not None]
     schedule = None
     if options:
-        schedule = best_schedule(options, reference=reference, tokens=tokens, noise=noise, change_s=CHANGE_S)
+        layouts = [_layout(row.plan) for row in planned]
+        costs = np.array([[change_s * (one != other) for other in layouts] for one in layouts])
+        schedule = best_schedule(options, reference=reference, tokens=tokens, noise=noise, change_s=costs)
     return BatchStudy(reference=reference, rows=tuple(rows), schedule=schedule)
 
 
-def _at(spec: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    """The question at another batch."""
+def _layout(plan: Plan) -> dict[str, Any]:
+    """What a restart is needed for: every choice but how often gradients are accumulated."""
+    return {name: value for name, value in plan.config.items() if name not in _OF_THE_BATCH}
+
+
+def at_batch(spec: Mapping[str, Any], batch: int, *, tokens: float) -> dict[str, Any]:
+    """The question at one batch.
+
+    Args:
+        spec: the question.
+        batch: tokens.
+        tokens: that the run needs at it.
+    """
     workload = {name: value for name, value in spec["workload"].items() if name != "global_batch_size"}
-    return {**spec, "workload": {**workload, "global_batch_tokens": batch}}
+    stated = {"global_batch_tokens": batch, "num_training_tokens": float(round(tokens))}
+    return {**spec, "workload": {**workload, **stated}}
 
 
 def study_document(study: BatchStudy) -> dict[str, Any]:

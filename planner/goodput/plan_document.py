@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshplan.planner.core.plan_document import Closed, Count, Number, Positive, Share, Text
 
 
@@ -34,6 +36,30 @@ class SpareDocument(Closed):
     hours_saved: Number | None
 
 
+class AvailabilityDocument(Closed):
+    """What came of nodes that come and go."""
+
+    traces: Count
+    days: Positive
+    mean_nodes: Share
+    progress_share: Positive
+    hindsight_share: Positive
+    every_node_share: Share
+    interruptions_per_day: Share
+    changes_per_day: Share
+    usd_per_day: Share | None
+    regret: Number
+
+
+class NodesDocument(Closed):
+    """The best plan for a number of nodes."""
+
+    nodes: Count
+    tokens_per_s: Positive
+    time_share: Share
+    config: dict[str, Any]
+
+
 class RunDocument(Closed):
     """What :func:`meshplan.planner.goodput.report.run_document` wrote."""
 
@@ -50,3 +76,5 @@ class RunDocument(Closed):
     finish_by_s: Positive | None
     finish_by_probability: Share | None
     assumed: list[Text]
+    availability: AvailabilityDocument | None = None
+    by_nodes: tuple[NodesDocument, ...] = ()

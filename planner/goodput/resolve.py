@@ -16,6 +16,7 @@ from meshplan.planner.goodput.published import (
     stated_rate,
 )
 from meshplan.planner.goodput.run import RunSetting
+from meshplan.planner.goodput.run_log import updated_rate
 from meshplan.planner.goodput.spec import RunSpec
 
 
@@ -73,5 +74,9 @@ def assumed(spec: RunSpec) -> list[str]:
 
 def _rate(spec: RunSpec) -> FailureRate:
     if spec.failures_per_node_day is not None:
-        return stated_rate(spec.failures_per_node_day)
-    return TYPICAL if spec.failures is None else counted_rate(spec.failures)
+        before = stated_rate(spec.failures_per_node_day)
+    else:
+        before = TYPICAL if spec.failures is None else counted_rate(spec.failures)
+    if spec.counted is None:
+        return before
+    return updated_rate(before, spec.counted.interruptions, spec.counted.node_days)

@@ -29,6 +29,15 @@ class CheckpointSpec(SpecModel):
     )
 
 
+class CountedSpec(SpecModel):
+    """Interruptions that were counted on this cluster, such as in the run so far."""
+
+    interruptions: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = Field(description="how many")
+    node_days: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] = Field(
+        description="nodes × days of training that they were counted in"
+    )
+
+
 class RunSpec(SpecModel):
     """A run of all training tokens, with what interrupts it."""
 
@@ -37,6 +46,9 @@ class RunSpec(SpecModel):
     )
     failures_per_node_day: Annotated[float, Field(ge=0, le=MOST_FAILURES, allow_inf_nan=False)] | None = Field(
         default=None, description="interruptions of one node in a day, such as 0.004"
+    )
+    counted: CountedSpec | None = Field(
+        default=None, description="interruptions counted on this cluster; they narrow what is believed of its rate"
     )
     restart_time: Seconds | None = Field(
         default=None, description="from an interruption to the first new step; 10 min unless said"
@@ -51,6 +63,11 @@ class RunSpec(SpecModel):
         default=1.0, description="margin for slow devices: steps take so many times as long"
     )
     checkpoint: CheckpointSpec = CheckpointSpec()
+    availability: str | None = Field(
+        default=None,
+        min_length=1,
+        description="CSV of time_s,nodes[,usd_per_node_hour][,trace]: nodes that come and go, such as spot instances",
+    )
     finish_by: Seconds | None = Field(
         default=None, description="when the run should have ended, such as '30 d'; its probability is told"
     )

@@ -14,12 +14,14 @@ from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
+from meshplan.planner.goodput.availability.trace import read_availability
 from meshplan.planner.rank_mapping.pictures import MappingView
 from meshplan.planner.rank_mapping.view import training_view
 from meshplan.planner.training.admission import Admission, admission, by_typical_figure
 from meshplan.planner.training.alternatives import alternatives
 from meshplan.planner.training.alternatives import instead as best_instead
 from meshplan.planner.training.certify import certify_plan
+from meshplan.planner.training.chosen_batch import has_open_batch, plan_with_batch
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.infeasible import explain_infeasible
@@ -37,6 +39,7 @@ from meshplan.planner.training.plan import (
 from meshplan.planner.training.problem.choices import PINNABLE
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
+from meshplan.planner.training.replanning.by_nodes import steady, under_availability
 from meshplan.planner.training.replanning.replan import Replanned, losses, replanned
 from meshplan.planner.training.resolve import Resolved, calibration_for, resolve_training
 from meshplan.planner.training.search.degrees import KEEP
@@ -92,6 +95,9 @@ def resolve(
     if document.get("kind") != "training":
         raise SpecError([Problem(path="kind", message=f"must be training here, not {document.get('kind')}")])
     spec = read_with_names(read_training_spec, document, lambda: unknown_names(document, catalog))
+    if spec.workload.has_open_batch:
+        message = "auto compares plans at several batches: ask meshplan plan"
+        raise SpecError([Problem(path="workload.global_batch_size", message=message)])
     return resolve_training(spec, catalog, base, shape=shape)
 
 
@@ -99,6 +105,8 @@ def plan(question: Question) -> Plan:
     """Search degrees and rank mapping; see :func:`meshplan.planner.service.make_plan`."""
     if is_mixed(question.document):
         return mixed().answer(question, plan)
+    if has_open_batch(question.document):
+        return plan_with_batch(question, plan, lambda document: resolve(document, question.catalog, question.base))
     resolved = resolve(question.document, question.catalog, question.base)
     problem, found = _searched(question, resolved)
     solution, search = found.solution, found.search.report
@@ -115,9 +123,24 @@ def plan(question: Question) -> Plan:
     best = _with_safe_bounds(resolved.problem, found.best) if is_generous else found.best
     rows = runner_up_rows(best, top=question.top)
     judged = price(problem, solution.assignment.config)
-    rows += alternative_rows(judged, alternatives(problem, judged, space=space, budget=question.budget))
+    if question.beyond:
+        rows += alternative_rows(judged, alternatives(problem, judged, space=space, budget=question.budget))
     report |= _admitted(resolved.problem, chosen)
-    return make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
+    made = make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
+    return _under_availability(question, resolved, made)
+
+
+def _under_availability(question: Question, resolved: Resolved, made: Plan) -> Plan:
+    """The plan's run on the nodes of ``run.availability``; the plan itself where all nodes are there all the time."""
+    name = (question.document.get("run") or {}).get("availability")
+    if name is None:
+        return made
+    traces = read_availability(question.base / name)
+
+    def answer(spec: Mapping[str, Any]) -> Plan:
+        return plan(replace(question, document=spec, on_progress=None, beyond=False))
+
+    return under_availability(made, question.document, resolved, traces, answer)
 
 
 def _searched(question: Question, resolved: Resolved) -> tuple[TrainingProblem, JointResult]:
@@ -161,6 +184,9 @@ def estimate(question: Question) -> Plan:
     """
     if is_mixed(question.document):
         return mixed().estimate(question)
+    if steady(question.document) != question.document:
+        message = "needs plans for other numbers of nodes: ask meshplan plan"
+        raise SpecError([Problem(path="run.availability", message=message)])
     resolved = resolve(question.document, question.catalog, question.base)
     common: dict[str, Any] = _identity(question.document, resolved)
     config = fixed_config(resolved.problem)
@@ -184,7 +210,7 @@ def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapp
         SpecError: the choices are not legal with it; each broken rule is named.
     """
     pins = {one.name: made.config[one.name] for one in PINNABLE if made.config.get(one.name) is not None}
-    spec = {**made.spec, "workload": {**made.spec["workload"], **workload}, "fixed": pins}
+    spec = {**steady(made.spec), "workload": {**made.spec["workload"], **workload}, "fixed": pins}
     return estimate(Question(document=spec, catalog=catalog)).predicted
 
 
@@ -244,21 +270,25 @@ def recorded_run(made: Plan, recording: Recording, catalog: Catalog) -> Recorded
     )
 
 
-def replan(question: Question, made: Plan, *, without: Sequence[int] = (), fewer: int = 1) -> tuple[Replanned, ...]:
-    """The plan without some nodes, and what it takes to get there.
+def replan(
+    question: Question, made: Plan, *, without: Sequence[int] = (), fewer: int = 1, more: int = 0
+) -> tuple[Replanned, ...]:
+    """The plan without some nodes or with more, and what it takes to get there.
 
     Args:
         question: how to search; its document is not read.
         made: the plan that runs.
         without: numbers of the nodes that are gone; none: one answer each for one to ``fewer`` nodes less.
         fewer: most nodes less.
+        more: most nodes more; one answer each.
     """
     old = resolve(made.spec, question.catalog, question.base, shape=shape_from_document(made.provenance["model"]))
 
     def answer(spec: Mapping[str, Any]) -> Plan:
-        return plan(replace(question, document=spec))
+        return plan(replace(question, document=spec, beyond=False))
 
-    return tuple(replanned(made, old, lost, answer) for lost in losses(made, old, without, fewer))
+    gained = [replanned(made, old, (), answer, gained=count) for count in range(1, more + 1)]
+    return (*gained, *(replanned(made, old, lost, answer) for lost in losses(made, old, without, fewer)))
 
 
 def timeline(made: Plan, catalog: Catalog) -> tuple[Simulated, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows
+from meshplan.cli.reports.configuration import config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import metric_text, percent
 from meshplan.planner.core.plan import Plan
@@ -18,6 +19,13 @@ SPARE_COLUMNS = (
     Column(key="saved", title="The last one saves"),
 )
 SPARES_TITLE = "What spare nodes are worth"
+NODES_COLUMNS = (
+    Column(key="nodes", title="Nodes"),
+    Column(key="speed", title="Speed"),
+    Column(key="time", title="Of the time"),
+    Column(key="config", title="Choices"),
+)
+NODES_TITLE = "The plan by number of nodes"
 # Probabilities nearer to certainty than this are not told apart.
 _CERTAIN = 0.005
 
@@ -57,13 +65,32 @@ def run_section(plan: Plan, width: int) -> str:
     run = plan.run
     if run is None:
         return ""
+    if run.get("by_nodes"):
+        rows = nodes_rows(run)
+        return run_words(run, width) + rendered_rows(rows, NODES_COLUMNS, Format.TABLE, title=NODES_TITLE, width=width)
     table = rendered_rows(spare_rows(run), SPARE_COLUMNS, Format.TABLE, title=SPARES_TITLE, width=width)
     return run_words(run, width) + table
+
+
+def nodes_rows(run: Mapping[str, Any]) -> list[Row]:
+    """The plan by number of nodes."""
+    most = max(row["tokens_per_s"] for row in run["by_nodes"])
+    return [
+        {
+            "nodes": row["nodes"],
+            "speed": percent(row["tokens_per_s"] / most),
+            "time": percent(row["time_share"]),
+            "config": config_text(row["config"]),
+        }
+        for row in run["by_nodes"]
+    ]
 
 
 def run_words(run: Mapping[str, Any], width: int) -> str:
     """How often the run is interrupted, how often it saves, and what of this was assumed."""
     told = paragraph(_interruptions(run), width) + paragraph(_checkpoints(run["checkpoint"]), width)
+    if run.get("availability"):
+        told += paragraph(_availability(run["availability"]), width)
     if run["assumed"]:
         told += paragraph(f"Not said, and assumed: {', '.join(run['assumed'])}.", width)
     return told
@@ -75,6 +102,20 @@ def spare_rows(run: Mapping[str, Any]) -> list[Row]:
         {"spares": row["spare_nodes"], "waits": percent(row["waiting_share"]), "saved": _saved(row["hours_saved"])}
         for row in run["spares"]
     ]
+
+
+def _availability(played: Mapping[str, Any]) -> str:
+    """What the run makes of nodes that come and go, beside what it could have made of them."""
+    text = (
+        f"Nodes come and go: {played['mean_nodes']:.1f} on average over {played['days']:.1f} days of "
+        f"{counted(played['traces'], 'trace')}; the job is hit {played['interruptions_per_day']:.1f} times a day and "
+        f"changes its size {played['changes_per_day']:.1f} times by choice. It trains at "
+        f"{percent(played['progress_share'])} of the rate of all nodes all the time; who knew the trace would reach "
+        f"{percent(played['hindsight_share'])}, who always took every node {percent(played['every_node_share'])}"
+    )
+    if played["usd_per_day"] is not None:
+        text += f"; the nodes cost ${played['usd_per_day']:,.0f} a day"
+    return f"{text}."
 
 
 def _saved(hours: float | None) -> str:

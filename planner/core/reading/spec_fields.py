@@ -96,6 +96,10 @@ Latency = Annotated[float, _TIME, AfterValidator(_latency), _quantity_schema(Dim
 Seconds = Annotated[float, _TIME, AfterValidator(_positive), _quantity_schema(Dimension.S)]
 
 
+# Instead of a number: chosen by the planner.
+AUTO = "auto"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
     """A whole number, also as text: ``"8"``; of tokens also ``8k`` and ``4M``.
@@ -140,6 +144,21 @@ def _total_tokens(value: object) -> float:
 
 
 Count = Annotated[int, Whole()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeOrAuto(Whole):
+    """As :class:`Whole`, or the word ``auto``."""
+
+    def read(self, value: object) -> Any:
+        """The number, or ``auto``.
+
+        Raises:
+            ValueError: it says neither.
+        """
+        return value if value == AUTO else Whole.read(self, value)
+
+
 CountOrNone = Annotated[int, Whole(least=0)]
 TOTAL_TOKENS = BeforeValidator(_total_tokens)
 TotalTokens = Annotated[

@@ -23,6 +23,7 @@ from meshplan.planner.core.reading.spec_fields import (
     SpecModel,
     TotalTokens,
     Whole,
+    WholeOrAuto,
 )
 from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.goodput.spec import RunSpec
@@ -38,12 +39,30 @@ MAX_EXPERT_LOAD = 1024.0
 MAX_CHUNKS = 1024
 
 
+class NoiseSpec(SpecModel):
+    """The gradient noise scale, from which the global batch follows."""
+
+    tokens: str = Field(
+        min_length=1, description="tokens such as '4M', or over the progress of the run: '0:1M,0.5:4M,1:8M'"
+    )
+    reference_batch: Annotated[int, Whole(most=MAX_BATCH_TOKENS, tokens=True)] | None = Field(
+        default=None,
+        description="batch, tokens, at which the run takes num_training_tokens; a very small one unless said",
+    )
+    batches: Annotated[list[Annotated[int, Whole(most=MAX_BATCH_TOKENS, tokens=True)]], Field(max_length=32)] = Field(
+        default=[], description="batches to compare, tokens; chosen around the noise scale unless said"
+    )
+
+
 class WorkloadSpec(SpecModel):
     """What one optimizer step must do, and how many steps there are."""
 
     sequence_length: Annotated[int, Whole(most=MAX_SEQUENCE_LENGTH, tokens=True), Field(description="tokens")]
-    global_batch_size: Annotated[int, Whole(most=MAX_GLOBAL_BATCH)] | None = Field(
-        default=None, description="sequences in one step"
+    global_batch_size: Annotated[int | Literal["auto"], WholeOrAuto(most=MAX_GLOBAL_BATCH)] | None = Field(
+        default=None, description="sequences in one step; auto: the batch that trains soonest"
+    )
+    gradient_noise_scale: NoiseSpec | None = Field(
+        default=None, description="with global_batch_size auto: how much a larger batch learns less from each token"
     )
     global_batch_tokens: Annotated[int, Whole(most=MAX_BATCH_TOKENS, tokens=True)] | None = Field(
         default=None, description="tokens in one step; a multiple of sequence_length"
@@ -82,6 +101,8 @@ class WorkloadSpec(SpecModel):
                 f"global_batch_tokens {self.global_batch_tokens} is not a multiple of sequence_length "
                 f"{self.sequence_length}; nearest: {max(low, self.sequence_length)} or {low + self.sequence_length}"
             )
+        if self.has_open_batch and (self.gradient_noise_scale is None or self.num_training_tokens is None):
+            raise ValueError("global_batch_size auto needs gradient_noise_scale and num_training_tokens")
         if self.num_sequences > MAX_GLOBAL_BATCH:
             raise ValueError(f"{self.num_sequences} sequences in one step; at most {MAX_GLOBAL_BATCH}")
         if self.phase.has_adapters != (self.lora_rank is not None):
@@ -105,9 +126,16 @@ class WorkloadSpec(SpecModel):
         return bool(self.drops_tokens) or self.expert_capacity_factor is not None
 
     @property
+    def has_open_batch(self) -> bool:
+        """The batch is chosen, not given."""
+        return self.global_batch_size == "auto"
+
+    @property
     def num_sequences(self) -> int:
-        """Sequences in one step."""
-        if self.global_batch_size is not None:
+        """Sequences in one step; 1 where it is chosen."""
+        if self.global_batch_size == "auto":
+            return 1
+        if isinstance(self.global_batch_size, int):
             return self.global_batch_size
         return (self.global_batch_tokens or 0) // self.sequence_length
 
@@ -240,6 +268,15 @@ class TrainingSpec(SpecModel):
             raise ValueError("constraints.offload_to nvme is for states: add optimizer or parameters to offload")
         if constraints.nvme_bandwidth is not None and constraints.offload_to != "nvme":
             raise ValueError("constraints.nvme_bandwidth goes with constraints.offload_to: nvme")
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_come_and_go(self) -> TrainingSpec:
+        if self.run is not None and self.run.availability is not None and self.cluster.spare_nodes:
+            raise ValueError("run.availability decides which nodes stand by: drop cluster.spare_nodes")
+        limits = self.constraints.max_run_time, self.constraints.max_usd_per_run
+        if self.run is not None and self.run.availability is not None and limits != (None, None):
+            raise ValueError("run.availability and a limit on the run: give run.finish_by, whose probability is told")
         return self
 
     @model_validator(mode="after")

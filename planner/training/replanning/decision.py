@@ -51,3 +51,15 @@ def decide(*, speed: float, change_s: float, repair_s: float) -> Decision:
         waiting_s=repair_s,
         from_s=2.0 * change_s / speed if speed > 0.0 else math.inf,
     )
+
+
+def join_from_s(*, speed: float, change_s: float) -> float:
+    """How long further nodes must stay for joining them to pay; infinite where they do not speed the job up.
+
+    M seconds as before train M seconds; with the nodes (M − C) · speed. Both are equal at C · speed/(speed − 1).
+
+    Args:
+        speed: of the plan with the nodes over the old one.
+        change_s: C.
+    """
+    return change_s * speed / (speed - 1.0) if speed > 1.0 else math.inf

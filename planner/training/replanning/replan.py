@@ -11,9 +11,13 @@ from meshplan.catalogs.units import SECONDS_PER_DAY
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.goodput.published import REPAIR_S, RESTART_S, STORE_BYTES_PER_S
 from meshplan.planner.training.plan import config_from_document
-from meshplan.planner.training.replanning.decision import Decision, decide
+from meshplan.planner.training.replanning.by_nodes import steady
+from meshplan.planner.training.replanning.decision import Decision, decide, join_from_s
 from meshplan.planner.training.replanning.moves import Layout, Moves, moves
 from meshplan.planner.training.resolve import Resolved
+
+# Times beyond are never reached.
+FOREVER_S = 1e4 * SECONDS_PER_DAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,22 +26,26 @@ class Replanned:
 
     Args:
         lost: numbers of the nodes that are gone.
-        plan: the best plan without them; None where there is none.
+        gained: nodes that have come.
+        plan: the best plan on what there is; None where there is none.
         why_not: why there is none.
         speed: its training over that of the old plan.
         moves: bytes to get there; None without a plan.
         move_s: seconds for them: over the network where the live states survive, else from the store.
         decision: wait or go on.
+        join_s: nodes that have come must stay so long for joining them to pay.
         uses_spares: spare nodes of the old plan take over, so that nothing else changes.
     """
 
     lost: tuple[int, ...]
+    gained: int = 0
     plan: Plan | None
     why_not: str
     speed: float
     moves: Moves | None
     move_s: float
     decision: Decision
+    join_s: float = 0.0
     uses_spares: bool
 
 
@@ -55,24 +63,48 @@ def without_nodes(spec: Mapping[str, Any], lost: Sequence[int]) -> dict[str, Any
         raise SpecError([Problem(path="--without", message=f"node {twice[0]} is not used by this plan already")])
     cluster["exclude"] = {**exclude, "nodes": sorted([*known, *lost])}
     cluster["spare_nodes"] = max(0, int(cluster.get("spare_nodes") or 0) - len(lost))
-    return {**spec, "cluster": cluster}
+    return {**steady(spec), "cluster": cluster}
 
 
-def replanned(made: Plan, old: Resolved, lost: Sequence[int], answer: Callable[[Mapping[str, Any]], Plan]) -> Replanned:
-    """The plan without some nodes, and what it takes to get there.
+def with_nodes(spec: Mapping[str, Any], gained: int) -> dict[str, Any]:
+    """The question with more nodes like its first ones.
+
+    Raises:
+        SpecError: the cluster is not a count of nodes.
+    """
+    cluster = dict(spec["cluster"])
+    groups = [dict(group) for group in cluster.get("nodes") or []]
+    if len(groups) != 1:
+        message = "says for how many more nodes of one type to plan: this plan's cluster is no count of such nodes"
+        raise SpecError([Problem(path="--more", message=message)])
+    groups[0]["count"] = int(groups[0]["count"]) + gained
+    return {**steady(spec), "cluster": {**cluster, "nodes": groups}}
+
+
+def replanned(
+    made: Plan,
+    old: Resolved,
+    lost: Sequence[int],
+    answer: Callable[[Mapping[str, Any]], Plan],
+    *,
+    gained: int = 0,
+) -> Replanned:
+    """The plan without some nodes or with more, and what it takes to get there.
 
     Args:
         made: the plan that runs.
         old: its question.
         lost: numbers of the nodes that are gone.
         answer: searches a plan for a question.
+        gained: nodes that have come.
     """
-    spec = without_nodes(made.spec, lost)
+    spec = with_nodes(made.spec, gained) if gained else without_nodes(made.spec, lost)
     setting = None if old.problem.run is None else old.problem.run.setting
     repair_s = REPAIR_S if setting is None else setting.repair_s
     restart_s = RESTART_S if setting is None else setting.restart_s
     nothing = Replanned(
         lost=tuple(lost),
+        gained=gained,
         plan=None,
         why_not="",
         speed=0.0,
@@ -97,18 +129,47 @@ def replanned(made: Plan, old: Resolved, lost: Sequence[int], answer: Callable[[
     move_s = taken.needed / store if taken.lost else taken.most_in / link
     return Replanned(
         lost=tuple(lost),
+        gained=gained,
         plan=found,
         why_not="",
         speed=speed,
         moves=taken,
         move_s=move_s,
         decision=decide(speed=speed, change_s=restart_s + move_s, repair_s=repair_s),
-        uses_spares=found.config == made.config,
+        join_s=join_from_s(speed=speed, change_s=restart_s + move_s) if gained else 0.0,
+        uses_spares=bool(lost) and found.config == made.config,
     )
 
 
 def _layout(plan: Plan) -> Layout:
     return Layout(config=config_from_document(plan.config), places=plan.rank_table or ())
+
+
+def elastic_plans(made: Plan, rows: Sequence[Replanned]) -> list[Plan]:
+    """Plans for neighbouring numbers of hosts around that of a plan, each on all devices of its hosts, ascending.
+
+    Args:
+        made: the plan that runs.
+        rows: plans for fewer or more nodes.
+    """
+    devices, hosts = _devices_and_hosts(made)
+    found = {hosts: made}
+    for row in rows:
+        if row.plan is not None:
+            own_devices, own_hosts = _devices_and_hosts(row.plan)
+            if own_devices * hosts == devices * own_hosts:
+                found.setdefault(own_hosts, row.plan)
+    least = most = hosts
+    while least - 1 in found:
+        least -= 1
+    while most + 1 in found:
+        most += 1
+    return [found[count] for count in range(least, most + 1)]
+
+
+def _devices_and_hosts(plan: Plan) -> tuple[int, int]:
+    table = plan.rank_table or ()
+    return len(table), len({host for host, _ in table})
 
 
 def losses(made: Plan, old: Resolved, without: Sequence[int], fewer: int) -> list[list[int]]:
@@ -140,6 +201,7 @@ def _row(one: Replanned) -> dict[str, Any]:
     taken, decision = one.moves, one.decision
     return {
         "lost_nodes": list(one.lost),
+        "gained_nodes": one.gained,
         "plan_id": None if one.plan is None else one.plan.plan_id,
         "config": None if one.plan is None else dict(one.plan.config),
         "why_not": one.why_not,
@@ -157,6 +219,7 @@ def _row(one: Replanned) -> dict[str, Any]:
         },
         "from_checkpoint": bool(taken and taken.lost),
         "move_s": one.move_s,
-        "decision": "go on" if decision.goes_on else "wait",
-        "go_on_from_repair_s": decision.from_s if decision.from_s < 1e4 * SECONDS_PER_DAY else None,
+        "decision": "join" if one.gained else "go on" if decision.goes_on else "wait",
+        "join_if_they_stay_s": one.join_s if one.gained and one.join_s < FOREVER_S else None,
+        "go_on_from_repair_s": decision.from_s if decision.from_s < FOREVER_S else None,
     }

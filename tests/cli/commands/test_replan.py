@@ -35,10 +35,10 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_table_for_the_night(database: str) -> None:
-    shown = call("runs", "--db", database, "--fewer", "2")
+    shown = call("runs", "--db", database, "--fewer", "2", "--more", "1")
     assert shown.exit_code == 0, shown.output
-    assert "1 node " in shown.output
-    assert "2 nodes" in shown.output
+    for change in ("1 more", "1 less", "2 less", "join, if they"):
+        assert change in shown.output
     assert max(len(line) for line in shown.output.splitlines()) <= 80
 
 
@@ -73,3 +73,14 @@ def test_a_serving_plan_has_no_answer(tmp_path: Path) -> None:
     shown = call("serves", "--db", db)
     assert "plan without some of its nodes" in str(shown.exception)
     assert getattr(shown.exception, "exit_code", EXIT_SPEC) == EXIT_SPEC
+
+
+def test_the_files_of_an_elastic_job(database: str, tmp_path: Path) -> None:
+    out = tmp_path / "job"
+    shown = call("runs", "--db", database, "--fewer", "1", "--more", "1", "--out", str(out))
+    assert shown.exit_code == 0, shown.output
+    assert {path.name for path in out.glob("nodes-*")} == {"nodes-2", "nodes-3", "nodes-4"}
+    assert "1 more" in (out / "OPERATOR.md").read_text()
+    assert "--nnodes 2:4 " in (out / "elastic.sh").read_text()
+    again = call("runs", "--db", database, "--fewer", "1", "--out", str(out))
+    assert again.exit_code != 0

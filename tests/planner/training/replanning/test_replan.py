@@ -13,7 +13,7 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import make_plan
-from meshplan.planner.training.replanning.decision import decide
+from meshplan.planner.training.replanning.decision import decide, join_from_s
 from meshplan.planner.training.replanning.replan import Replanned, without_nodes
 from meshplan.planner.training.service import replan
 
@@ -103,3 +103,22 @@ def test_nothing_runs_on_what_is_left() -> None:
     none = decide(speed=0.0, change_s=700.0, repair_s=1e9)
     assert not none.goes_on
     assert math.isinf(none.from_s)
+
+
+def test_more_nodes_are_planned_for_and_hold_what_they_need(plan: Plan, catalog: Catalog) -> None:
+    more, less = answers(plan, catalog, fewer=1, more=1)
+    assert (more.gained, more.lost, less.lost) == (1, (), (2,))
+    assert more.speed >= 1.0
+    assert more.moves is not None
+    assert more.moves.lost == 0.0
+    assert more.moves.moved > 0.0
+
+
+@pytest.mark.parametrize("speed", [1.1, 2.0])
+def test_joining_pays_from_when_both_have_trained_as_much(speed: float) -> None:
+    stays = join_from_s(speed=speed, change_s=500.0)
+    assert (stays - 500.0) * speed == pytest.approx(stays)
+
+
+def test_nodes_that_do_not_help_are_left() -> None:
+    assert math.isinf(join_from_s(speed=1.0, change_s=500.0))

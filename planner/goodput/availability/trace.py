@@ -1,0 +1,126 @@
+"""How many nodes there were over time, from a CSV file, plain or compressed with gzip.
+
+The first line names the columns, in any order: ``time_s`` (seconds, ascending within a trace) and ``nodes`` (available
+from then on); if known ``trace`` (name, where one file holds several) and ``usd_per_node_hour`` (price from then on).
+A column ``event`` is read past, except that its value ``end`` ends a trace; without it a trace ends with its last line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.units import SECONDS_PER_HOUR
+from meshplan.catalogs.untrusted.documents import DocumentError
+from meshplan.catalogs.untrusted.streams import csv_rows
+from meshplan.planner.core.arrays import FloatArray, IntArray
+
+NEEDED = ("time_s", "nodes")
+OPTIONAL = ("trace", "event", "usd_per_node_hour")
+# A year of samples of one second has 3e7 lines; a trace lists changes alone.
+MOST_LINES, MOST_NODES, MOST_SECONDS = 1_000_000, 100_000, 1e10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvailabilityTrace:
+    """Nodes over time, constant between two times.
+
+    Args:
+        name: of the trace.
+        times_s: [spells + 1], ascending, seconds; the last is the end.
+        nodes: [spells], available from ``times_s[i]`` to ``times_s[i + 1]``.
+        usd_per_node_hour: [spells]; None where no price is known.
+    """
+
+    name: str
+    times_s: FloatArray
+    nodes: IntArray
+    usd_per_node_hour: FloatArray | None = None
+
+    @property
+    def length_s(self) -> float:
+        """Seconds from the first time to the last."""
+        return float(self.times_s[-1] - self.times_s[0])
+
+    @property
+    def mean_nodes(self) -> float:
+        """Nodes available on average over time."""
+        return float(np.diff(self.times_s) @ self.nodes) / self.length_s
+
+    @property
+    def mean_usd_per_s(self) -> float | None:
+        """Dollars per second for all available nodes, on average; None without prices."""
+        if self.usd_per_node_hour is None:
+            return None
+        paid = np.diff(self.times_s) * self.nodes * self.usd_per_node_hour / SECONDS_PER_HOUR
+        return float(paid.sum()) / self.length_s
+
+    def at_most(self, nodes: int) -> AvailabilityTrace:
+        """The trace as a cluster of so many nodes sees it."""
+        return replace(self, nodes=np.minimum(self.nodes, nodes))
+
+
+def read_availability(path: Path) -> tuple[AvailabilityTrace, ...]:
+    """The traces of a file, in the order of their first lines.
+
+    Raises:
+        SpecError: unreadable, a malformed line (named by its number), or a trace without a span of time.
+    """
+    where = f"the availability trace {path}"
+    try:
+        rows = csv_rows(path)
+        header = [name.strip() for name in next(rows, [])]
+        _check_header(header, where)
+        found: dict[str, list[tuple[float, int, float]]] = {}
+        for number, row in enumerate(rows, start=2):
+            if number > MOST_LINES:
+                raise SpecError([Problem(path="", message=f"more than {MOST_LINES:,} lines")], of=where)
+            if row:
+                name, point = _point(dict(zip(header, row, strict=False)), number, where)
+                found.setdefault(name, []).append(point)
+    except (OSError, DocumentError, UnicodeError) as error:
+        raise SpecError([Problem(path="run.availability", message=f"{path}: {error}")]) from error
+    if not found:
+        raise SpecError([Problem(path="", message="there are no lines below the header")], of=where)
+    return tuple(_trace(name, points, where) for name, points in found.items())
+
+
+def _check_header(header: Sequence[str], where: str) -> None:
+    missing = [name for name in NEEDED if name not in header]
+    unknown = [name for name in header if name not in (*NEEDED, *OPTIONAL)]
+    if missing or unknown or len(set(header)) != len(header):
+        wrong = f"without {', '.join(missing)}" if missing else f"unknown or twice: {', '.join(unknown or header)}"
+        message = f"columns {wrong}; known are {', '.join((*NEEDED, *OPTIONAL))}"
+        raise SpecError([Problem(path="line 1", message=message)], of=where)
+
+
+def _point(cells: dict[str, str], number: int, where: str) -> tuple[str, tuple[float, int, float]]:
+    """(trace, (time, nodes, price)) of one line."""
+    try:
+        time_s, nodes = float(cells["time_s"]), int(cells["nodes"])
+        usd = float(cells.get("usd_per_node_hour") or math.nan)
+        if not (abs(time_s) <= MOST_SECONDS and 0 <= nodes <= MOST_NODES and not usd < 0.0 and not math.isinf(usd)):
+            raise ValueError("out of range")
+    except (KeyError, ValueError) as error:
+        raise SpecError([Problem(path=f"line {number}", message=f"{error}: {dict(cells)}"[:200])], of=where) from error
+    return cells.get("trace", "") or "trace", (time_s, nodes, usd)
+
+
+def _trace(name: str, points: Sequence[tuple[float, int, float]], where: str) -> AvailabilityTrace:
+    times = np.array([time for time, _, _ in points])
+    if len(times) == 1 or (np.diff(times) < 0.0).any() or times[-1] <= times[0]:
+        message = f"{name}: its times must ascend over at least two lines"
+        raise SpecError([Problem(path="time_s", message=message)], of=where)
+    keeps = np.diff(times) > 0.0
+    prices = np.array([usd for _, _, usd in points[:-1]])[keeps]
+    return AvailabilityTrace(
+        name=name,
+        times_s=np.append(times[:-1][keeps], times[-1]),
+        nodes=np.array([nodes for _, nodes, _ in points[:-1]], dtype=np.int64)[keeps],
+        usd_per_node_hour=None if np.isnan(prices).any() else prices,
+    )

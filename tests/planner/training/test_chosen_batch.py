@@ -1,0 +1,115 @@
+"""A question whose batch is open: the plan at the batch that trains soonest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SpecError
+from meshplan.cli.reports.training import report
+from meshplan.planner.batch_size.noise import NoiseScale, batches_for
+from meshplan.planner.core.plan import Plan
+from meshplan.planner.service import estimate_plan, make_plan
+from meshplan.planner.store import plan_from_document
+
+LENGTH, DEVICES = 4096, 16
+
+
+def question(noise: dict[str, Any] | None = None, **workload: Any) -> dict[str, Any]:
+    stated = {"tokens": "0:256k,1:1M", "batches": ["256k", "512k", "1M"]} if noise is None else noise
+    return {
+        "kind": "training",
+        "model": "llama-3.2-1b",
+        "cluster": {"nodes": [{"type": "dgx-h100", "count": DEVICES // 8}]},
+        "workload": {
+            "sequence_length": LENGTH,
+            "global_batch_size": "auto",
+            "num_training_tokens": "100B",
+            "gradient_noise_scale": stated,
+            **workload,
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def plan(catalog: Catalog) -> Plan:
+    return make_plan(question(), catalog)
+
+
+def test_the_batch_is_the_one_that_is_done_first(plan: Plan) -> None:
+    assert plan.answer is not None
+    found = plan.answer["batches"]
+    times = {row["batch_tokens"]: row["run_s"] for row in found["rows"]}
+    best = min(times, key=times.__getitem__)
+    assert found["best_fixed_batch_tokens"] == best == plan.config["global_batch_size"] * LENGTH
+    assert plan.predicted["run_time_s"].value == pytest.approx(times[best], rel=1e-6)
+    assert found["schedule_s"] <= found["best_fixed_s"] * (1 + 1e-12)
+
+
+def test_its_question_states_the_batch(plan: Plan, catalog: Catalog) -> None:
+    workload = plan.spec["workload"]
+    assert "global_batch_size" not in workload
+    assert make_plan(plan.spec, catalog).config == plan.config
+
+
+def test_tokens_follow_the_law(plan: Plan) -> None:
+    assert plan.answer is not None
+    rows = plan.answer["batches"]["rows"]
+    # 1/N on average between 256k and 1M, interpolated in the logarithm: (1/256k − 1/1M)/ln 4.
+    inverse = (1 / 2**18 - 1 / 2**20) / 1.386294
+    for row in rows:
+        assert row["tokens"] == pytest.approx(1e11 * (1 + row["batch_tokens"] * inverse), rel=1e-3)
+
+
+def test_it_is_read_back_and_shown(plan: Plan) -> None:
+    again = plan_from_document(plan.to_document(), name="a file")
+    assert again.answer == plan.answer
+    text = report(again, width=80)
+    assert "The same loss at every batch" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_run_restarts_in_its_own_time(catalog: Catalog) -> None:
+    document = {**question(), "run": {"restart_time": "300 d", "failures": "rsc-2"}}
+    made = make_plan(document, catalog)
+    assert made.answer is not None
+    layouts = {
+        row["batch_tokens"]: {key: value for key, value in row["config"].items() if key != "num_microbatches"}
+        for row in made.answer["batches"]["rows"]
+    }
+    used = {part["batch_tokens"] for part in made.answer["batches"]["schedule"]}
+    # No schedule pays 300 days: what it changes between differs in accumulation alone.
+    one = layouts[next(iter(used))]
+    for batch in used:
+        assert {**layouts[batch], "global_batch_size": 0} == {**one, "global_batch_size": 0}
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        (question({"tokens": "lots"}), "gradient_noise_scale.tokens"),
+        (question(num_training_tokens=None), "needs gradient_noise_scale and num_training_tokens"),
+        (question({"tokens": "4M", "batches": [5000]}), "no multiple of 4096"),
+        (question(global_batch_size="most"), "whole number"),
+    ],
+)
+def test_what_is_wrong_is_said(catalog: Catalog, document: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        make_plan(document, catalog)
+
+
+def test_one_configuration_has_one_batch(catalog: Catalog, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="ask meshplan plan"):
+        estimate_plan(question(), catalog, base=tmp_path)
+
+
+def test_batches_around_the_noise_are_shared_by_the_devices() -> None:
+    noise = NoiseScale(shares=(0.0, 1.0), tokens=(2.0**20, 2.0**23))
+    found = batches_for(noise, sequence_length=LENGTH, devices=24)
+    assert all(batch % (3 * LENGTH) == 0 for batch in found)
+    assert 2**17 <= found[0] <= 2**18
+    assert 2**23 <= found[-1] <= 2**24
+    assert batches_for(NoiseScale(shares=(0.0,), tokens=(1.0,)), sequence_length=LENGTH, devices=24) == [LENGTH]
