@@ -273,11 +273,7 @@ def calibration_text(plan: Plan, width: int) -> str:
         if node_type not in used:
             continue
         errors = calibration["error_p90"]
-        basis = calibration.get("basis", {})
-        shown = ", ".join(
-            f"{name} ×/÷ {factor:.2f}" + (f" (runs of {basis[name]})" if name in basis else "")
-            for name, factor in _factors(errors)
-        )
+        shown = _widths_text(errors, calibration.get("basis", {}))
         before = calibration.get("start_error_p90")
         if before:
             runs = counted(calibration["num_runs"], "own run")
@@ -288,9 +284,11 @@ def calibration_text(plan: Plan, width: int) -> str:
         elif calibration["num_runs"]:
             runs = counted(calibration["num_runs"], "published run")
             fitted = f"{runs} ({calibration['engine']}, {calibration['architecture']})"
-            lines.append(f"Intervals on {node_type}: {shown}, 90 % of held-out runs; constants fitted to {fitted}.")
+            held = "within them are 90 % of the runs of a source that was left out"
+            lines.append(f"Intervals on {node_type}: {shown}; {held}. Constants fitted to {fitted}.")
         else:
-            lines.append(f"Intervals on {node_type}: {shown}, assumed: no constants are fitted for this engine here.")
+            unmeasured = f"no published run is of {calibration['engine']} on {calibration['architecture']}"
+            lines.append(f"Intervals on {node_type}: {shown}; {unmeasured}: constants are those of its like.")
     lines += [f"Not validated: {what}." for what in plan.provenance.get("not_validated", ())]
     return "".join(paragraph(line, width) for line in lines)
 
@@ -308,6 +306,17 @@ def power_text(plan: Plan, width: int) -> str:
     if slowed and any("power_cap_w" in pool for pool in plan.config["pools"]):
         text += f" Under a power limit times err by ×/÷ {math.exp(slowed):.2f} besides, 90 % of published epochs."
     return paragraph(text, width)
+
+
+def _widths_text(errors: Mapping[str, float], basis: Mapping[str, str]) -> str:
+    """Factors of intervals, and in brackets what they rest on, once for neighbours that rest on the same."""
+    items = list(_factors(errors))
+    texts = []
+    for number, (name, factor) in enumerate(items):
+        after = basis.get(items[number + 1][0]) if number + 1 < len(items) else None
+        rests_on = "" if name not in basis or basis[name] == after else f" ({basis[name]})"
+        texts.append(f"{name} ×/÷ {factor:.2f}{rests_on}")
+    return ", ".join(texts)
 
 
 def _factors(errors: Mapping[str, float]) -> Iterable[tuple[str, float]]:

@@ -28,13 +28,14 @@ from meshplan.planner.serving.measured.constants_fit import (
 from meshplan.planner.serving.measured.evidence import (
     INTERVALS,
     TOGETHER,
+    Folds,
     evidence_for,
     half_width,
-    log_size,
     with_coverage,
 )
 from meshplan.planner.serving.measured.prediction import TAIL_METRICS, PreparedRun
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
+from meshplan.planner.validation.between_sources import log_size
 from meshplan.planner.validation.fitting import limited
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, p90, refined_sets, today
 
@@ -72,10 +73,9 @@ def calibrate_serving(
     for name, together in TOGETHER.items():
         log(f"{name} held out")
         folds[name] = _left_out(rows, together, lambda kept: solve(linear, owners, prior, kept=kept))
-    found = [item for items in folds.values() for item in items]
     return Calibrated(
-        calibrations=_sets(rows, theta, found, source=source, date=date or today()),
-        folds={name: with_coverage(items, found) for name, items in folds.items()},
+        calibrations=_sets(rows, theta, folds, source=source, date=date or today()),
+        folds={name: with_coverage(items, folds) for name, items in folds.items()},
     )
 
 
@@ -111,7 +111,7 @@ def _limited(old: Callable[[Key], FloatArray], new: Callable[[Key], FloatArray])
 
 
 def _sets(
-    rows: Sequence[Row], theta: Callable[[Key], FloatArray], found: Sequence[HeldOut], *, source: str, date: str
+    rows: Sequence[Row], theta: Callable[[Key], FloatArray], folds: Folds, *, source: str, date: str
 ) -> tuple[ServingCalibration, ...]:
     seen = Counter(row.key for row in rows)
     engines = sorted({engine for engine, _ in seen})
@@ -121,7 +121,7 @@ def _sets(
 
     def made(key: Key) -> ServingCalibration:
         engine, generation = key
-        widths = {name: half_width(name, key, evidence_for(key, seen), found) for name in INTERVALS}
+        widths = {name: half_width(name, key, evidence_for(key, seen), folds) for name in INTERVALS}
         return ServingCalibration(
             engine=engine or ANY_ENGINE,
             architecture=generation or ANY,

@@ -2,9 +2,12 @@
 
 A run is predicted by constants that were solved for without its source, framework, device or group
 (:data:`TOGETHER`). What remains decides its *level of evidence*: other runs of its engine on its hardware generation,
-of its engine elsewhere, or of other engines alone. The half-width of an interval at a level is the 90th percentile of
-|ln(predicted/measured)| over all predictions that were made at that level: of the same engine and generation if they
-are enough, else of the engine, else of all.
+of its engine elsewhere, or of other engines alone.
+
+*Width.* Whoever asks brings a server that no source has measured, so the half-width at a level is what is expected of
+one more source (:mod:`meshplan.planner.validation.between_sources`), by the errors on sources, devices or frameworks
+that were held out whole: of all engines, moved by the sources of the same engine, then by those on the same generation.
+How well a source's other models were predicted once some were known (the group held out) sets no width.
 
 *Coverage.* Whether a measurement of a source lies inside is judged with half-widths from the other sources, so that no
 source sets the interval that judges it; the constants behind the other sources' errors have seen it, though.
@@ -18,10 +21,10 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from meshplan.planner.core.text import counted
 from meshplan.planner.serving.measured.prediction import TAIL_METRICS
-from meshplan.planner.validation.held_out import HeldOut, Key, p90
+from meshplan.planner.validation.between_sources import expected, log_size, source_errors
+from meshplan.planner.validation.held_out import HeldOut, Key
 
 if TYPE_CHECKING:
     from meshplan.planner.serving.measured.constants_fit import Row
@@ -42,6 +45,8 @@ TOGETHER: Mapping[str, Callable[[Row], Hashable]] = {
     "framework": lambda row: row.key[0],
     "device": lambda row: row.key,
 }
+# What was left out together → predictions without it.
+Folds = Mapping[str, Sequence[HeldOut]]
 # What intervals are given for → the metrics whose error they take.
 INTERVALS = {"ttft": ("ttft_s",), "tpot": ("tpot_s",), "throughput": ("output_tokens_per_s", "latency_s")}
 # Metric → whose interval it takes. A tail has that of its latency, end to end that of the time per token, as in plans:
@@ -49,8 +54,9 @@ INTERVALS = {"ttft": ("ttft_s",), "tpot": ("tpot_s",), "throughput": ("output_to
 FAMILY = {metric: name for name, metrics in INTERVALS.items() for metric in metrics} | {
     metric: "ttft" if metric.startswith("ttft") else "tpot" for metric in TAIL_METRICS
 }
-FEWEST_FOR_P90 = 20
-UNJUDGED_P90 = 1.0  # where no sample has enough runs
+# Level of evidence → what was left out to meet it.
+FOLD_OF = {Evidence.SERVER: "source", Evidence.ENGINE: "device", Evidence.ANY: "framework"}
+UNJUDGED_P90 = 1.0  # where no source was held out
 
 
 def evidence_for(key: Key, seen: Collection[Key]) -> Evidence:
@@ -64,45 +70,46 @@ def evidence_for(key: Key, seen: Collection[Key]) -> Evidence:
     return Evidence.ENGINE if key[0] in {engine for engine, _ in seen} else Evidence.ANY
 
 
-def log_size(item: HeldOut) -> float:
-    """|ln(predicted/measured)|."""
-    return float(abs(np.log1p(max(item.error, -0.999))))
-
-
-def half_width(name: str, key: Key, level: Evidence, found: Sequence[HeldOut]) -> tuple[float, str]:
-    """Half-width of an interval in the logarithm, and the runs that it rests on, in words.
+def half_width(name: str, key: Key, level: Evidence, folds: Folds) -> tuple[float, str]:
+    """Half-width of an interval in the logarithm, and the sources that it rests on, in words.
 
     Args:
         name: one of :data:`INTERVALS`.
         key: engine and generation that are predicted.
         level: what their constants were fitted to.
-        found: predictions of measured runs, with the level at which each was made.
+        folds: what was left out → predictions of measured runs without it, with the level at which each was made.
     """
     engine = key[0]
-    for at in list(Evidence)[list(Evidence).index(level) :]:
-        members = [item for item in found if item.evidence == at and item.metric in INTERVALS[name]]
-        samples = [("all engines", members)]
-        if at is not Evidence.ANY:
-            samples.insert(0, (engine, [item for item in members if item.key[0] == engine]))
-        if at is Evidence.SERVER:
-            samples.insert(0, (" on ".join(key), [item for item in members if item.key == key]))
-        for words, sample in samples:
-            if len(sample) >= FEWEST_FOR_P90:
-                return p90([[log_size(item) for item in sample]], fewest=1, otherwise=UNJUDGED_P90), words
-    return UNJUDGED_P90, "assumed"
+    items = [item for item in folds[FOLD_OF[level]] if item.metric in INTERVALS[name]]
+    if level is Evidence.ENGINE:  # a generation that was left out where other engines alone remain says of these
+        items = [item for item in items if item.evidence == level]
+    levels = [("all engines", items)]
+    if level is not Evidence.ANY:
+        levels.append((engine, [item for item in items if item.key[0] == engine]))
+    if level is Evidence.SERVER:
+        levels.append((" on ".join(key), [item for item in items if item.key == key]))
+    found = expected([(words, source_errors(sample, _unit)) for words, sample in levels])
+    if found is None:
+        return UNJUDGED_P90, "assumed"
+    return round(found.half_width, 4), f"{counted(found.num_sources, 'source')} of {found.level}"
 
 
-def with_coverage(judged: Iterable[HeldOut], found: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
-    """The predictions of sources left out, each with whether its interval holds the measurement.
+def _unit(item: HeldOut) -> Hashable:
+    return item.source, item.key
+
+
+def with_coverage(judged: Iterable[HeldOut], folds: Folds) -> tuple[HeldOut, ...]:
+    """The predictions, each with whether the interval that the other sources justify holds the measurement.
 
     Args:
-        judged: predictions without the run's source.
-        found: predictions at every level; those of a source are not used for its own intervals.
+        judged: predictions of runs that were held out.
+        folds: predictions at every level; those of a source are not used for its own intervals.
     """
 
     @cache
     def width(source: str, name: str, key: Key, level: Evidence) -> float:
-        return half_width(name, key, level, [item for item in found if item.source != source])[0]
+        others = {fold: [item for item in items if item.source != source] for fold, items in folds.items()}
+        return half_width(name, key, level, others)[0]
 
     return tuple(
         replace(

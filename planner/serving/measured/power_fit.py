@@ -19,12 +19,13 @@ from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.energy import power_share
 from meshplan.planner.serving.estimator.work import DeviceWork
-from meshplan.planner.serving.measured.evidence import FEWEST_FOR_P90, UNJUDGED_P90, log_size
+from meshplan.planner.serving.measured.evidence import UNJUDGED_P90
 from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.simulation.run import ServingRun
+from meshplan.planner.validation.between_sources import expected, log_size, source_errors
 from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
-from meshplan.planner.validation.held_out import Calibrated, HeldOut, leave_one_out, p90, today
+from meshplan.planner.validation.held_out import Calibrated, HeldOut, leave_one_out, today
 
 POWER = Parameters(names=("waiting_share", "memory_share", "narrow_share", "compute_share", "compute_exponent"))
 # Scatter of a board's power that no constant explains, in the logarithm: the same model on the same devices, under
@@ -158,7 +159,8 @@ def _judged(rows: Sequence[PowerRow], together: Callable[[PowerRow], Hashable]) 
 
 def _width(found: Sequence[HeldOut]) -> float:
     """Half-width of the interval of power in the logarithm, from predictions of sources that were left out."""
-    return p90([[log_size(item) for item in found]], fewest=FEWEST_FOR_P90, otherwise=UNJUDGED_P90)
+    another = expected([("all sources", source_errors(found, lambda item: item.source))])
+    return UNJUDGED_P90 if another is None else round(another.half_width, 4)
 
 
 def _with_coverage(judged: Sequence[HeldOut], found: Sequence[HeldOut]) -> tuple[HeldOut, ...]:

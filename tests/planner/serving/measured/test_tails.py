@@ -11,7 +11,7 @@ from planted_serving import PLANTED, prepared
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.constants_fit import NOISE, PARAMETERS, Row
-from meshplan.planner.serving.measured.evidence import FEWEST_FOR_P90, Evidence, half_width, with_coverage
+from meshplan.planner.serving.measured.evidence import Evidence, half_width, with_coverage
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.validate import validated_run
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
@@ -65,9 +65,9 @@ def test_tails_are_covered_by_their_latency_and_do_not_set_its_interval() -> Non
         key = ("vllm", "hopper")
         return HeldOut(id="", group=source, key=key, metric=metric, error=size, evidence=Evidence.SERVER)
 
-    means = [error("ttft_s", "a", 0.1) for _ in range(FEWEST_FOR_P90)]
-    tails = [error("ttft_p99_s", "a", 0.9) for _ in range(FEWEST_FOR_P90)]
-    width, _ = half_width("ttft", ("vllm", "hopper"), Evidence.SERVER, [*means, *tails])
-    assert width == pytest.approx(np.log(1.1), abs=1e-4)
-    judged = [error("ttft_p99_s", "b", 0.09), error("ttft_p99_s", "b", 0.11)]
-    assert [item.is_covered for item in with_coverage(judged, [*means, *tails])] == [True, False]
+    means = [error("ttft_s", source, 0.1) for source in "acdef"]
+    tails = [error("ttft_p99_s", source, 0.9) for source in "acdef"]
+    width, _ = half_width("ttft", ("vllm", "hopper"), Evidence.SERVER, {"source": [*means, *tails]})
+    assert width == half_width("ttft", ("vllm", "hopper"), Evidence.SERVER, {"source": means})[0]
+    judged = [error("ttft_p99_s", "b", float(np.expm1(0.99 * width))), error("ttft_p99_s", "b", np.expm1(1.01 * width))]
+    assert [item.is_covered for item in with_coverage(judged, {"source": [*means, *tails]})] == [True, False]
