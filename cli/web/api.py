@@ -46,6 +46,11 @@ def service_of(request: Request) -> Service:
     return service
 
 
+def client_of(request: Request) -> str:
+    """Who asks, for limits and for whose job it is: an address."""
+    return request.client.host if request.client else ""
+
+
 Using = Annotated[Service, Depends(service_of)]
 Listed = Annotated[int, Query(ge=1, le=MOST_LISTED)]
 
@@ -102,21 +107,22 @@ def ask(spec: dict[str, Any], options: Options, request: Request, service: Servi
         SpecError: it is none.
     """
     check_question(spec)
-    client = request.client.host if request.client else ""
+    client = client_of(request)
     digest = job_digest(spec, options, service.catalog_state.now())
     known = service.jobs.answered(kind=KIND, digest=digest)
     found = None if known is None else known_answer(known, service)
     if found is not None:
         service.metrics.asked(KNOWN)
         return Asked(job=known, answer=found)
-    counts, most = service.jobs.counts(client=client), service.settings.most_waiting
-    if counts[JobState.QUEUED] + counts[JobState.RUNNING] >= most:
+    document, most = {"spec": spec, "options": options.model_dump(exclude_none=True)}, service.settings.most_waiting
+    job = service.jobs.submit(document, kind=KIND, digest=digest, client=client, most=most)
+    if job is None:
         refused = problem(429, "Too many questions at once", f"{most} of yours wait: ask later")
         service.metrics.asked(REFUSED)
         return Asked(job=None, answer=problem_answer(refused))
     service.metrics.asked(SEARCHED)
-    document = {"spec": spec, "options": options.model_dump(exclude_none=True)}
-    return Asked(job=service.jobs.submit(document, kind=KIND, digest=digest, client=client), answer=None)
+    service.on_job()
+    return Asked(job=job, answer=None)
 
 
 def known_answer(job: Job, service: Service) -> Answer | None:
@@ -150,6 +156,11 @@ def job_document(job: Job) -> dict[str, Any]:
     }
 
 
+def _told(job: Job, service: Service) -> dict[str, Any]:
+    """A job alone: with how many clients want its answer."""
+    return {**job_document(job), "num_askers": len(service.jobs.askers(job.job_id))}
+
+
 def _time(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat(timespec="milliseconds")
 
@@ -170,14 +181,17 @@ def get_jobs(service: Using, state: JobState | None = None, limit: Listed = 50) 
 def get_job(job_id: str, service: Using) -> Response:
     """State, incumbent, bound and seconds of a job."""
     job = service.jobs.get(job_id)
-    return _no_job(job_id) if job is None else respond(document_answer(job_document(job)))
+    return _no_job(job_id) if job is None else respond(document_answer(_told(job, service)))
 
 
 @router.delete("/jobs/{job_id}")
-def delete_job(job_id: str, service: Using) -> Response:
-    """End a job: one that waits is cancelled, one that runs keeps the best plan that it has found."""
-    job = service.jobs.cancel(job_id)
-    return _no_job(job_id) if job is None else respond(document_answer(job_document(job), status=202))
+def delete_job(job_id: str, request: Request, service: Using) -> Response:
+    """End a job: one that waits is cancelled, one that runs keeps the best plan that it has found.
+
+    A job that other clients have asked for, too, goes on for them (``num_askers``).
+    """
+    job = service.jobs.cancel(job_id, client=client_of(request))
+    return _no_job(job_id) if job is None else respond(document_answer(_told(job, service), status=202))
 
 
 @router.get("/jobs/{job_id}/events")
@@ -189,7 +203,7 @@ async def get_events(job_id: str, service: Using) -> Response:
     async def changes() -> AsyncIterator[dict[str, str]]:
         last = ""
         while (job := await run_in_threadpool(service.jobs.get, job_id)) is not None:
-            text = json.dumps(job_document(job))
+            text = json.dumps(await run_in_threadpool(_told, job, service))
             if text != last:
                 last = text
                 yield {"event": job.state.value, "data": text}

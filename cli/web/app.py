@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -27,8 +27,12 @@ from meshplan.cli.web.settings import Settings
 from meshplan.cli.web.state import CatalogState, Service
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, *, on_job: Callable[[], object] = lambda: None) -> FastAPI:
     """The application; its processes start and end with it.
+
+    Args:
+        settings: its database and limits.
+        on_job: called when there is work for a worker.
 
     Raises:
         CatalogError: the database cannot be opened.
@@ -47,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
             metrics=Metrics(jobs),
             calls=calls,
             catalog_state=CatalogState(catalog),
+            on_job=on_job,
         )
         try:
             yield

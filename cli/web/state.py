@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshplan.catalogs.database.jobs import Jobs
@@ -74,6 +75,7 @@ class Service:
         calls: see :class:`~meshplan.cli.web.calls.Calls`.
         catalog_state: see :class:`CatalogState`.
         metrics: what monitors scrape.
+        on_job: called when there is work for a worker.
         remembered: estimates.
     """
 
@@ -83,4 +85,5 @@ class Service:
     calls: Calls
     catalog_state: CatalogState
     metrics: Metrics
+    on_job: Callable[[], object]
     remembered: Remembered = field(default_factory=Remembered)

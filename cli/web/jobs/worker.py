@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -53,10 +53,13 @@ class Worker:
     Args:
         settings: limits of a search.
         catalog: database of questions and answers.
+        pause: how it waits for work, in seconds; it may return sooner where there is some.
     """
 
-    def __init__(self, settings: Settings, catalog: Catalog) -> None:
-        self.settings, self.catalog = settings, catalog
+    def __init__(
+        self, settings: Settings, catalog: Catalog, *, pause: Callable[[float], object] = time.sleep
+    ) -> None:
+        self.settings, self.catalog, self.pause = settings, catalog, pause
         self.jobs, self.rows = Jobs(catalog.engine), PlanRows(catalog.engine)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{threading.get_ident()}"
 
@@ -65,7 +68,7 @@ class Worker:
         while not stop.is_set():
             try:
                 self.jobs.requeue(older_than_s=DEAD_S, most_attempts=MOST_ATTEMPTS)
-                job = self.jobs.claim(self.name, wait_s=IDLE_S)
+                job = self.jobs.claim(self.name, wait_s=IDLE_S, pause=self.pause)
                 if job is not None:
                     self.answer(job, stop)
             except CatalogUnavailableError:  # locked, or its server is away: it may come back

@@ -15,9 +15,16 @@ _WORDS = {
     JobState.CANCELLED: "cancelled",
 }
 
+_OTHERS = "Others wait for this search, so it goes on; its answer will stand at this address."
 
-def job_view(job: Job) -> dict[str, Any]:
-    """What the page of a job shows."""
+
+def job_view(job: Job, *, is_asker: bool = True) -> dict[str, Any]:
+    """What the page of a job shows.
+
+    Args:
+        job: as it stands.
+        is_asker: whether the one who looks has asked; others cannot stop it.
+    """
     told = dict(job.progress or {})
     incumbent, bound, unit = told.get("incumbent"), told.get("bound"), str(told.get("unit", ""))
     gap = None
@@ -39,7 +46,8 @@ def job_view(job: Job) -> dict[str, Any]:
         "note": str(told.get("note", "")),
         "seconds": "–" if told.get("seconds") is None else f"{told['seconds']:.1f} s",
         "problem": None if job.problem is None else dict(job.problem),
-        "can_stop": not job.is_finished and not job.cancel_asked,
+        "can_stop": not job.is_finished and not job.cancel_asked and is_asker,
+        "others": "" if job.is_finished or job.cancel_asked or is_asker else _OTHERS,
     }
 
 
