@@ -196,9 +196,7 @@ class Jobs:
 
     # --- those who work -------------------------------------------------------------------------------------------
 
-    def claim(
-        self, worker: str, *, wait_s: float = 0.0, pause: Callable[[float], object] = time.sleep
-    ) -> Job | None:
+    def claim(self, worker: str, *, wait_s: float = 0.0, pause: Callable[[float], object] = time.sleep) -> Job | None:
         """Take the job that waits longest; no other worker gets it.
 
         Args:

@@ -6,6 +6,7 @@ A question is a spec, in JSON or YAML, as the whole body. Searches are jobs; eve
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -25,6 +26,17 @@ from meshplan.cli.answers.plans import listed_plan
 from meshplan.cli.web import calls
 from meshplan.cli.web.asking import ROWS_TYPES, Options, check_question, job_digest, read_question, read_text
 from meshplan.cli.web.calls import Answer, document_answer, problem_answer
+from meshplan.cli.web.documented import (
+    ENTRIES,
+    EVENTS,
+    MEASURED,
+    REFUSALS,
+    SPEC,
+    ZIP,
+    answers,
+    reads,
+    rows_body,
+)
 from meshplan.cli.web.jobs.worker import ANSWER
 from meshplan.cli.web.metrics import KNOWN, REFUSED, SEARCHED
 from meshplan.cli.web.problems import problem
@@ -37,7 +49,7 @@ MOST_COMPARED = 6
 KIND = "plan"  # of jobs
 MOST_LISTED = 200
 
-router = APIRouter(prefix=PREFIX)
+router = APIRouter(prefix=PREFIX, responses=REFUSALS, default_response_class=Response)
 
 
 def service_of(request: Request) -> Service:
@@ -75,7 +87,7 @@ Question = Annotated[dict[str, Any], Depends(question)]
 # --- jobs and plans ---------------------------------------------------------------------------------------------------
 
 
-@router.post("/plans")
+@router.post("/plans", responses=answers(200, 202), openapi_extra=reads(SPEC))
 def post_plan(spec: Question, options: Annotated[Options, Query()], request: Request, service: Using) -> Response:
     """Ask for the best plan: 202 with the job that searches it, or 200 with the plan where it was asked before."""
     asked = ask(spec, options, request, service)
@@ -169,7 +181,7 @@ def _no_job(job_id: str) -> Response:
     return respond(problem_answer(problem(404, "There is no such job", f"no job {job_id!r}; {PREFIX}/jobs lists them")))
 
 
-@router.get("/jobs")
+@router.get("/jobs", responses=answers(200))
 def get_jobs(service: Using, state: JobState | None = None, limit: Listed = 50) -> Response:
     """The jobs, the newest first."""
     return respond(
@@ -177,14 +189,14 @@ def get_jobs(service: Using, state: JobState | None = None, limit: Listed = 50) 
     )
 
 
-@router.get("/jobs/{job_id}")
+@router.get("/jobs/{job_id}", responses=answers(200))
 def get_job(job_id: str, service: Using) -> Response:
     """State, incumbent, bound and seconds of a job."""
     job = service.jobs.get(job_id)
     return _no_job(job_id) if job is None else respond(document_answer(_told(job, service)))
 
 
-@router.delete("/jobs/{job_id}")
+@router.delete("/jobs/{job_id}", status_code=202, responses=answers(202))
 def delete_job(job_id: str, request: Request, service: Using) -> Response:
     """End a job: one that waits is cancelled, one that runs keeps the best plan that it has found.
 
@@ -194,7 +206,7 @@ def delete_job(job_id: str, request: Request, service: Using) -> Response:
     return _no_job(job_id) if job is None else respond(document_answer(_told(job, service), status=202))
 
 
-@router.get("/jobs/{job_id}/events")
+@router.get("/jobs/{job_id}/events", responses=answers(200, media_type=EVENTS))
 async def get_events(job_id: str, service: Using) -> Response:
     """The job as server-sent events, one whenever it changes, until it has ended."""
     if await run_in_threadpool(service.jobs.get, job_id) is None:
@@ -214,7 +226,7 @@ async def get_events(job_id: str, service: Using) -> Response:
     return EventSourceResponse(changes())
 
 
-@router.get("/plans")
+@router.get("/plans", responses=answers(200))
 def get_plans(
     service: Using, kind: str | None = None, limit: Listed = 50, offset: Annotated[int, Query(ge=0)] = 0
 ) -> Response:
@@ -224,19 +236,19 @@ def get_plans(
     return respond(document_answer({"total": len(rows), "offset": offset, "plans": listed}))
 
 
-@router.get("/plans/{handle}")
+@router.get("/plans/{handle}", responses=answers(200))
 def get_plan(handle: str, service: Using) -> Response:
     """A stored plan by id, the beginning of one, tag, or ``latest``."""
     return respond(service.calls.answer(calls.stored, handle))
 
 
-@router.get("/plans/{handle}/explain")
+@router.get("/plans/{handle}/explain", responses=answers(200))
 def get_explanation(handle: str, service: Using, instead: Annotated[list[str] | None, Query()] = None) -> Response:
     """Why the plan is as it is; with ``instead=tp=4`` what another choice would cost."""
     return respond(service.calls.answer(calls.explained, handle, list(instead or ())))
 
 
-@router.get("/plans/{handle}/files")
+@router.get("/plans/{handle}/files", responses=answers(200, media_type=ZIP))
 def get_files(
     handle: str,
     service: Using,
@@ -262,13 +274,13 @@ def get_files(
     return response
 
 
-@router.post("/plans/{handle}/record")
+@router.post("/plans/{handle}/record", status_code=201, responses=answers(201), openapi_extra=reads(MEASURED))
 def post_record(handle: str, measured: Question, service: Using) -> Response:
     """Attach what was measured: metric → value in SI units."""
     return respond(service.calls.answer(calls.recorded, handle, measured))
 
 
-@router.get("/compare")
+@router.get("/compare", responses=answers(200))
 def get_comparison(plans: str, service: Using) -> Response:
     """Plans side by side, ``plans=ID,ID``; one alone against what was measured for it."""
     handles = [handle for handle in plans.split(",") if handle]
@@ -280,16 +292,35 @@ def get_comparison(plans: str, service: Using) -> Response:
 # --- what takes a moment ----------------------------------------------------------------------------------------------
 
 
-@router.post("/estimate")
-def post_estimate(spec: Question, service: Using) -> Response:
+@router.post("/estimate", responses=answers(200), openapi_extra=reads(SPEC))
+async def post_estimate(request: Request, service: Using) -> Response:
     """Price the one configuration that the spec pins under ``fixed``."""
-    digest = job_digest(spec, Options(), service.catalog_state.now())
-    answer = service.remembered.get(digest)
-    if answer is None:
-        answer = service.calls.answer(calls.estimate, spec)
-        if answer.status == HTTPStatus.OK:
-            service.remembered.put(digest, answer)
-    return respond(answer)
+    body, media_type = await request.body(), request.headers.get("content-type", "")
+    # What was asked in the same words is answered here, without reading it again: most of what is asked repeatedly.
+    state = service.catalog_state.fresh()
+    answer = None if state is None else service.remembered.get(_words(state, media_type, body))
+    return respond(answer or await run_in_threadpool(_estimated, body, media_type, service))
+
+
+def _words(state: str, media_type: str, body: bytes) -> str:
+    """The same for the same bytes to the same catalog."""
+    return hashlib.sha256(b"\0".join((state.encode(), media_type.encode(), body))).hexdigest()
+
+
+def _estimated(body: bytes, media_type: str, service: Service) -> Answer:
+    """An estimate; what was asked before in other words is remembered.
+
+    Raises:
+        SpecError: the body is no spec.
+    """
+    state = service.catalog_state.now()
+    spec = read_question(body, media_type)
+    digest = job_digest(spec, Options(), state)
+    answer = service.remembered.get(digest) or service.calls.answer(calls.estimate, spec)
+    if answer.status == HTTPStatus.OK:
+        for key in (digest, _words(state, media_type, body)):
+            service.remembered.put(key, answer)
+    return answer
 
 
 async def rows(request: Request) -> str:
@@ -301,27 +332,33 @@ async def rows(request: Request) -> str:
     return read_text(await request.body(), request.headers.get("content-type", ""), ROWS_TYPES)
 
 
-@router.post("/validate")
+@router.post("/validate", responses=answers(200), openapi_extra=rows_body())
 def post_validate(measured: Annotated[str, Depends(rows)], service: Using) -> Response:
     """Predict measured runs, one JSON object a line, and say how far off the predictions are."""
     return respond(service.calls.answer(calls.validated, measured))
 
 
-@router.get("/catalog/{section}")
+@router.get("/catalog/{section}", responses=answers(200))
 def get_entries(section: Section, service: Using, search: str = "") -> Response:
     """Devices, links, nodes, models or prices."""
     rows = [dict(row) for row in entry_rows(service.catalog, section, search=search)]
     return respond(document_answer({section.value: rows}))
 
 
-@router.get("/catalog/{section}/{name:path}")
+@router.get("/catalog/{section}/{name:path}", responses=answers(200))
 def get_entry(section: Section, name: str, service: Using) -> Response:
     """One entry: every number with its source."""
     del section  # names are unique over all sections
     return respond(document_answer(described(service.catalog, name)))
 
 
-@router.get("/schema/{kind}")
+@router.post("/catalog", status_code=201, responses=answers(201), openapi_extra=reads(ENTRIES))
+def post_entries(entries: Question, service: Using) -> Response:
+    """Add or replace entries, facts and prices, as ``meshplan catalog import``: all of a document, or nothing."""
+    return respond(service.calls.answer(calls.imported, entries))
+
+
+@router.get("/schema/{kind}", responses=answers(200))
 def get_schema(kind: str) -> Response:
     """The JSON Schema of a kind of specs."""
     return respond(document_answer(calls.schema(kind)))

@@ -191,6 +191,15 @@ def validated(catalog: Catalog, text: str) -> Answer:
     return document_answer(validation_document(validate_rows(rows_of(text.splitlines(), name="the body"), catalog)))
 
 
+def imported(catalog: Catalog, document: Mapping[str, Any]) -> Answer:
+    """``meshplan catalog import`` of a document."""
+    from meshplan.catalogs.database.transfer import import_document
+
+    changes = import_document(catalog.engine, document, name="the body")
+    counts = {"added": changes.added, "replaced": changes.replaced, "unchanged": changes.unchanged}
+    return document_answer(counts, status=201)
+
+
 def stored_plan(catalog: Catalog, handle: str) -> Any:
     """A stored plan; a handle of a request is never a path.
 

@@ -37,6 +37,10 @@ class CatalogState:
                 self._looked_s = time.monotonic()
             return self._state
 
+    def fresh(self) -> str | None:
+        """The same without looking, and without waiting for somebody who looks; None where it is time to look."""
+        return self._state if time.monotonic() - self._looked_s <= FRESH_S else None
+
 
 class Remembered:
     """The last answers by the digest of what was asked: a page that moves a slider back asks nothing anew.
@@ -45,7 +49,7 @@ class Remembered:
         most: answers to keep.
     """
 
-    def __init__(self, most: int = 1024) -> None:
+    def __init__(self, most: int = 2048) -> None:
         self._most, self._lock = most, threading.Lock()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
 

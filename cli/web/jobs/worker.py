@@ -56,9 +56,7 @@ class Worker:
         pause: how it waits for work, in seconds; it may return sooner where there is some.
     """
 
-    def __init__(
-        self, settings: Settings, catalog: Catalog, *, pause: Callable[[float], object] = time.sleep
-    ) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog, *, pause: Callable[[float], object] = time.sleep) -> None:
         self.settings, self.catalog, self.pause = settings, catalog, pause
         self.jobs, self.rows = Jobs(catalog.engine), PlanRows(catalog.engine)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{threading.get_ident()}"

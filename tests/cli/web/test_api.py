@@ -108,6 +108,19 @@ def test_the_catalog_is_that_of_the_command_line(client: TestClient, printed: An
     assert "did you mean" in missing["detail"]
 
 
+def test_entries_are_imported_as_by_the_command_line(client: TestClient, printed: Any) -> None:
+    fact = {"field": "tdp_w", "value": 650.0, "level": "imported", "source": "s", "date": "2026-01-01"}
+    entries = {"format": "meshplan-catalog/1", "devices": {"l4": {"facts": [fact]}}}
+    told = client.post("/api/v1/catalog", json=entries)
+    assert (told.status_code, told.json()) == (201, {"added": 1, "replaced": 0, "unchanged": 0})
+    assert client.post("/api/v1/catalog", json=entries).json()["unchanged"] == 1
+    assert "650" in client.get("/api/v1/catalog/devices/l4").text == printed("catalog", "show", "l4")
+    wrong = client.post("/api/v1/catalog", json={**entries, "devices": {"l4": {"facts": [{**fact, "value": -1}]}}})
+    assert wrong.status_code == 422
+    assert "tdp_w" in wrong.json()["detail"]
+    assert json.loads(printed("catalog", "remove", "l4"))["removed"] == 1
+
+
 def test_schemas_are_those_of_the_command_line(client: TestClient, meshplan: Command) -> None:
     for kind in ("training", "serving", "gpu-allocation", "rank-mapping"):
         told = json.loads(meshplan("catalog", "schema", "--kind", kind, "--format", "json").out)
