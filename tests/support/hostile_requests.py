@@ -147,7 +147,7 @@ def _body(random_: random.Random) -> bytes:
         while isinstance(at, dict) and at:
             key = random_.choice([*at, "slo", "files", "trace"])
             if not isinstance(at.get(key), dict) or random_.random() < 0.4:
-                at[key] = random_.choice(HOSTILE_VALUES)
+                at[key] = copy.deepcopy(random_.choice(HOSTILE_VALUES))
                 break
             at = at[key]
     text = json.dumps(spec, default=str, skipkeys=True)

@@ -93,6 +93,7 @@ def _form(
         example_texts=EXAMPLE_TEXTS,
         text=text or "",
         text_errors=wrong,
+        host=request.url.netloc,
         is_text=text is not None,
     )
 
