@@ -43,8 +43,8 @@ def create_app(settings: Settings, *, on_job: Callable[[], object] = lambda: Non
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        calls = Calls(settings)
-        calls.warm_up(("meshplan.cli.web.pages.calls",))
+        calls = Calls(settings, ("meshplan.cli.web.pages.calls",))
+        calls.warm_up()
         jobs = Jobs(catalog.engine)
         app.state.service = Service(
             settings=settings,

@@ -110,7 +110,7 @@ def test_the_catalog_is_that_of_the_command_line(client: TestClient, printed: An
 
 
 def test_entries_are_imported_as_by_the_command_line(client: TestClient, printed: Any) -> None:
-    fact = {"field": "tdp_w", "value": 650.0, "level": "imported", "source": "s", "date": "2026-01-01"}
+    fact = {"field": "tdp_w", "value": 650.0, "level": "measured elsewhere", "source": "s", "date": "2026-01-01"}
     entries = {"format": "meshplan-catalog/1", "devices": {"l4": {"facts": [fact]}}}
     told = client.post("/api/v1/catalog", json=entries)
     assert (told.status_code, told.json()) == (201, {"added": 1, "replaced": 0, "unchanged": 0})
