@@ -299,7 +299,9 @@ async def post_estimate(request: Request, service: Using) -> Response:
     # What was asked in the same words is answered here, without reading it again: most of what is asked repeatedly.
     state = service.catalog_state.fresh()
     answer = None if state is None else service.remembered.get(_words(state, media_type, body))
-    return respond(answer or await run_in_threadpool(_estimated, body, media_type, service))
+    if answer is None:
+        answer = await run_in_threadpool(_estimated, body, media_type, service)
+    return respond(answer)
 
 
 def _words(state: str, media_type: str, body: bytes) -> str:
