@@ -83,6 +83,8 @@ class Client:
                 _report(answer, on_progress)
             except KeyboardInterrupt:
                 answer = self.ask("DELETE", path)
+                if answer["finished_at"] is None and not answer["cancel_asked"]:
+                    raise KeyboardInterrupt(f"others wait for it, it goes on: {self.url}{path}") from None
         if answer["answer"] is not None:
             return _plan(answer["answer"])
         if answer["plan_id"] is not None:

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, overload
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -31,13 +31,15 @@ from sqlalchemy.engine import Connection, Engine
 
 from meshplan.catalogs.database.connection import queueing, reading
 from meshplan.catalogs.database.job_rows import FINISHED, JOB_COLUMNS, Beat, Job, JobState, clock, job_of
-from meshplan.catalogs.database.tables import jobs
+from meshplan.catalogs.database.tables import job_askers, jobs
 
 # 64 random bits: nobody guesses another one's job.
 _ID_BYTES = 8
 # How often a worker without work looks again: soon at first, then less often, so that an idle fleet costs little.
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+# Names the advisory locks of clients among PostgreSQL's; any number that nothing else here uses.
+_CLIENTS_LOCK = 0x6A6F6273
 
 
 class Jobs:
@@ -52,14 +54,33 @@ class Jobs:
 
     # --- those who ask --------------------------------------------------------------------------------------------
 
-    def submit(self, document: Mapping[str, Any], *, kind: str, digest: str, client: str = "") -> Job:
+    @overload
+    def submit(
+        self, document: Mapping[str, Any], *, kind: str, digest: str, client: str = "", most: None = None
+    ) -> Job: ...
+
+    @overload
+    def submit(
+        self, document: Mapping[str, Any], *, kind: str, digest: str, client: str = "", most: int
+    ) -> Job | None: ...
+
+    def submit(
+        self, document: Mapping[str, Any], *, kind: str, digest: str, client: str = "", most: int | None = None
+    ) -> Job | None:
         """Put a question into the queue; where a job for the same one waits or runs, that job is returned.
+
+        The client counts as one who asked it, in either case.
 
         Args:
             document: the question, plain JSON.
             kind: of the question.
             digest: of the question.
             client: who asks.
+            most: how many jobs of its own the client may have waiting or running, this one included; None for any
+                number. However many it submits at once, there are never more.
+
+        Returns:
+            The job; None where the client has ``most`` already and nobody else has asked this question.
         """
         row = {
             "job_id": secrets.token_hex(_ID_BYTES),
@@ -72,24 +93,34 @@ class Jobs:
             "cancel_asked": False,
             "submitted_s": clock(),
         }
-        new = _insert(self.engine).values(row).on_conflict_do_nothing().returning(*JOB_COLUMNS)
-        same = sa.select(*JOB_COLUMNS).where(
-            jobs.c.kind == kind, jobs.c.digest == digest, _IS_ACTIVE, ~jobs.c.cancel_asked
-        )
+        new = _insert(self.engine, jobs).values(row).on_conflict_do_nothing().returning(*JOB_COLUMNS)
+        asked = sa.and_(jobs.c.kind == kind, jobs.c.digest == digest, _IS_ACTIVE, ~jobs.c.cancel_asked)
+        same = sa.select(*JOB_COLUMNS).where(asked).with_for_update()  # so that nobody cancels it before it is joined
         # The job that stood in the way can end before it is read; then there is room for a new one.
         while True:
             with queueing(self.engine) as connection:
-                found = connection.execute(new).mappings().first() or connection.execute(same).mappings().first()
+                found = connection.execute(same).mappings().first()
+                if found is None:
+                    if most is not None and _is_full(connection, client, most):
+                        return None
+                    found = connection.execute(new).mappings().first()
                 if found is not None:
+                    asker = {"job_id": found["job_id"], "client": client}
+                    connection.execute(_insert(self.engine, job_askers).values(asker).on_conflict_do_nothing())
                     return job_of(found)
 
-    def cancel(self, job_id: str) -> Job | None:
+    def cancel(self, job_id: str, *, client: str | None = None) -> Job | None:
         """Cancel a job: one that waits at once, one that runs by asking its worker; one that is over stays as it is.
+
+        Args:
+            job_id: of the job.
+            client: who no longer wants the answer; the job goes on while somebody else does. None: it is cancelled
+                whoever waits for it.
 
         Returns:
             The job as it stands now; None where there is none of that id.
         """
-        waits = jobs.c.state == JobState.QUEUED
+        waits, here = jobs.c.state == JobState.QUEUED, job_askers.c.job_id == job_id
         change = (
             sa.update(jobs)
             .where(jobs.c.job_id == job_id, _IS_ACTIVE)
@@ -100,8 +131,19 @@ class Jobs:
             )
         )
         with queueing(self.engine) as connection:
-            connection.execute(change)
+            # Of two who leave at once, the second sees that the first has left.
+            connection.execute(sa.select(jobs.c.number).where(jobs.c.job_id == job_id).with_for_update())
+            leaving = sa.true() if client is None else job_askers.c.client == client
+            connection.execute(sa.delete(job_askers).where(here, leaving))
+            if connection.execute(sa.select(job_askers.c.client).where(here).limit(1)).first() is None:
+                connection.execute(change)
             return _first(connection, jobs.c.job_id == job_id)
+
+    def askers(self, job_id: str) -> frozenset[str]:
+        """The clients that want the answer of a job."""
+        with reading(self.engine) as connection:
+            query = sa.select(job_askers.c.client).where(job_askers.c.job_id == job_id)
+            return frozenset(connection.execute(query).scalars())
 
     def get(self, job_id: str) -> Job | None:
         """The job of that id; None where there is none (any more)."""
@@ -154,12 +196,13 @@ class Jobs:
 
     # --- those who work -------------------------------------------------------------------------------------------
 
-    def claim(self, worker: str, *, wait_s: float = 0.0) -> Job | None:
+    def claim(self, worker: str, *, wait_s: float = 0.0, pause: Callable[[float], object] = time.sleep) -> Job | None:
         """Take the job that waits longest; no other worker gets it.
 
         Args:
             worker: name of the claimer; several may share one.
             wait_s: how long to wait for a job where there is none.
+            pause: waits for so many seconds between two looks, or less where it hears that there is work.
 
         Returns:
             The job, which the other methods take as the proof of the claim; None where none came.
@@ -185,7 +228,7 @@ class Jobs:
             )
             .returning(*JOB_COLUMNS)
         )
-        end, pause = time.monotonic() + wait_s, _FIRST_PAUSE_S
+        end, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
         while True:
             # A look costs no lock: idle workers do not keep SQLite's one writer out.
             if self._has_queued():
@@ -196,8 +239,8 @@ class Jobs:
             left = end - time.monotonic()
             if left <= 0:
                 return None
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            pause(min(pause_s, left))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def beat(self, job: Job, progress: Mapping[str, Any] | None = None) -> Beat:
         """Say that the claim is alive, and hear whether to go on.
@@ -297,9 +340,17 @@ class Jobs:
 _IS_ACTIVE = jobs.c.state.in_([JobState.QUEUED, JobState.RUNNING])
 
 
-def _insert(engine: Engine) -> Any:
+def _insert(engine: Engine, table: sa.Table) -> Any:
     dialect = postgresql if engine.dialect.name == "postgresql" else sqlite
-    return dialect.insert(jobs)
+    return dialect.insert(table)
+
+
+def _is_full(connection: Connection, client: str, most: int) -> bool:
+    """Whether a client has so many open jobs; until the transaction ends, nobody else counts them."""
+    if connection.dialect.name == "postgresql":  # SQLite has one writer in any case
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CLIENTS_LOCK, sa.func.hashtext(client))))
+    query = sa.select(sa.func.count()).where(_IS_ACTIVE, jobs.c.client == client)
+    return int(connection.execute(query).scalar_one()) >= most
 
 
 def _held(job: Job) -> sa.ColumnElement[bool]:

@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 
 # Revision of migrations/versions that describes exactly the tables below.
-SCHEMA_REVISION = "0005"
+SCHEMA_REVISION = "0006"
 
 metadata = MetaData()
 
@@ -252,6 +252,14 @@ Index("ix_jobs_state", jobs.c.state, jobs.c.number)
 _ASKED = jobs.c.state.in_(["queued", "running"]) & ~jobs.c.cancel_asked
 Index("uq_jobs_asked", jobs.c.kind, jobs.c.digest, unique=True, sqlite_where=_ASKED, postgresql_where=_ASKED)
 
+# Who wants a job's answer: the one who submitted it, and those who asked the same while it was open.
+job_askers = Table(
+    "job_askers",
+    metadata,
+    Column("job_id", String, ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True),
+    Column("client", String, primary_key=True),
+)
+
 studies = Table(
     "studies",
     metadata,
@@ -281,4 +289,4 @@ study_points = Table(
 Index("ix_study_points_owner", study_points.c.owner, study_points.c.state)
 
 # What answers leave behind and none rests on; rows before those that they refer to.
-WRITTEN_BY_ANSWERS = (recorded_runs, plans, jobs, study_points, studies)
+WRITTEN_BY_ANSWERS = (recorded_runs, plans, job_askers, jobs, study_points, studies)

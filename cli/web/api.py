@@ -6,6 +6,7 @@ A question is a spec, in JSON or YAML, as the whole body. Searches are jobs; eve
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -25,6 +26,17 @@ from meshplan.cli.answers.plans import listed_plan
 from meshplan.cli.web import calls
 from meshplan.cli.web.asking import ROWS_TYPES, Options, check_question, job_digest, read_question, read_text
 from meshplan.cli.web.calls import Answer, document_answer, problem_answer
+from meshplan.cli.web.documented import (
+    ENTRIES,
+    EVENTS,
+    MEASURED,
+    REFUSALS,
+    SPEC,
+    ZIP,
+    answers,
+    reads,
+    rows_body,
+)
 from meshplan.cli.web.jobs.worker import ANSWER
 from meshplan.cli.web.metrics import KNOWN, REFUSED, SEARCHED
 from meshplan.cli.web.problems import problem
@@ -37,13 +49,18 @@ MOST_COMPARED = 6
 KIND = "plan"  # of jobs
 MOST_LISTED = 200
 
-router = APIRouter(prefix=PREFIX)
+router = APIRouter(prefix=PREFIX, responses=REFUSALS, default_response_class=Response)
 
 
 def service_of(request: Request) -> Service:
     """What the application was made with."""
     service: Service = request.app.state.service
     return service
+
+
+def client_of(request: Request) -> str:
+    """Who asks, for limits and for whose job it is: an address."""
+    return request.client.host if request.client else ""
 
 
 Using = Annotated[Service, Depends(service_of)]
@@ -70,7 +87,7 @@ Question = Annotated[dict[str, Any], Depends(question)]
 # --- jobs and plans ---------------------------------------------------------------------------------------------------
 
 
-@router.post("/plans")
+@router.post("/plans", responses=answers(200, 202), openapi_extra=reads(SPEC))
 def post_plan(spec: Question, options: Annotated[Options, Query()], request: Request, service: Using) -> Response:
     """Ask for the best plan: 202 with the job that searches it, or 200 with the plan where it was asked before."""
     asked = ask(spec, options, request, service)
@@ -102,21 +119,22 @@ def ask(spec: dict[str, Any], options: Options, request: Request, service: Servi
         SpecError: it is none.
     """
     check_question(spec)
-    client = request.client.host if request.client else ""
+    client = client_of(request)
     digest = job_digest(spec, options, service.catalog_state.now())
     known = service.jobs.answered(kind=KIND, digest=digest)
     found = None if known is None else known_answer(known, service)
     if found is not None:
         service.metrics.asked(KNOWN)
         return Asked(job=known, answer=found)
-    counts, most = service.jobs.counts(client=client), service.settings.most_waiting
-    if counts[JobState.QUEUED] + counts[JobState.RUNNING] >= most:
+    document, most = {"spec": spec, "options": options.model_dump(exclude_none=True)}, service.settings.most_waiting
+    job = service.jobs.submit(document, kind=KIND, digest=digest, client=client, most=most)
+    if job is None:
         refused = problem(429, "Too many questions at once", f"{most} of yours wait: ask later")
         service.metrics.asked(REFUSED)
         return Asked(job=None, answer=problem_answer(refused))
     service.metrics.asked(SEARCHED)
-    document = {"spec": spec, "options": options.model_dump(exclude_none=True)}
-    return Asked(job=service.jobs.submit(document, kind=KIND, digest=digest, client=client), answer=None)
+    service.on_job()
+    return Asked(job=job, answer=None)
 
 
 def known_answer(job: Job, service: Service) -> Answer | None:
@@ -150,6 +168,11 @@ def job_document(job: Job) -> dict[str, Any]:
     }
 
 
+def _told(job: Job, service: Service) -> dict[str, Any]:
+    """A job alone: with how many clients want its answer."""
+    return {**job_document(job), "num_askers": len(service.jobs.askers(job.job_id))}
+
+
 def _time(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat(timespec="milliseconds")
 
@@ -158,7 +181,7 @@ def _no_job(job_id: str) -> Response:
     return respond(problem_answer(problem(404, "There is no such job", f"no job {job_id!r}; {PREFIX}/jobs lists them")))
 
 
-@router.get("/jobs")
+@router.get("/jobs", responses=answers(200))
 def get_jobs(service: Using, state: JobState | None = None, limit: Listed = 50) -> Response:
     """The jobs, the newest first."""
     return respond(
@@ -166,21 +189,24 @@ def get_jobs(service: Using, state: JobState | None = None, limit: Listed = 50) 
     )
 
 
-@router.get("/jobs/{job_id}")
+@router.get("/jobs/{job_id}", responses=answers(200))
 def get_job(job_id: str, service: Using) -> Response:
     """State, incumbent, bound and seconds of a job."""
     job = service.jobs.get(job_id)
-    return _no_job(job_id) if job is None else respond(document_answer(job_document(job)))
+    return _no_job(job_id) if job is None else respond(document_answer(_told(job, service)))
 
 
-@router.delete("/jobs/{job_id}")
-def delete_job(job_id: str, service: Using) -> Response:
-    """End a job: one that waits is cancelled, one that runs keeps the best plan that it has found."""
-    job = service.jobs.cancel(job_id)
-    return _no_job(job_id) if job is None else respond(document_answer(job_document(job), status=202))
+@router.delete("/jobs/{job_id}", status_code=202, responses=answers(202))
+def delete_job(job_id: str, request: Request, service: Using) -> Response:
+    """End a job: one that waits is cancelled, one that runs keeps the best plan that it has found.
+
+    A job that other clients have asked for, too, goes on for them (``num_askers``).
+    """
+    job = service.jobs.cancel(job_id, client=client_of(request))
+    return _no_job(job_id) if job is None else respond(document_answer(_told(job, service), status=202))
 
 
-@router.get("/jobs/{job_id}/events")
+@router.get("/jobs/{job_id}/events", responses=answers(200, media_type=EVENTS))
 async def get_events(job_id: str, service: Using) -> Response:
     """The job as server-sent events, one whenever it changes, until it has ended."""
     if await run_in_threadpool(service.jobs.get, job_id) is None:
@@ -189,7 +215,7 @@ async def get_events(job_id: str, service: Using) -> Response:
     async def changes() -> AsyncIterator[dict[str, str]]:
         last = ""
         while (job := await run_in_threadpool(service.jobs.get, job_id)) is not None:
-            text = json.dumps(job_document(job))
+            text = json.dumps(await run_in_threadpool(_told, job, service))
             if text != last:
                 last = text
                 yield {"event": job.state.value, "data": text}
@@ -200,7 +226,7 @@ async def get_events(job_id: str, service: Using) -> Response:
     return EventSourceResponse(changes())
 
 
-@router.get("/plans")
+@router.get("/plans", responses=answers(200))
 def get_plans(
     service: Using, kind: str | None = None, limit: Listed = 50, offset: Annotated[int, Query(ge=0)] = 0
 ) -> Response:
@@ -210,19 +236,19 @@ def get_plans(
     return respond(document_answer({"total": len(rows), "offset": offset, "plans": listed}))
 
 
-@router.get("/plans/{handle}")
+@router.get("/plans/{handle}", responses=answers(200))
 def get_plan(handle: str, service: Using) -> Response:
     """A stored plan by id, the beginning of one, tag, or ``latest``."""
     return respond(service.calls.answer(calls.stored, handle))
 
 
-@router.get("/plans/{handle}/explain")
+@router.get("/plans/{handle}/explain", responses=answers(200))
 def get_explanation(handle: str, service: Using, instead: Annotated[list[str] | None, Query()] = None) -> Response:
     """Why the plan is as it is; with ``instead=tp=4`` what another choice would cost."""
     return respond(service.calls.answer(calls.explained, handle, list(instead or ())))
 
 
-@router.get("/plans/{handle}/files")
+@router.get("/plans/{handle}/files", responses=answers(200, media_type=ZIP))
 def get_files(
     handle: str,
     service: Using,
@@ -248,13 +274,13 @@ def get_files(
     return response
 
 
-@router.post("/plans/{handle}/record")
+@router.post("/plans/{handle}/record", status_code=201, responses=answers(201), openapi_extra=reads(MEASURED))
 def post_record(handle: str, measured: Question, service: Using) -> Response:
     """Attach what was measured: metric → value in SI units."""
     return respond(service.calls.answer(calls.recorded, handle, measured))
 
 
-@router.get("/compare")
+@router.get("/compare", responses=answers(200))
 def get_comparison(plans: str, service: Using) -> Response:
     """Plans side by side, ``plans=ID,ID``; one alone against what was measured for it."""
     handles = [handle for handle in plans.split(",") if handle]
@@ -266,16 +292,37 @@ def get_comparison(plans: str, service: Using) -> Response:
 # --- what takes a moment ----------------------------------------------------------------------------------------------
 
 
-@router.post("/estimate")
-def post_estimate(spec: Question, service: Using) -> Response:
+@router.post("/estimate", responses=answers(200), openapi_extra=reads(SPEC))
+async def post_estimate(request: Request, service: Using) -> Response:
     """Price the one configuration that the spec pins under ``fixed``."""
-    digest = job_digest(spec, Options(), service.catalog_state.now())
-    answer = service.remembered.get(digest)
+    body, media_type = await request.body(), request.headers.get("content-type", "")
+    # What was asked in the same words is answered here, without reading it again: most of what is asked repeatedly.
+    state = service.catalog_state.fresh()
+    answer = None if state is None else service.remembered.get(_words(state, media_type, body))
     if answer is None:
-        answer = service.calls.answer(calls.estimate, spec)
-        if answer.status == HTTPStatus.OK:
-            service.remembered.put(digest, answer)
+        answer = await run_in_threadpool(_estimated, body, media_type, service)
     return respond(answer)
+
+
+def _words(state: str, media_type: str, body: bytes) -> str:
+    """The same for the same bytes to the same catalog."""
+    return hashlib.sha256(b"\0".join((state.encode(), media_type.encode(), body))).hexdigest()
+
+
+def _estimated(body: bytes, media_type: str, service: Service) -> Answer:
+    """An estimate; what was asked before in other words is remembered.
+
+    Raises:
+        SpecError: the body is no spec.
+    """
+    state = service.catalog_state.now()
+    spec = read_question(body, media_type)
+    digest = job_digest(spec, Options(), state)
+    answer = service.remembered.get(digest) or service.calls.answer(calls.estimate, spec)
+    if answer.status == HTTPStatus.OK:
+        for key in (digest, _words(state, media_type, body)):
+            service.remembered.put(key, answer)
+    return answer
 
 
 async def rows(request: Request) -> str:
@@ -287,27 +334,33 @@ async def rows(request: Request) -> str:
     return read_text(await request.body(), request.headers.get("content-type", ""), ROWS_TYPES)
 
 
-@router.post("/validate")
+@router.post("/validate", responses=answers(200), openapi_extra=rows_body())
 def post_validate(measured: Annotated[str, Depends(rows)], service: Using) -> Response:
     """Predict measured runs, one JSON object a line, and say how far off the predictions are."""
     return respond(service.calls.answer(calls.validated, measured))
 
 
-@router.get("/catalog/{section}")
+@router.get("/catalog/{section}", responses=answers(200))
 def get_entries(section: Section, service: Using, search: str = "") -> Response:
     """Devices, links, nodes, models or prices."""
     rows = [dict(row) for row in entry_rows(service.catalog, section, search=search)]
     return respond(document_answer({section.value: rows}))
 
 
-@router.get("/catalog/{section}/{name:path}")
+@router.get("/catalog/{section}/{name:path}", responses=answers(200))
 def get_entry(section: Section, name: str, service: Using) -> Response:
     """One entry: every number with its source."""
     del section  # names are unique over all sections
     return respond(document_answer(described(service.catalog, name)))
 
 
-@router.get("/schema/{kind}")
+@router.post("/catalog", status_code=201, responses=answers(201), openapi_extra=reads(ENTRIES))
+def post_entries(entries: Question, service: Using) -> Response:
+    """Add or replace entries, facts and prices, as ``meshplan catalog import``: all of a document, or nothing."""
+    return respond(service.calls.answer(calls.imported, entries))
+
+
+@router.get("/schema/{kind}", responses=answers(200))
 def get_schema(kind: str) -> Response:
     """The JSON Schema of a kind of specs."""
     return respond(document_answer(calls.schema(kind)))

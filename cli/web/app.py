@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
@@ -12,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 
 from meshplan.catalogs.database.jobs import Jobs
 from meshplan.catalogs.database.repository import Catalog
@@ -27,8 +29,12 @@ from meshplan.cli.web.settings import Settings
 from meshplan.cli.web.state import CatalogState, Service
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, *, on_job: Callable[[], object] = lambda: None) -> FastAPI:
     """The application; its processes start and end with it.
+
+    Args:
+        settings: its database and limits.
+        on_job: called when there is work for a worker.
 
     Raises:
         CatalogError: the database cannot be opened.
@@ -37,8 +43,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        calls = Calls(settings)
-        calls.warm_up(("meshplan.cli.web.pages.calls",))
+        calls = Calls(settings, ("meshplan.cli.web.pages.calls",))
+        calls.warm_up()
         jobs = Jobs(catalog.engine)
         app.state.service = Service(
             settings=settings,
@@ -47,6 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
             metrics=Metrics(jobs),
             calls=calls,
             catalog_state=CatalogState(catalog),
+            on_job=on_job,
         )
         try:
             yield
@@ -67,6 +74,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_api_route("/healthz", healthy, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(MeshplanError, _failed)
+    app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _misread)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*settings.hosts], www_redirect=False)
@@ -95,6 +103,11 @@ def _told(request: Request, document: dict[str, Any]) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     return _told(request, problem_of(error))
+
+
+async def _left(_: Request, __: Exception) -> Response:
+    """Who has left in the middle of a body hears nothing, and the log need not hear of it."""
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
 async def _refused(request: Request, error: Any) -> Response:

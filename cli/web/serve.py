@@ -43,7 +43,7 @@ def serve(
     import uvicorn
 
     from meshplan.cli.web.app import create_app
-    from meshplan.cli.web.jobs.crew import crew
+    from meshplan.cli.web.jobs.crew import bell, crew
     from meshplan.cli.web.settings import LOOPBACK, Settings
 
     token = "" if token_file is None else read_token(token_file)
@@ -51,14 +51,15 @@ def serve(
         raise typer.BadParameter(f"{host} is reached from elsewhere: give --token-file too", param_hint="--host")
     hosts = (*LOOPBACK, *(allowed_host or ())) if _is_loopback(host) or allowed_host else ("*",)
     settings = Settings(db=db, token=token, hosts=hosts, workers=workers)
-    application = create_app(settings)
+    ringing = bell()
+    application = create_app(settings, on_job=ringing.release)
     sys.stderr.write(
         f"meshplan answers at http://{host}:{port}, its API below /api/v1, with {counted(workers, 'worker')}; "
         "Ctrl-C ends it\n"
     )
     # uvicorn ends on a signal and then raises it anew: as an exception, so that the workers end as they should.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with crew(settings):
+    with crew(settings, ringing):
         uvicorn.run(application, host=host, port=port, log_level="warning", access_log=False, server_header=False)
 
 

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshplan.catalogs.database.jobs import Jobs
@@ -36,6 +37,10 @@ class CatalogState:
                 self._looked_s = time.monotonic()
             return self._state
 
+    def fresh(self) -> str | None:
+        """The same without looking, and without waiting for somebody who looks; None where it is time to look."""
+        return self._state if time.monotonic() - self._looked_s <= FRESH_S else None
+
 
 class Remembered:
     """The last answers by the digest of what was asked: a page that moves a slider back asks nothing anew.
@@ -44,7 +49,7 @@ class Remembered:
         most: answers to keep.
     """
 
-    def __init__(self, most: int = 1024) -> None:
+    def __init__(self, most: int = 2048) -> None:
         self._most, self._lock = most, threading.Lock()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
 
@@ -74,6 +79,7 @@ class Service:
         calls: see :class:`~meshplan.cli.web.calls.Calls`.
         catalog_state: see :class:`CatalogState`.
         metrics: what monitors scrape.
+        on_job: called when there is work for a worker.
         remembered: estimates.
     """
 
@@ -83,4 +89,5 @@ class Service:
     calls: Calls
     catalog_state: CatalogState
     metrics: Metrics
+    on_job: Callable[[], object]
     remembered: Remembered = field(default_factory=Remembered)

@@ -12,6 +12,8 @@ NAMES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient"}
 WIDTH, ROW, GAP, LEFT, TOP = 1200, 26, 4, 72, 56
 # Pixels that a micro-batch's number needs.
 LABEL_WIDTH = 15
+# Pixels from which on a span has a white edge.
+EDGED_WIDTH = 4
 # Later chunks of a stage are lighter, down to this opacity.
 LIGHTEST = 0.45
 
@@ -46,7 +48,8 @@ def _draw_span(drawing: Drawing, span: Span, top: float, pixels_per_s: float, op
     x = LEFT + span.start_s * pixels_per_s
     duration = f"{format_duration(span.start_s)} to {format_duration(span.end_s)}"
     hint = f"{NAMES[op.kind]}, micro-batch {op.microbatch}, chunk {op.chunk}: {duration}"
-    drawing.rect(x, top, width, ROW, hint=hint, fill=COLOURS[op.kind], fill_opacity=opacity, stroke="white")
+    edge = {"stroke": "white"} if width >= EDGED_WIDTH else {}  # of narrow spans little else would be left
+    drawing.rect(x, top, width, ROW, hint=hint, fill=COLOURS[op.kind], fill_opacity=opacity, **edge)
     if width >= LABEL_WIDTH:
         drawing.label(x + width / 2, top + ROW / 2, str(op.microbatch))
 

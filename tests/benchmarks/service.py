@@ -14,6 +14,7 @@ import argparse
 import http.client
 import importlib.util
 import json
+import os
 import shutil
 import socket
 import statistics
@@ -66,7 +67,17 @@ def started(port: int) -> None:
     raise SystemExit("the service does not answer")
 
 
-def estimates(port: int, clients: int, requests: int) -> None:
+def processor_s(pid: int) -> float:
+    """Processor seconds that a process has used, without its children; 0 where the system does not tell."""
+    file = Path(f"/proc/{pid}/stat")
+    if not file.exists():
+        return 0.0
+    user, system = file.read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def estimates(port: int, clients: int, requests: int, *, pid: int, different: bool = False) -> None:
+    """Estimates, of four questions or each of another one."""
     seconds: list[float] = []
     statuses: Counter[int] = Counter()
 
@@ -74,18 +85,24 @@ def estimates(port: int, clients: int, requests: int) -> None:
         client = Client(port)
         for request in range(requests):
             degrees = {**SPEC["fixed"], "tensor_parallel": 2 ** ((number + request) % 4)}
+            spec = {**SPEC, "fixed": degrees}
+            if different:
+                spec["workload"] = {**SPEC["workload"], "global_batch_size": 64 * (1 + number * requests + request)}
             began = time.perf_counter()
-            status, _ = client.ask("POST", "/api/v1/estimate", {**SPEC, "fixed": degrees})
+            status, _ = client.ask("POST", "/api/v1/estimate", spec)
             seconds.append(time.perf_counter() - began)
             statuses[status] += 1
 
-    began = time.perf_counter()
+    began, service_s, own_s = time.perf_counter(), processor_s(pid), time.process_time()
     run_all(work, clients)
     took = time.perf_counter() - began
+    used_s, clients_s = processor_s(pid) - service_s, time.process_time() - own_s
     cuts = statistics.quantiles(seconds, n=100)
     print(
-        f"estimates: {len(seconds)} of {clients} clients in {took:.1f} s ({len(seconds) / took:.0f}/s), statuses "
-        f"{dict(statuses)}, p50 {cuts[49] * 1e3:.0f} ms, p95 {cuts[94] * 1e3:.0f} ms, p99 {cuts[98] * 1e3:.0f} ms"
+        f"estimates, {'all of another question' if different else 'of four questions'}: {len(seconds)} of "
+        f"{clients} clients in {took:.1f} s ({len(seconds) / took:.0f}/s), statuses "
+        f"{dict(statuses)}, p50 {cuts[49] * 1e3:.0f} ms, p95 {cuts[94] * 1e3:.0f} ms, p99 {cuts[98] * 1e3:.0f} ms; "
+        f"processor: the service's main process {used_s:.2f} s, the clients {clients_s:.2f} s"
     )
 
 
@@ -213,7 +230,9 @@ def main() -> None:
         try:
             started(port)
             if not given.pages_only:
-                estimates(port, given.clients, given.requests)
+                estimates(port, 4, 8, pid=service.pid)  # its processes load what they need
+                estimates(port, given.clients, given.requests, pid=service.pid)
+                estimates(port, given.clients, given.requests, pid=service.pid, different=True)
                 questions(port, given.clients, given.questions)
             pages(port, given.repeats)
         finally:

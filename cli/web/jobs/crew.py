@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context, parent_process
+from multiprocessing.synchronize import Semaphore
 
 from meshplan.cli.web.jobs.worker import GRACE_S
 from meshplan.cli.web.settings import Settings
@@ -15,11 +18,25 @@ from meshplan.cli.web.settings import Settings
 LONGER_S = 10.0
 
 
+def bell() -> Semaphore:
+    """What a service rings (``release``) when there is work, for the workers beside it.
+
+    Those on other machines look into the database now and then. A semaphore and no event: whoever rings an event waits
+    for all that listen, also for a worker that was killed while it listened.
+    """
+    return get_context("spawn").Semaphore(0)
+
+
 @contextmanager
-def crew(settings: Settings) -> Iterator[None]:
-    """Run ``settings.workers`` workers; at the end each stores the best plan of the job in its hand."""
+def crew(settings: Settings, ringing: Semaphore | None = None) -> Iterator[None]:
+    """Run ``settings.workers`` workers; at the end each stores the best plan of the job in its hand.
+
+    Args:
+        settings: how many, and their limits.
+        ringing: the :func:`bell` that they listen to; None: they look into the database.
+    """
     context = get_context("spawn")
-    processes = [context.Process(target=_work, args=(settings,)) for _ in range(settings.workers)]
+    processes = [context.Process(target=_work, args=(settings, ringing)) for _ in range(settings.workers)]
     for process in processes:
         process.start()
     try:
@@ -33,7 +50,7 @@ def crew(settings: Settings) -> Iterator[None]:
                 process.kill()
 
 
-def _work(settings: Settings) -> None:
+def _work(settings: Settings, ringing: Semaphore | None) -> None:
     """The main function of a worker's process: SIGTERM ends it, and Ctrl-C in the terminal is left to the parent."""
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.cli.web.jobs.worker import Worker
@@ -42,7 +59,8 @@ def _work(settings: Settings) -> None:
     threading.Thread(target=_follow_parent, args=(stop,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Worker(settings, Catalog.open(settings.db)).run(stop)
+    pause = time.sleep if ringing is None else partial(ringing.acquire, True)
+    Worker(settings, Catalog.open(settings.db), pause=pause).run(stop)
 
 
 def _follow_parent(stop: threading.Event) -> None:

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -53,10 +53,11 @@ class Worker:
     Args:
         settings: limits of a search.
         catalog: database of questions and answers.
+        pause: how it waits for work, in seconds; it may return sooner where there is some.
     """
 
-    def __init__(self, settings: Settings, catalog: Catalog) -> None:
-        self.settings, self.catalog = settings, catalog
+    def __init__(self, settings: Settings, catalog: Catalog, *, pause: Callable[[float], object] = time.sleep) -> None:
+        self.settings, self.catalog, self.pause = settings, catalog, pause
         self.jobs, self.rows = Jobs(catalog.engine), PlanRows(catalog.engine)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{threading.get_ident()}"
 
@@ -65,7 +66,7 @@ class Worker:
         while not stop.is_set():
             try:
                 self.jobs.requeue(older_than_s=DEAD_S, most_attempts=MOST_ATTEMPTS)
-                job = self.jobs.claim(self.name, wait_s=IDLE_S)
+                job = self.jobs.claim(self.name, wait_s=IDLE_S, pause=self.pause)
                 if job is not None:
                     self.answer(job, stop)
             except CatalogUnavailableError:  # locked, or its server is away: it may come back
@@ -86,7 +87,7 @@ class Worker:
                 process.kill()
             process.join()
         if name == PLAN:
-            self._keep(job, found)
+            self._keep(job, found, is_ending=stop.is_set())
         elif name == NOTHING:  # ended before it had found anything: cancelled, or for another worker
             self.jobs.release(job)
         elif name == PROBLEM:
@@ -115,12 +116,20 @@ class Worker:
             if not is_asked and (stop.is_set() or beat is Beat.STOP):
                 is_asked, ends_at = True, time.monotonic() + GRACE_S
                 os.kill(process.pid, signal.SIGINT)
+        if is_asked:
+            return NOTHING, {}
         return PROBLEM, problem(503, "The search takes too long", f"no answer within {self.settings.job_s:g} s")
 
-    def _keep(self, job: Job, document: Mapping[str, Any]) -> None:
+    def _keep(self, job: Job, document: Mapping[str, Any], *, is_ending: bool) -> None:
         """Store a plan; the same one is stored once, however often its job was begun.
 
-        That no plan exists stays with the job: ``latest`` is a plan that can be launched.
+        That no plan exists stays with the job: ``latest`` is a plan that can be launched. What a worker that ends has
+        found so far is kept and shown, but whoever asks again has it searched to the end.
+
+        Args:
+            job: the claim.
+            document: the plan.
+            is_ending: whether the worker was told to end while it searched.
         """
         if document["solution"]["status"] == Status.INFEASIBLE.value:
             self.jobs.beat(job, {ANSWER: document})
@@ -131,7 +140,8 @@ class Worker:
         except MeshplanError as error:
             self.jobs.fail(job, problem_of(error))
         else:
-            end = self.jobs.stop if self.jobs.beat(job) is Beat.STOP else self.jobs.finish
+            is_short = is_ending and document["solution"]["status"] != Status.OPTIMAL.value
+            end = self.jobs.stop if is_short or self.jobs.beat(job) is Beat.STOP else self.jobs.finish
             end(job, plan_id=str(document["plan_id"]))
 
 
@@ -139,6 +149,7 @@ def _search(theirs: Connection, db: str | None, document: Mapping[str, Any], mos
     """One search, in its own process; sends progress, then a plan or a problem."""
     from meshplan.planner.service import make_plan
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the worker, which it comes from, ignores it
     options = dict(document["options"])
     limit_s = min(options.pop("time_limit_s", most_s), most_s)
     try:

@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse
 from meshplan.catalogs.database.job_rows import Job
 from meshplan.catalogs.errors import Problem, SpecError, StoreError
 from meshplan.cli.answers.entries import Section, entry_rows
-from meshplan.cli.web.api import PREFIX, Asked, Using, ask, job_document, job_progress, respond
+from meshplan.cli.web.api import PREFIX, Asked, Using, ask, client_of, job_document, job_progress, respond
 from meshplan.cli.web.asking import Options
 from meshplan.cli.web.calls import document_answer
 from meshplan.cli.web.jobs.worker import ANSWER
@@ -93,6 +93,7 @@ def _form(
         example_texts=EXAMPLE_TEXTS,
         text=text or "",
         text_errors=wrong,
+        host=request.url.netloc,
         is_text=text is not None,
     )
 
@@ -158,19 +159,21 @@ def get_job(job_id: str, request: Request, service: Using) -> Response:
         if not is_good(answer):
             return problem_page(request, content(answer))
         return page(request, "answer.html", plan=content(answer), is_stored=False, host=request.url.netloc)
-    return page(request, "job.html", job=job_view(job), events=f"{PREFIX}/jobs/{job_id}/events")
+    view = job_view(job, is_asker=client_of(request) in service.jobs.askers(job_id))
+    return page(request, "job.html", job=view, events=f"{PREFIX}/jobs/{job_id}/events")
 
 
 @router.post("/jobs/{job_id}/cancel")
-def post_cancel(job_id: str, fields: Fields, service: Using) -> Response:
-    """Stop a search; what it has found is kept."""
+def post_cancel(job_id: str, fields: Fields, request: Request, service: Using) -> Response:
+    """Stop a search that nobody else waits for; what it has found is kept."""
     del fields  # only whether they come from here
-    service.jobs.cancel(_job(job_id, service).job_id)
+    service.jobs.cancel(_job(job_id, service).job_id, client=client_of(request))
     return RedirectResponse(f"/jobs/{job_id}", _SEE_OTHER)
 
 
 @router.get("/jobs/{job_id}/progress")
-def get_progress(job_id: str, service: Using) -> Response:
+def get_progress(job_id: str, request: Request, service: Using) -> Response:
     """A job as its page shows it, for a script that has heard of a change."""
     job = _job(job_id, service)
-    return respond(document_answer({**job_view(job), "is_finished": job_document(job)["finished_at"] is not None}))
+    view = job_view(job, is_asker=client_of(request) in service.jobs.askers(job_id))
+    return respond(document_answer({**view, "is_finished": job_document(job)["finished_at"] is not None}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from importlib.metadata import version
@@ -30,6 +31,8 @@ STATIC = f"/static/{_DIGEST}"
 # A year: the address changes with the content.
 _KEEP = {"cache-control": "public, max-age=31536000, immutable"}
 HTML = "text/html"
+# No line ends between a number and its unit.
+_NUMBER_AND_UNIT = re.compile(r"(\d) ([a-zA-Z%]{1,3}(?:/s)?\b|%)")
 
 router = APIRouter(include_in_schema=False)
 _environment = Environment(
@@ -41,6 +44,7 @@ _environment = Environment(
     cache_size=-1,
 )
 _environment.globals.update(static=STATIC, version=version("meshplan"))
+_environment.filters["unbroken"] = lambda text: _NUMBER_AND_UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", text)
 for _name in _TEMPLATES:
     _environment.get_template(_name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC
 from typing import Any
 
@@ -122,6 +123,58 @@ def test_a_running_job_is_asked_to_stop_and_keeps_its_incumbent(jobs: Jobs) -> N
     assert (got(jobs, job).state, got(jobs, job).plan_id) == (JobState.CANCELLED, "incumbent")
 
 
+def test_a_job_goes_on_while_somebody_wants_its_answer(jobs: Jobs) -> None:
+    job = submitted(jobs, client="me")
+    assert submitted(jobs, client="you").job_id == job.job_id
+    assert jobs.askers(job.job_id) == {"me", "you"}
+    for client in ("stranger", "me", "me"):
+        left = jobs.cancel(job.job_id, client=client)
+        assert left is not None
+        assert (left.state, left.cancel_asked) == (JobState.QUEUED, False)
+    assert jobs.askers(job.job_id) == {"you"}
+    last = jobs.cancel(job.job_id, client="you")
+    assert last is not None
+    assert last.state is JobState.CANCELLED
+    assert jobs.askers(job.job_id) == set()
+
+
+def test_of_two_who_leave_at_once_the_last_one_cancels(jobs: Jobs) -> None:
+    for digest in map(str, range(10)):
+        job = submitted(jobs, digest, client="0")
+        clients = [str(number) for number in range(4)]
+        for client in clients:
+            submitted(jobs, digest, client=client)
+        all_at_once(lambda client, job=job: jobs.cancel(job.job_id, client=client), clients)
+        assert got(jobs, job).state is JobState.CANCELLED
+
+
+def test_no_client_has_more_jobs_than_it_may_however_many_it_asks_at_once(jobs: Jobs) -> None:
+    found: list[Job | None] = []
+    digests = [str(number) for number in range(12)]
+    all_at_once(lambda digest: found.append(submitted(jobs, digest, client="me", most=3)), digests)
+    assert sum(job is not None for job in found) == jobs.counts(client="me")[JobState.QUEUED] == 3
+    first = next(job for job in found if job)
+    assert submitted(jobs, first.digest, client="me", most=3) is not None, "what is asked already is no job more"
+    assert submitted(jobs, "other", client="you", most=3) is not None
+    jobs.cancel(first.job_id)
+    assert submitted(jobs, "another", client="me", most=3) is not None
+
+
+def all_at_once(act: Callable[[str], object], arguments: list[str]) -> None:
+    """Call with every argument in a thread of its own, all at the same time."""
+    ready = threading.Barrier(len(arguments))
+
+    def run(argument: str) -> None:
+        ready.wait()
+        act(argument)
+
+    threads = [threading.Thread(target=run, args=(argument,)) for argument in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_what_is_over_stays_as_it_is(jobs: Jobs) -> None:
     job = submitted(jobs)
     jobs.finish(claimed(jobs), plan_id="p")
@@ -202,6 +255,18 @@ def test_jobs_are_counted_listed_and_forgotten(jobs: Jobs) -> None:
     assert jobs.forget(older_than_s=ANY_AGE_S) == 2
     assert jobs.get(order[0].job_id) is None
     assert [job.digest for job in jobs.listed()] == ["d", "c"]
+
+
+def test_a_worker_that_hears_of_a_job_does_not_wait(jobs: Jobs) -> None:
+    """The pause ends when the submitter says so, and the job is there."""
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        submitted(jobs)
+
+    assert jobs.claim("w", wait_s=3600.0, pause=pause) is not None
+    assert len(pauses) == 1
 
 
 def test_a_worker_waits_for_a_job(jobs: Jobs) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
-from web_cases import HERE, PATIENCE_S, SPEC, ended
+from web_cases import HERE, PATIENCE_S, SPEC, ended, until
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.cli.web.app import create_app
@@ -50,3 +52,17 @@ def plan(client: TestClient, working: None) -> dict[str, Any]:
     assert job["state"] == "done", job
     found: dict[str, Any] = client.get(job["plan"]).json()
     return found
+
+
+@pytest.fixture(scope="session")
+def address(settings: Settings, working: None) -> Iterator[str]:
+    """The service on a port of this machine; what it logs can be seen by tests."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="warning", log_config=None))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()

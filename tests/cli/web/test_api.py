@@ -13,8 +13,9 @@ import yaml
 from command_line import Command
 from measured_rows import TRAINING_ROW
 from starlette.testclient import TestClient
-from web_cases import SPEC, ended, until
+from web_cases import HERE, SPEC, ended, until
 
+from meshplan.cli.web.app import create_app
 from meshplan.cli.web.settings import Settings
 
 
@@ -108,6 +109,19 @@ def test_the_catalog_is_that_of_the_command_line(client: TestClient, printed: An
     assert "did you mean" in missing["detail"]
 
 
+def test_entries_are_imported_as_by_the_command_line(client: TestClient, printed: Any) -> None:
+    fact = {"field": "tdp_w", "value": 650.0, "level": "measured elsewhere", "source": "s", "date": "2026-01-01"}
+    entries = {"format": "meshplan-catalog/1", "devices": {"l4": {"facts": [fact]}}}
+    told = client.post("/api/v1/catalog", json=entries)
+    assert (told.status_code, told.json()) == (201, {"added": 1, "replaced": 0, "unchanged": 0})
+    assert client.post("/api/v1/catalog", json=entries).json()["unchanged"] == 1
+    assert "650" in client.get("/api/v1/catalog/devices/l4").text == printed("catalog", "show", "l4")
+    wrong = client.post("/api/v1/catalog", json={**entries, "devices": {"l4": {"facts": [{**fact, "value": -1}]}}})
+    assert wrong.status_code == 422
+    assert "tdp_w" in wrong.json()["detail"]
+    assert json.loads(printed("catalog", "remove", "l4"))["removed"] == 1
+
+
 def test_schemas_are_those_of_the_command_line(client: TestClient, meshplan: Command) -> None:
     for kind in ("training", "serving", "gpu-allocation", "rank-mapping"):
         told = json.loads(meshplan("catalog", "schema", "--kind", kind, "--format", "json").out)
@@ -147,6 +161,20 @@ def test_a_waiting_job_can_be_cancelled(client: TestClient, settings: Settings) 
     assert client.delete(f"/api/v1/jobs/{asked['job_id']}").status_code == 202
     assert ended(client, asked["job_id"])["state"] in ("cancelled", "done", "failed")
     assert client.delete("/api/v1/jobs/none").status_code == 404
+
+
+def test_a_job_that_others_wait_for_goes_on(client: TestClient, settings: Settings) -> None:
+    asked = client.post("/api/v1/plans?seed=98", json=SPEC).json()
+    with TestClient(create_app(settings), HERE, client=("10.0.0.2", 1)) as other:
+        assert other.post("/api/v1/plans?seed=98", json=SPEC).json()["job_id"] == asked["job_id"]
+        left = client.delete(f"/api/v1/jobs/{asked['job_id']}").json()
+        assert (left["cancel_asked"], left["num_askers"]) == (False, 1)
+        told = client.get(f"/jobs/{asked['job_id']}/progress").json()
+        if not told["is_finished"]:
+            assert "Others wait" in told["others"]
+            assert not told["can_stop"]
+        other.delete(f"/api/v1/jobs/{asked['job_id']}")
+    assert ended(client, asked["job_id"])["state"] in ("cancelled", "done")
 
 
 def test_measured_rows_are_validated_as_by_the_command_line(client: TestClient, printed: Any, tmp_path: Any) -> None:

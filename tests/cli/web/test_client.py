@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-import uvicorn
 import yaml
 from command_line import Command
-from web_cases import SPEC, until
+from web_cases import SPEC
 
 from meshplan.catalogs.errors import CatalogUnavailableError, SpecError
 from meshplan.cli.client import Client
-from meshplan.cli.web.app import create_app
-from meshplan.cli.web.settings import Settings
-
-
-@pytest.fixture(scope="module")
-def address(settings: Settings, working: None) -> Iterator[str]:
-    """A service on a port of this machine."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="error"))
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        until(lambda: server.started)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture

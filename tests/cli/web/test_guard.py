@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hostile import HOSTILE_TEXTS
+from hostile_requests import asked, hostile_request
 from starlette.testclient import TestClient
-from web_cases import HERE, SPEC
+from web_cases import HERE, PATIENCE_S, SPEC, until
 
+from meshplan.cli.client import Client
 from meshplan.cli.web.app import create_app
 from meshplan.cli.web.settings import Settings
 
@@ -78,6 +83,34 @@ def test_hostile_texts_are_answered(client: TestClient, text: str) -> None:
         assert answer.status_code < 500, answer.text
         assert "Traceback" not in answer.text
         assert "\x1b" not in answer.text
+
+
+def test_hostile_requests_are_answered_and_leave_no_trace(
+    address: str, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few of those of ``tests/benchmarks/hostile_requests.py``, as bytes over a connection."""
+    monkeypatch.chdir(tmp_path)
+    random_, where = random.Random(22), urlsplit(address)
+    Client(address).estimate(SPEC)  # its processes load what they need
+    for _ in range(120):
+        request = hostile_request(random_)
+        found = asked(str(where.hostname), int(where.port or 0), request)
+        assert found.complaint() is None, request[:500]
+    assert "Traceback" not in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clients_that_leave_in_the_middle_of_a_body_are_no_errors(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = urlsplit(address)
+    for path in ("/api/v1/estimate", "/api/v1/plans", "/api/v1/validate", "/ask"):
+        head = f"POST {path} HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
+        with socket.create_connection((where.hostname, where.port), timeout=PATIENCE_S) as connection:
+            connection.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())
+    until(lambda: Client(address).ask("GET", "/healthz")["status"] == "ok")
+    assert "Traceback" not in caplog.text
+    assert "ERROR" not in caplog.text
 
 
 def test_a_token_is_needed_where_one_is_set(settings: Settings) -> None:

@@ -1,4 +1,5 @@
-// The sliders: each move asks for the figures where they stand now, and the address keeps the place.
+// The sliders: each move asks for the figures where they stand now, and the address keeps the place. A slider and the
+// number beside it move each other; the number may be finer than the slider's steps.
 import { latest, live, rested } from "./common.js";
 
 live();
@@ -9,9 +10,13 @@ const reset = document.getElementById("reset");
 const sliders = [...form.querySelectorAll('input[type="range"]')];
 const ask = latest();
 
+function number(slider) {
+  return form.elements[slider.dataset.of];
+}
+
 function place() {
-  const moved = sliders.filter((slider) => Number(slider.value) !== Number(slider.dataset.start));
-  return new URLSearchParams(moved.map((slider) => [slider.name, slider.value]));
+  const moved = sliders.map(number).filter((one) => one.value !== "" && Number(one.value) !== Number(one.dataset.start));
+  return new URLSearchParams(moved.map((one) => [one.name, one.value]));
 }
 
 async function estimate() {
@@ -26,17 +31,16 @@ async function estimate() {
 }
 
 const soon = rested(estimate, 60);
-form.addEventListener("input", (event) => {
-  const now = document.querySelector(`#out-${event.target.name} .now`);
-  now.textContent = String(Number(event.target.value));
-  soon();
-});
+for (const slider of sliders) {
+  const own = number(slider);
+  slider.hidden = false;
+  slider.addEventListener("input", () => { own.value = String(Number(slider.value)); });
+  own.addEventListener("input", () => { slider.value = own.value; });
+}
+form.addEventListener("input", soon);
 form.addEventListener("submit", (event) => { event.preventDefault(); estimate(); });
 reset.hidden = false;
 reset.addEventListener("click", () => {
-  for (const slider of sliders) {
-    slider.value = slider.dataset.start;
-    document.querySelector(`#out-${slider.name} .now`).textContent = String(Number(slider.dataset.start));
-  }
+  for (const slider of sliders) slider.value = number(slider).value = number(slider).dataset.start;
   estimate();
 });

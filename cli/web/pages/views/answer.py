@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from meshplan.planner.core.text import counted
 from meshplan.planner.launch.registry import TARGETS, framework_names
 
 _MOST_REASONS = 12
+# From here on a whole number is written without a decimal point.
+_LONG = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ def answer_view(plan: Plan, runs: Sequence[RecordedRun] = ()) -> dict[str, Any]:
         "question": kind.question(plan),
         "solution": solution_view(plan),
         "rejected": rejected_view(plan),
-        "spec_yaml": yaml_text(dict(plan.spec), allow_unicode=True),
+        "spec_yaml": yaml_text(_whole_numbers(plan.spec), allow_unicode=True),
         "num_recorded": len(runs),
     }
     if is_infeasible(plan) and not plan.config and plan.answer is None:
@@ -96,6 +99,20 @@ def answer_view(plan: Plan, runs: Sequence[RecordedRun] = ()) -> dict[str, Any]:
         "certificate": certificate_view(plan),
         "what_if": plan.kind in _KINDS and bool(plan.config),
     }
+
+
+def _whole_numbers(value: Any) -> Any:
+    """A spec in which 1000000000000.0 reads 1000000000000: it means the same.
+
+    >>> _whole_numbers({"tokens": 1e12, "limits": [0.05, 3.0]})
+    {'tokens': 1000000000000, 'limits': [0.05, 3.0]}
+    """
+    if isinstance(value, Mapping):
+        return {key: _whole_numbers(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole_numbers(one) for one in value]
+    is_long = isinstance(value, float) and math.isfinite(value) and abs(value) >= _LONG and value.is_integer()
+    return int(value) if is_long else value
 
 
 def _limit(value: Any) -> float | None:
@@ -131,7 +148,7 @@ def solution_view(plan: Plan) -> dict[str, Any]:
 
 
 def rejected_view(plan: Plan) -> list[dict[str, str]]:
-    """Why candidates were turned away, the most frequent reason first."""
+    """Why candidates were rejected, the most frequent reason first."""
     rows = sorted((row for row in plan.rejected if row["count"]), key=lambda row: -row["count"])
     return [{"reason": str(row["reason"]), "count": f"{row['count']:,}"} for row in rows[:_MOST_REASONS]]
 
@@ -162,8 +179,7 @@ def time_view(plan: Plan) -> list[dict[str, Any]]:
             "share": percent(row["share"]),
             "width": charts.share(row["share"], largest),
             "seconds": format_duration(row["seconds"]),
-            "level": evidence.level_of(str(row["evidence"])),
-            "evidence": str(row["evidence"]),
+            "badge": evidence.badge_of_part(plan, str(row["name"]), str(row["evidence"])),
         }
         for row in plan.breakdown
     ]

@@ -17,6 +17,9 @@ from meshplan.planner.core.plan import Plan
 # Where less is better; of the other metrics more is.
 _COSTS = ("usd", "energy", "peak_memory", "power", "ttft", "tpot", "itl", "e2e", "iteration", "run_time")
 
+# A smaller relative change is none that anybody would act on.
+_SAME = 0.005
+
 
 def comparison_view(plans: Sequence[Plan], compared: Compared) -> dict[str, Any]:
     """What the page of several plans shows; of one plan its recorded runs."""
@@ -90,6 +93,8 @@ def _metric(item: MetricDifference) -> dict[str, Any]:
             continue
         shown = "" if not change else signed_percent(change)
         better = "" if not change else ("better" if (change < 0) == less_is_better else "worse")
+        if change and abs(change) < _SAME:
+            better = "about the same"
         cells.append(
             {
                 "text": metric_text(item.metric, one.value),

@@ -53,6 +53,16 @@ def badge_of(plan: Plan, metric: str) -> Badge:
     return badge(EXACT, "The objective of the answer, computed from the instance.")
 
 
+def badge_of_part(plan: Plan, part: str, evidence: str) -> Badge:
+    """What a part of the time rests on: the fit's runs, or the data sheets of devices and links."""
+    level = level_of(evidence)
+    if level == CALIBRATED:
+        shown = badge_of(plan, "iteration_s" if plan.kind == "training" else "tpot_mean_s")
+        return shown if shown["level"] == CALIBRATED else badge(level, evidence)
+    what = "link" if "communication" in part or "messages" in part or "exchange" in part else "device"
+    return badge(level, f"{evidence} of the {what}s".capitalize(), _sources(plan, what))
+
+
 def _price(plan: Plan) -> Badge:
     if plan.spec.get("cluster", {}).get("usd_per_hour_per_node") is not None:
         return badge(GIVEN, "The price that the question gives.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.database.job_rows import Job, JobState
@@ -14,16 +15,25 @@ _WORDS = {
     JobState.FAILED: "failed",
     JobState.CANCELLED: "cancelled",
 }
+# Before the model of a question.
+_VERBS = {"training": "Train", "serving": "Serve", "gpu-allocation": "A fleet for"}
+_OTHERS = "Others wait for this search, so it goes on; its answer will stand at this address."
 
 
-def job_view(job: Job) -> dict[str, Any]:
-    """What the page of a job shows."""
+def job_view(job: Job, *, is_asker: bool = True) -> dict[str, Any]:
+    """What the page of a job shows.
+
+    Args:
+        job: as it stands.
+        is_asker: whether the one who looks has asked; others cannot stop it.
+    """
     told = dict(job.progress or {})
     incumbent, bound, unit = told.get("incumbent"), told.get("bound"), str(told.get("unit", ""))
     gap = None
     if isinstance(incumbent, int | float) and isinstance(bound, int | float) and incumbent:
         gap = abs(incumbent - bound) / abs(incumbent)
-    spec = job.document.get("spec", {})
+    spec: Mapping[str, Any] = job.document.get("spec", {})
+    kind = str(spec.get("kind", ""))
     words = _WORDS[job.state]
     if job.cancel_asked and not job.is_finished:
         words = "stopping: the best plan so far is kept"
@@ -31,7 +41,7 @@ def job_view(job: Job) -> dict[str, Any]:
         "job_id": job.job_id,
         "state": job.state.value,
         "words": words,
-        "question": f"{spec.get('kind', '')}: {spec.get('model') or spec.get('name') or ''}",
+        "question": " ".join(part for part in (_VERBS.get(kind, kind), spec.get("model") or spec.get("name")) if part),
         "incumbent": value_text(incumbent, unit),
         "bound": value_text(bound, unit),
         "gap": "–" if gap is None else percent(gap),
@@ -39,7 +49,8 @@ def job_view(job: Job) -> dict[str, Any]:
         "note": str(told.get("note", "")),
         "seconds": "–" if told.get("seconds") is None else f"{told['seconds']:.1f} s",
         "problem": None if job.problem is None else dict(job.problem),
-        "can_stop": not job.is_finished and not job.cancel_asked,
+        "can_stop": not job.is_finished and not job.cancel_asked and is_asker,
+        "others": "" if job.is_finished or job.cancel_asked or is_asker else _OTHERS,
     }
 
 

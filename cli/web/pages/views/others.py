@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshplan.catalogs.units import format_usd
+from meshplan.catalogs.units import format_duration, format_usd
 from meshplan.cli.render import Column
 from meshplan.cli.reports import gpu_allocation
 from meshplan.cli.reports.plan import report_of
-from meshplan.cli.reports.quantities import percent
+from meshplan.cli.reports.quantities import metric_title, percent, signed_percent
 from meshplan.cli.web.pages.views.tables import table
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
+_UNITS = (
+    Column(key="offer", title="rent"),
+    Column(key="count", title="units", right=True),
+    Column(key="num_devices", title="GPUs each", right=True),
+    Column(key="usd_per_hour_each", title="USD/h each", right=True, text=format_usd),
+    Column(key="usd_per_hour", title="USD/h", right=True, text=format_usd),
+    Column(key="at_its_cap", title="cap", text=lambda at: "reached" if at else " ", optional=True),
+)
 _REPLICAS = (
     Column(key="kind", title="replicas"),
     Column(key="count", title="count", right=True),
@@ -21,13 +29,18 @@ _REPLICAS = (
     Column(key="full", title="filled to", right=True, derive=lambda row: percent(max(row["utilization"], default=0.0))),
 )
 _PROMISES = (
-    Column(key="promise", title="limit on"),
-    Column(key="limit_s", title="limit, s", right=True),
+    Column(key="promise", title="limit on", text=metric_title),
+    Column(key="limit_s", title="limit", right=True, text=format_duration),
     Column(key="attained", title="kept by", right=True, text=percent),
     Column(key="is_kept", title="kept"),
 )
 
 
+_OTHERWISE = (
+    Column(key="what", title="What if …"),
+    Column(key="cost", title="cheapest", right=True),
+    Column(key="change", title="against it", right=True),
+)
 _TITLES = {
     "gpu-allocation": "A fleet for {}",
     "rank-mapping": "Which rank on which node: {}",
@@ -68,16 +81,37 @@ def _fleet(plan: Plan, answer: Any) -> dict[str, Any]:
         "equation": f"{counted(count, 'GPU')} = {' + '.join(terms)}",
         "sentences": list(_told(plan, answer, fleet)),
         "tables": [
-            table(fleet["units"], gpu_allocation.UNIT_COLUMNS, caption="What to rent"),
+            table(fleet["units"], _UNITS, caption="What to rent"),
             table(fleet["replicas"], _REPLICAS, caption="What runs on it"),
             *(
                 table(replay["promises"], _PROMISES, caption=f"Replayed: {counted(replay['num_requests'], 'request')}")
                 for replay in answer["replays"]
                 if replay["promises"]
             ),
+            *_otherwise(answer),
         ],
         "notes": [str(note) for note in answer.get("notes", ())],
     }
+
+
+def _otherwise(answer: Any) -> Iterator[dict[str, Any]]:
+    """What other fleets and other loads would cost; none of these is replayed."""
+    if answer.get("objective") != "cost":  # devices, watts: the report has them
+        return
+    found, base = answer.get("alternatives") or {}, answer["fleets"][0]["usd_per_hour"]
+    rows = [(f"only {name}", cost) for name, cost in (found.get("single_type") or {}).items()]
+    rows += [(f"without {name}", cost) for name, cost in (found.get("without") or {}).items()]
+    rows += [(f"{one['rate_factor']:g} times the requests", one["objective"]) for one in found.get("growth") or ()]
+    if rows:
+        shown = [
+            {
+                "what": what,
+                "cost": "no such fleet keeps the limits" if cost is None else f"{format_usd(cost)}/h",
+                "change": "" if cost is None else signed_percent(cost / base - 1.0),
+            }
+            for what, cost in rows
+        ]
+        yield table(shown, _OTHERWISE, caption="Other fleets and other loads, estimated and not replayed")
 
 
 def _told(plan: Plan, answer: Any, fleet: Any) -> Iterator[str]:

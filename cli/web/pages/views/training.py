@@ -59,7 +59,9 @@ def equation(config: Mapping[str, Any]) -> str:
     """The devices as a product: ``64 GPUs = 2 replicas × TP4 × PP4 × CP2``."""
     split = " × ".join(f"{short}{config[key]}" for key, (short, _) in _SPLITS.items() if config.get(key, 1) > 1)
     replicas = counted(int(config["data_parallel"]), "replica")
-    return f"{counted(int(config['world_size']), 'GPU')} = {replicas}{f' × {split}' if split else ' of one GPU each'}"
+    experts = f", experts over {config['expert_parallel']}" if config.get("expert_parallel", 1) > 1 else ""
+    one = f" × {split}" if split else " of one GPU each"
+    return f"{counted(int(config['world_size']), 'GPU')} = {replicas}{one}{experts}"
 
 
 def sentences(plan: Plan) -> list[str]:
@@ -68,6 +70,8 @@ def sentences(plan: Plan) -> list[str]:
     copies, devices = int(config["data_parallel"]), int(config["world_size"])
     ways = [words.format(config[key]) for key, (_, words) in _SPLITS.items() if config.get(key, 1) > 1]
     split = f", split {', '.join(ways)}" if ways else ""
+    if config.get("expert_parallel", 1) > 1:
+        split += f"; the experts of a layer lie on {counted(int(config['expert_parallel']), 'GPU')}"
     held = f"{counted(copies, 'copy', 'copies')} of the model on {counted(devices // copies, 'GPU')}"
     step = predicted["iteration_s"]
     between = interval_text("iteration_s", {"low": step.low, "high": step.high})

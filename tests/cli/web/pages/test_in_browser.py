@@ -149,13 +149,13 @@ def test_sliders_move_the_figures_and_the_address(opened: Callable[..., Any], pl
     page = opened(f"/plans/{plans['serving']}/what-if")
     cost = page.locator("#figures tr", has_text="cost of a million output tokens").locator("td").nth(1)
     before = cost.inner_text()
-    page.get_by_label("Price of a GPU").fill("8")
+    page.get_by_label("Price of a GPU", exact=True).fill("8")
     page.wait_for_url("**price=8**")
     figures = page.locator("#figures tr", has_text="cost of an hour")
     figures.locator("td.strong", has_text="$8.00").wait_for()
     assert cost.inner_text() != before
     page.reload()
-    assert page.get_by_label("Price of a GPU").input_value() == "8"
+    assert page.get_by_label("Price of a GPU", exact=True).input_value() == "8"
     page.get_by_role("button", name="Back to the plan").click()
     page.locator("#figures tr", has_text="cost of a million output tokens").locator(f"td:has-text('{before}')").nth(
         1
