@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _CONFIGURATION_FLAGS = ("--config-file", "--deepspeed-config", "--deepspeed", "--job.config-file")
 _OURS = "plan_digest"
 _DOCUMENTS = re.compile(r"^---\s*$", re.MULTILINE)
+_OUTSIDE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]?)\b")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
@@ -74,8 +75,17 @@ def read_inputs(
     reading = found.read(given)
     reading.assumed += notes
     reading.unread = [where(entry) for entry in reading.unread]
+    reading.problems = [_with_variable(one) for one in reading.problems]
     reading.unread += [f"{name} (a variable from outside or a substitution; set it with --env)" for name in unknown]
     return reading
+
+
+def _with_variable(problem: Problem) -> Problem:
+    """A value that only a shell knows can be stated."""
+    found = _OUTSIDE.search(problem.message)
+    if found is None or "--env" in problem.message:
+        return problem
+    return replace(problem, message=f"{problem.message}; --env {found[1]}=VALUE sets it")
 
 
 def _missing_configuration(given: Given) -> str:
@@ -94,6 +104,7 @@ def _given(
     text = ""
     script = Script(statements=())
     are_files = bool(inputs) and all(_is_file(word) for word in inputs)
+    folders = (Path(), *(Path(word).parent for word in inputs if are_files))
     for path in map(Path, inputs) if are_files else ():
         content = _read(path)
         if isinstance(content, str):
@@ -104,7 +115,7 @@ def _given(
         elif is_manifest(content):
             deployed += [
                 Statement(line=1, words=one.words, num_hosts=one.num_hosts, num_replicas=one.num_replicas)
-                for one in commands_of(content)
+                for one in commands_of(content, variables)
             ]
         elif _OURS in content and isinstance(content.get("config"), dict):
             known |= {name: value for name, value in content["config"].items() if isinstance(value, str | int | bool)}
@@ -129,11 +140,11 @@ def _given(
     ]
     for name in _CONFIGURATION_FLAGS:
         value = str(launch.options.get(name) or _spelled(flags, name))
-        if value and not documents and _is_file(value):
-            documents |= _configuration(value)
+        if value and not documents and (found := _beside(value, folders)):
+            documents |= _configuration(found)
     for value in (str(flags.get("--extra_llm_api_options", "")), *launch.program[1:]):
-        if value.endswith((".yml", ".yaml")) and not documents and _is_file(value):
-            documents |= _configuration(value)
+        if value.endswith((".yml", ".yaml")) and not documents and (found := _beside(value, folders)):
+            documents |= _configuration(found)
     given = Given(
         arguments=flags,
         document=documents,
@@ -216,6 +227,11 @@ def _is_file(word: str) -> bool:
         return Path(word).is_file()
     except (OSError, ValueError):
         return False
+
+
+def _beside(name: str, folders: Sequence[Path]) -> str:
+    """A file that a command names, from where it is run or from where its script lies; empty where it is not there."""
+    return next((str(folder / name) for folder in folders if _is_file(str(folder / name))), "")
 
 
 def _configuration(name: str) -> Arguments:
