@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # Where a command names the configuration that it reads.
 _CONFIGURATION_FLAGS = ("--config-file", "--deepspeed-config", "--deepspeed", "--job.config-file")
+_READS_A_FILE = frozenset({"llamafactory-cli", "axolotl", "swift"})
 _OURS = "plan_digest"
 _DOCUMENTS = re.compile(r"^---\s*$", re.MULTILINE)
 _OUTSIDE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]?)\b")
@@ -91,7 +92,8 @@ def _with_variable(problem: Problem) -> Problem:
 def _missing_configuration(given: Given) -> str:
     """A configuration that the command names and that is not here; empty for none."""
     named = (given.launch.options.get(name) or _spelled(given.arguments, name) for name in _CONFIGURATION_FLAGS)
-    return next((str(value) for value in named if value and not _is_file(str(value))), "")
+    files = (word for word in given.loose if word.endswith((".yaml", ".yml")))
+    return next((str(value) for value in (*named, *files) if value and not _is_file(str(value))), "")
 
 
 def _given(
@@ -216,7 +218,9 @@ def _fits(statement: Statement, source: str | None, documents: Arguments) -> boo
         return bool(launch.program) and launch.num_devices is not None
     if any(launch.options.get(name) for name in _CONFIGURATION_FLAGS[:1]):
         return True
-    flags, _ = split_options(launch.program)
+    flags, loose = split_options(launch.program)
+    if any(word.endswith((".yaml", ".yml")) for word in loose[1:]) and loose[0] in _READS_A_FILE:
+        return True
     if any(_spelled(flags, name) for name in _CONFIGURATION_FLAGS):
         return True
     return source_of(Given(arguments=flags, launch=launch), source) is not None and len(statement.words) > 1

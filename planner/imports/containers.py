@@ -65,6 +65,19 @@ def inside_docker(words: Sequence[str]) -> tuple[str, ...] | None:
     return _command(words[place], [entry] if entry else [], words[place + 1 :])
 
 
+def inside_image_file(words: Sequence[str]) -> tuple[str, ...] | None:
+    """The arguments of ``apptainer run`` for the image's own program; None where ``words`` are something else.
+
+    >>> inside_image_file("singularity run --nv vllm-openai_v0.8.3.sif --model a/b".split())
+    ('vllm', 'serve', '--model', 'a/b')
+    """
+    place = next((place for place, word in enumerate(words) if word.endswith(".sif")), None)
+    if place is None or "run" not in words[:place]:
+        return None
+    name = words[place].rsplit("/", 1)[-1].removesuffix(".sif").partition("_")[0]
+    return (*_ENTRY_POINTS[name], *words[place + 1 :]) if name in _ENTRY_POINTS else None
+
+
 def _command(image: str, entry: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
     name = image.rsplit("/", 1)[-1].partition(":")[0].partition("@")[0]
     return (*(entry or _ENTRY_POINTS.get(name, ())), *arguments)

@@ -16,14 +16,17 @@ from meshplan.planner.imports.reading import Assumption, Given, Reading, as_writ
 
 SOURCE = "trainer"
 _CONFIGURATIONS = frozenset({"--deepspeed", "--deepspeed-config", "--config-file", "--ds-config"})
-_MODEL = ("--model-name-or-path", "--model", "--model-id")
+_MODEL = ("--model-name-or-path", "--model", "--model-id", "--model-name")
 _BATCH = "--per-device-train-batch-size"
 # Names in training scripts that people write themselves; each counts sequences of one device and one forward pass.
 _OWN_BATCH = (
     *("--batch-size", "--micro-batch-size", "--batch-size-per-gpu", "--batch-size-per-device", "--bsz"),
     *("--per-device-batch-size", "--per-gpu-train-batch-size", "--train-micro-batch-size-per-gpu"),
+    "--batch-size-training",
 )
 _OWN_PASSES = ("--grad-accumulation-steps", "--gradient-accumulation", "--grad-accum-steps", "--accum-steps")
+# Switches of Meta's fine-tuning recipes for Llama.
+_FSDP_SWITCH, _WRAPPED = "--enable-fsdp", "--fsdp-config.fsdp-activation-checkpointing"
 _FSDP = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
 _DEFAULT_BATCH = 8  # of TrainingArguments.per_device_train_batch_size
 _READ_BELOW = frozenset({"--fsdp", "--use-peft", "--load-in-4bit", "--finetuning-type", "--quantization-bit"})
@@ -75,7 +78,9 @@ TERMS = (
     number("zero_stage", "--zero-stage", "--ds-stage"),
     number("lora_rank", "--lora-r", "--lora-rank"),
     precision_row("--bf16", "--fp16"),
-    switch("activation_recompute", "full", "--gradient-checkpointing"),
+    switch("precision", "bf16", "--pure-bf16", "--fsdp-config.pure-bf16"),
+    switch("activation_recompute", "full", "--gradient-checkpointing", _WRAPPED),
+    switch("zero_stage", 3, _FSDP_SWITCH),
 )
 
 
@@ -91,6 +96,7 @@ def recognises(given: Given) -> bool:
     has_batch = any(flag in arguments for flag in (*_OWN_BATCH, *_OWN_PASSES))
     return (
         _BATCH in arguments
+        or _FSDP_SWITCH in arguments
         or {"--model-name-or-path", "--output-dir"} <= arguments.keys()
         or (has_batch and bool(given.launch.launcher))
     )

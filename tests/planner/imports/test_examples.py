@@ -79,3 +79,8 @@ def test_a_configuration_is_found_beside_its_script(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("deepspeed --num_gpus 8 mine.py --deepspeed_config zero.json\n")
     assert read_inputs([str(script)]).values["zero_stage"] == 2
+
+
+def test_a_recipe_that_is_not_here_is_named() -> None:
+    with pytest.raises(SpecError, match=r"reads 'recipes/full.yaml', which is not here"):
+        read_inputs(["llamafactory-cli train recipes/full.yaml"])
