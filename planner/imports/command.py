@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import Problem, SpecError, why
 from meshplan.catalogs.untrusted.documents import read_text, require_plain
 from meshplan.catalogs.untrusted.limits import MAX_YAML_BYTES
 from meshplan.planner.core.reading.documents import parse_document
@@ -256,7 +256,7 @@ def _read(path: Path) -> dict[str, Any] | str:
     try:
         text = read_text(path, MAX_YAML_BYTES)
     except (OSError, ValueError) as error:
-        raise _refused(f"cannot read {path}: {error}") from error
+        raise _refused(f"cannot read {path}: {why(error)}") from error
     if "\0" in text:
         raise _refused(f"{path} is no text")
     if path.suffix in {".json", ".yaml", ".yml"}:
