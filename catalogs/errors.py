@@ -143,6 +143,11 @@ class CannotExpressError(EmitError):
         super().__init__(f"{target} cannot express {what}. Nearest it can: {nearest}")
 
 
+def why(error: Exception) -> str:
+    """Why a file cannot be read: of the system's errors the words, without number and a second time the path."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
 def closest_names(name: str, known: Iterable[str], *, limit: int = 3) -> tuple[str, ...]:
     """The names most like ``name``, best first; names that contain it count as close."""
     names = sorted(set(known))

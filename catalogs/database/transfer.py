@@ -19,7 +19,7 @@ from meshplan.catalogs.database import tables
 from meshplan.catalogs.database.connection import reading, writing
 from meshplan.catalogs.database.document import FORMAT, SECTIONS, Section, future_problems, problems_of
 from meshplan.catalogs.database.postgresql import by_code_point
-from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
+from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError, why
 from meshplan.catalogs.units import now
 from meshplan.catalogs.untrusted.limits import MAX_CATALOG_YAML_BYTES, MAX_JSON_BYTES
 
@@ -70,7 +70,7 @@ def read_document(path: Path) -> Any:
         text = read_text(path, MAX_JSON_BYTES if is_json else MAX_CATALOG_YAML_BYTES)
         return parse(text, is_json=is_json, name=str(path))
     except (OSError, ValueError) as error:
-        raise CatalogError(f"cannot read {path}: {error}") from error
+        raise CatalogError(f"cannot read {path}: {why(error)}") from error
 
 
 def import_document(engine: Engine, document: Any, *, name: str = "the document") -> Changes:

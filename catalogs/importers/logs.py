@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import CatalogError
+from meshplan.catalogs.errors import CatalogError, why
 from meshplan.catalogs.importers.mpigraph import cluster_of, is_mpigraph, read_mpigraph
 from meshplan.catalogs.importers.nccl_tests import is_nccl_tests, read_nccl_tests
 from meshplan.catalogs.measurements.exchange import import_cluster
@@ -34,7 +34,7 @@ def import_file(store: Measurements, path: Path, *, cluster: str | None, device:
     try:
         text = read_text(path, MAX_TEXT_BYTES)
     except (OSError, DocumentError) as error:
-        raise CatalogError(f"cannot read {path}: {error}") from error
+        raise CatalogError(f"cannot read {path}: {why(error)}") from error
     day = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
     if text.lstrip().startswith("{"):
         try:

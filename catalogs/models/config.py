@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshplan.catalogs.errors import ModelConfigError, Problem
+from meshplan.catalogs.errors import ModelConfigError, Problem, why
 from meshplan.catalogs.models.families import Family, Switch, family_of
 from meshplan.catalogs.models.fields import FIELDS, ConfigFields, shorten
 from meshplan.catalogs.models.layers.assignment import moe_layers, sliding_windows
@@ -53,7 +53,7 @@ def _read_bounded(path: Path) -> tuple[Path, bytes]:
         with file.open("rb") as stream:
             content = stream.read(MAX_CONFIG_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        raise ModelConfigError(f"cannot read {str(path)!r}: {error}") from error
+        raise ModelConfigError(f"cannot read {str(path)!r}: {why(error)}") from error
     if len(content) > MAX_CONFIG_BYTES:
         raise ModelConfigError(f"{file} is larger than {MAX_CONFIG_BYTES} bytes: not a model configuration")
     return file, content

@@ -53,12 +53,13 @@ def report(plan: Plan, *, width: int) -> str:
 
 
 def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
-    """Ask about another choice, attach what was measured."""
+    """Ask about another choice, write the launcher files, attach what was measured."""
     tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
-    return [
-        f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={max(tensor // 2, 1)}",
-        f"meshplan plans record {plan.plan_id}{where} measured.json",
-    ]
+    other = tensor // 2 if tensor > 1 else 2
+    commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]
+    if not emitted:
+        commands.append(f"meshplan emit {plan.plan_id}{where} --out serve")
+    return [*commands, f"meshplan plans record {plan.plan_id}{where} --from result.json"]
 
 
 def headline(plan: Plan, width: int) -> str:

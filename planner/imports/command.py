@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import Problem, SpecError, why
 from meshplan.catalogs.untrusted.documents import read_text, require_plain
 from meshplan.catalogs.untrusted.limits import MAX_YAML_BYTES
 from meshplan.planner.core.reading.documents import parse_document
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 # Where a command names the configuration that it reads.
 _CONFIGURATION_FLAGS = ("--config-file", "--deepspeed-config", "--deepspeed", "--job.config-file")
+_READS_A_FILE = frozenset({"llamafactory-cli", "axolotl", "swift"})
 _OURS = "plan_digest"
 _DOCUMENTS = re.compile(r"^---\s*$", re.MULTILINE)
+_OUTSIDE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]?)\b")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
@@ -74,14 +76,24 @@ def read_inputs(
     reading = found.read(given)
     reading.assumed += notes
     reading.unread = [where(entry) for entry in reading.unread]
+    reading.problems = [_with_variable(one) for one in reading.problems]
     reading.unread += [f"{name} (a variable from outside or a substitution; set it with --env)" for name in unknown]
     return reading
+
+
+def _with_variable(problem: Problem) -> Problem:
+    """A value that only a shell knows can be stated."""
+    found = _OUTSIDE.search(problem.message)
+    if found is None or "--env" in problem.message:
+        return problem
+    return replace(problem, message=f"{problem.message}; --env {found[1]}=VALUE sets it")
 
 
 def _missing_configuration(given: Given) -> str:
     """A configuration that the command names and that is not here; empty for none."""
     named = (given.launch.options.get(name) or _spelled(given.arguments, name) for name in _CONFIGURATION_FLAGS)
-    return next((str(value) for value in named if value and not _is_file(str(value))), "")
+    files = (word for word in given.loose if word.endswith((".yaml", ".yml")))
+    return next((str(value) for value in (*named, *files) if value and not _is_file(str(value))), "")
 
 
 def _given(
@@ -94,6 +106,7 @@ def _given(
     text = ""
     script = Script(statements=())
     are_files = bool(inputs) and all(_is_file(word) for word in inputs)
+    folders = (Path(), *(Path(word).parent for word in inputs if are_files))
     for path in map(Path, inputs) if are_files else ():
         content = _read(path)
         if isinstance(content, str):
@@ -104,7 +117,7 @@ def _given(
         elif is_manifest(content):
             deployed += [
                 Statement(line=1, words=one.words, num_hosts=one.num_hosts, num_replicas=one.num_replicas)
-                for one in commands_of(content)
+                for one in commands_of(content, variables)
             ]
         elif _OURS in content and isinstance(content.get("config"), dict):
             known |= {name: value for name, value in content["config"].items() if isinstance(value, str | int | bool)}
@@ -129,11 +142,11 @@ def _given(
     ]
     for name in _CONFIGURATION_FLAGS:
         value = str(launch.options.get(name) or _spelled(flags, name))
-        if value and not documents and _is_file(value):
-            documents |= _configuration(value)
+        if value and not documents and (found := _beside(value, folders)):
+            documents |= _configuration(found)
     for value in (str(flags.get("--extra_llm_api_options", "")), *launch.program[1:]):
-        if value.endswith((".yml", ".yaml")) and not documents and _is_file(value):
-            documents |= _configuration(value)
+        if value.endswith((".yml", ".yaml")) and not documents and (found := _beside(value, folders)):
+            documents |= _configuration(found)
     given = Given(
         arguments=flags,
         document=documents,
@@ -205,7 +218,9 @@ def _fits(statement: Statement, source: str | None, documents: Arguments) -> boo
         return bool(launch.program) and launch.num_devices is not None
     if any(launch.options.get(name) for name in _CONFIGURATION_FLAGS[:1]):
         return True
-    flags, _ = split_options(launch.program)
+    flags, loose = split_options(launch.program)
+    if any(word.endswith((".yaml", ".yml")) for word in loose[1:]) and loose[0] in _READS_A_FILE:
+        return True
     if any(_spelled(flags, name) for name in _CONFIGURATION_FLAGS):
         return True
     return source_of(Given(arguments=flags, launch=launch), source) is not None and len(statement.words) > 1
@@ -216,6 +231,11 @@ def _is_file(word: str) -> bool:
         return Path(word).is_file()
     except (OSError, ValueError):
         return False
+
+
+def _beside(name: str, folders: Sequence[Path]) -> str:
+    """A file that a command names, from where it is run or from where its script lies; empty where it is not there."""
+    return next((str(folder / name) for folder in folders if _is_file(str(folder / name))), "")
 
 
 def _configuration(name: str) -> Arguments:
@@ -236,7 +256,7 @@ def _read(path: Path) -> dict[str, Any] | str:
     try:
         text = read_text(path, MAX_YAML_BYTES)
     except (OSError, ValueError) as error:
-        raise _refused(f"cannot read {path}: {error}") from error
+        raise _refused(f"cannot read {path}: {why(error)}") from error
     if "\0" in text:
         raise _refused(f"{path} is no text")
     if path.suffix in {".json", ".yaml", ".yml"}:

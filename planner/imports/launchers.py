@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from meshplan.catalogs.errors import Problem
@@ -16,7 +17,9 @@ _ALL = ("--num-processes",)
 _TASKS = ("--ntasks",)
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 # Programs that are started by their name.
-_PROGRAMS = frozenset({"vllm", "sglang", "trtllm-serve", "axolotl", "tune"})
+_PROGRAMS = frozenset({"vllm", "sglang", "trtllm-serve", "axolotl", "tune", "llamafactory-cli", "swift"})
+_LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _SHORT = {"-n": "--ntasks", "-np": "--ntasks", "--np": "--ntasks", "-H": "--hostfile"}
 
 
@@ -73,7 +76,8 @@ def read_launch(words: Sequence[str], batch_options: Sequence[str] = ()) -> Laun
     batch, _ = split_options(_dashed(batch_options))
     problems: list[Problem] = []
     hosts = _number(own, _HOSTS, problems)
-    per_host = _number(own, _PER_HOST, problems)
+    takes_all = _takes_all(own)
+    per_host = None if takes_all else _number(own, _PER_HOST, problems)
     total = _number(own, _ALL, problems)
     is_torchrun = any(word.rsplit("/", 1)[-1] in _TORCHRUN for word in head)
     if total is None and not is_torchrun:  # a task is an agent there, and a rank elsewhere
@@ -82,12 +86,13 @@ def read_launch(words: Sequence[str], batch_options: Sequence[str] = ()) -> Laun
     if hosts is None:
         # torchrun's default; deepspeed's where no hostfile names others.
         is_local = is_torchrun or (any(word.rsplit("/", 1)[-1] == "deepspeed" for word in head) and not _hostfile(own))
-        hosts = batch_hosts if batch_hosts is not None else 1 if is_local else None
+        is_stated = any(name in own for name in _HOSTS)  # by a number that only a shell knows
+        hosts = batch_hosts if batch_hosts is not None else 1 if is_local and not is_stated else None
     elif batch_hosts is not None and hosts != batch_hosts:
         problems.append(Problem(path="cluster", message=f"#SBATCH asks for {batch_hosts} nodes, the launcher {hosts}"))
     if per_host is None:
         per_host = _number(batch, _PER_HOST, problems)
-    if per_host is None and is_torchrun:
+    if per_host is None and is_torchrun and not takes_all:
         per_host = 1
     if total is None and hosts is not None and per_host is not None:
         total = hosts * per_host
@@ -100,11 +105,19 @@ def read_launch(words: Sequence[str], batch_options: Sequence[str] = ()) -> Laun
     return Launch(
         program=program,
         options=own,
+        launcher=next((name for name in map(_base, head) if name in _LAUNCHERS), ""),
         num_hosts=hosts,
         devices_per_host=per_host,
+        takes_all=takes_all,
         num_devices=total,
         problems=tuple(problems),
     )
+
+
+def _takes_all(options: Arguments) -> bool:
+    """Whether a host starts a process per device: torchrun's words, or a count of ``nvidia-smi``'s lines."""
+    values = [str(options[name]) for name in _PER_HOST if name in options]
+    return any(value in {"gpu", "auto"} or value.startswith(("$(", "`")) for value in values)
 
 
 def _hostfile(options: Arguments) -> bool:
@@ -116,11 +129,23 @@ def _program_start(words: Sequence[str]) -> int:
     """Index of the script or module that is started; 0 where no launcher stands before it."""
     for place, word in enumerate(words):
         is_module = word in {"-m", "--module"} and place + 1 < len(words)
+        if is_module and words[place + 1].startswith("-"):  # a switch of accelerate's; the module comes later
+            return next((at for at in range(place, len(words)) if _is_module(words[at])), place + 1)
         if is_module and not words[place + 1].startswith(_TORCHRUN[1:]):
             return place + 1
-        if word.endswith(".py") or word.rsplit("/", 1)[-1] in _PROGRAMS:
+        if word.endswith(".py") or _base(word) in _PROGRAMS:
             return place
     return 0
+
+
+def _is_module(word: str) -> bool:
+    """Whether a word is a module's dotted name, and not an address or a file."""
+    return _MODULE.fullmatch(word) is not None and not word.endswith((".yaml", ".yml", ".json"))
+
+
+def _base(word: str) -> str:
+    """A program's name without its folder."""
+    return word.rsplit("/", 1)[-1]
 
 
 def _is_flag(word: str) -> bool:

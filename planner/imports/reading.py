@@ -32,17 +32,21 @@ class Launch:
     Args:
         program: script or module, and its arguments; empty where the input is a file of flags.
         options: options of the launcher itself, dashes only.
+        launcher: torchrun, deepspeed or accelerate; empty for others.
         num_hosts: None where it is not stated.
         devices_per_host: None where it is not stated.
         num_devices: all of them; None where that is not known.
+        takes_all: a host starts a process for each of its devices, however many these are.
         problems: two launchers that disagree, values that are no numbers.
     """
 
     program: tuple[str, ...] = ()
     options: Arguments = field(default_factory=dict)
+    launcher: str = ""
     num_hosts: int | None = None
     devices_per_host: int | None = None
     num_devices: int | None = None
+    takes_all: bool = False
     problems: tuple[Problem, ...] = ()
 
 

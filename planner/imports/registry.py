@@ -49,6 +49,7 @@ SOURCES = (
     Source(name="accelerate", module="accelerate", summary="Accelerate's YAML or accelerate launch"),
     Source(name="torchtitan", module="torchtitan", summary="a TorchTitan command line, or an older TOML"),
     Source(name="megatron", module="megatron", summary="a Megatron-LM command line or launch script"),
+    Source(name="nemo", module="nemo", summary="overrides of a NeMo 1 pre-training script"),
     Source(name="vllm", module="engines", reader="VLLM", summary="a vLLM command line"),
     Source(name="sglang", module="engines", reader="SGLANG", summary="an SGLang command line"),
     Source(name="trtllm", module="engines", reader="TRTLLM", summary="a trtllm-serve command line"),

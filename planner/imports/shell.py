@@ -11,23 +11,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.imports.arithmetic import whole_number
+from meshplan.planner.imports.shell_words import MAX_WORD_LENGTH, MAX_WORDS, Word, refused
 
-# The longest command line that Linux takes has 2 MiB; expansions may not make more of a script than these.
-MAX_WORDS = 100_000  # of one command or array
-MAX_WORD_LENGTH = 2**16
+# Of everything that a script expands to.
 MAX_ALL_WORDS = 1_000_000
 MAX_ALL_CHARACTERS = 2**24
+MAX_DEFAULTS = 8  # ${A:-${B:-…}}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _BRACED = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[1-9])(?:\[(?P<which>[@*]|[0-9]{1,6})\])?(?::?[-=](?P<default>[^{}]*))?"
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]?)(?:\[(?P<which>[@*]|[0-9]{1,6})\])?"
+    r"(?::?[-=](?P<default>.*)|:?[?].*)?",
+    re.DOTALL,
 )
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _SBATCH = re.compile(r"^#SBATCH\s+(.+)$", re.MULTILINE)
 _ENDS = frozenset("\n;|&()")
 _BLANKS = frozenset(" \t\r")
+_ALL_PARAMETERS = ("@", "*")
 # Words after which a statement goes on: they change when it runs, not what it is.
 _PREFIXES = frozenset(
     {"if", "then", "elif", "else", "while", "until", "do", "!", "{", "time", "exec", "export", "local", "readonly"}
@@ -93,40 +95,11 @@ def read_script(text: str, variables: Mapping[str, str] | None = None) -> Script
     )
 
 
-@dataclass(slots=True)
-class _Word:
-    """A word under construction: finished fields, and the one that is being written."""
-
-    fields: list[str] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)
-    length: int = 0
-
-    def add(self, text: str) -> None:
-        self.parts.append(text)
-        self.length += len(text)
-        if self.length > MAX_WORD_LENGTH:
-            raise _refused(f"a word grows beyond {MAX_WORD_LENGTH} characters")
-
-    def split(self, texts: list[str]) -> None:
-        """Several fields in the place of one expansion; the outer ones touch their neighbours."""
-        for place, text in enumerate(texts):
-            if place:
-                self.close()
-            self.add(text)
-
-    def close(self) -> None:
-        if self.parts:
-            self.fields.append("".join(self.parts))
-        self.parts, self.length = [], 0
-        if len(self.fields) > MAX_WORDS:
-            raise _refused(f"one expansion makes more than {MAX_WORDS} words")
-
-
 class _Reader:
     """One pass over a text."""
 
-    def __init__(self, text: str, variables: dict[str, str]) -> None:
-        self.text, self.at = text, 0
+    def __init__(self, text: str, variables: dict[str, str], *, depth: int = 0) -> None:
+        self.text, self.at, self.depth = text, 0, depth
         self.outside = frozenset(variables)
         self.scalars: dict[str, list[str]] = {name: [value] for name, value in variables.items()}
         self.statements: list[Statement] = []
@@ -163,7 +136,7 @@ class _Reader:
                 continue
             words += self._word()
             if len(words) > MAX_WORDS:
-                raise _refused(f"more than {MAX_WORDS} words")
+                raise refused(f"more than {MAX_WORDS} words")
             if len(words) == 1 and words[0] in _PREFIXES:
                 words = []
         if words:
@@ -231,7 +204,7 @@ class _Reader:
         elif not is_added and before is not None and before != values:
             self.reassigned.add(name)
         if size > MAX_WORD_LENGTH or len(values) > MAX_WORDS:
-            raise _refused(f"the variable {name} grows beyond {MAX_WORD_LENGTH} characters or {MAX_WORDS} words")
+            raise refused(f"the variable {name} grows beyond {MAX_WORD_LENGTH} characters or {MAX_WORDS} words")
         self.scalars[name], self.sizes[name] = values, size
         return True
 
@@ -241,22 +214,22 @@ class _Reader:
             self._skip_blanks()
             sign = self.text[self.at : self.at + 1]
             if sign == "":
-                raise _refused(f"the array {name}=( is never closed")
+                raise refused(f"the array {name}=( is never closed")
             if sign == "\n":
                 self.at += 1
             elif sign == ")":
                 self.at += 1
                 return values
             elif sign in _ENDS or (sign in "<>" and self.text[self.at + 1 : self.at + 2] != "("):
-                raise _refused(f"the array {name}=( holds {sign!r}")
+                raise refused(f"the array {name}=( holds {sign!r}")
             else:
                 values += self._word()
                 if len(values) > MAX_WORDS:
-                    raise _refused(f"the array {name}=( holds more than {MAX_WORDS} words")
+                    raise refused(f"the array {name}=( holds more than {MAX_WORDS} words")
 
     def _word(self, *, splits: bool = True) -> list[str]:
         """The fields of one word; an unquoted variable may make several, or none."""
-        word = _Word()
+        word = Word()
         while self.at < len(self.text):
             sign = self.text[self.at]
             if sign in "<>" and self.text.startswith("(", self.at + 1):
@@ -284,7 +257,7 @@ class _Reader:
         self.num_words += len(word.fields)
         self.num_characters += sum(map(len, word.fields))
         if self.num_words > MAX_ALL_WORDS or self.num_characters > MAX_ALL_CHARACTERS:
-            raise _refused(f"the script grows beyond {MAX_ALL_WORDS} words or {MAX_ALL_CHARACTERS} characters")
+            raise refused(f"the script grows beyond {MAX_ALL_WORDS} words or {MAX_ALL_CHARACTERS} characters")
         return word.fields
 
     def _process(self, start: int) -> list[str]:
@@ -293,7 +266,7 @@ class _Reader:
         self._skip_substitution()
         return self._unknown(start)
 
-    def _quoted(self, word: _Word) -> None:
+    def _quoted(self, word: Word) -> None:
         is_nothing = False  # "${NAME[@]}" of an empty array is no word at all, unlike ""
         while self.at < len(self.text):
             sign = self.text[self.at]
@@ -312,12 +285,12 @@ class _Reader:
                 word.split(values)
             else:
                 word.add(sign)
-        raise _refused('a quote (") is never closed')
+        raise refused('a quote (") is never closed')
 
     def _until(self, end: str) -> str:
         stop = self.text.find(end, self.at)
         if stop < 0:
-            raise _refused(f"a quote ({end}) is never closed")
+            raise refused(f"a quote ({end}) is never closed")
         found = self.text[self.at : stop]
         self.at = stop + len(end)
         return found
@@ -335,36 +308,68 @@ class _Reader:
             return self._unknown(start)
         if self.text.startswith("{", self.at):
             self.at += 1
-            return self._braced(start, self._until("}"))
+            return self._braced(start, self._body())
         found = _NAME.match(self.text, self.at)
         if found is None:
-            if self.text[self.at : self.at + 1] in set("0123456789@#*?$!-"):
-                self.at += 1
-                return self._unknown(start)
-            return ["$"]
+            return self._parameter(start)
         self.at = found.end()
         # A bare $NAME of an array is its first word.
         return (self.scalars[found[0]][:1] or [""]) if found[0] in self.scalars else self._unknown(start)
 
+    def _parameter(self, start: int) -> list[str]:
+        """``$1``, ``$@``, ``$?``: what the script is called with, or what only a shell knows."""
+        name = self.text[self.at : self.at + 1]
+        if not name or name not in "0123456789@#*?$!-":
+            return ["$"]
+        self.at += 1
+        if name in self.scalars:
+            return self.scalars[name]
+        unknown = self._unknown(start)
+        return [] if name in _ALL_PARAMETERS else unknown  # a script that is called with none has none
+
     def _braced(self, start: int, body: str) -> list[str]:
         found = _BRACED.fullmatch(body)
         if found is None:
-            return self._unknown(start)
+            unknown = self._unknown(start)
+            return [] if body[:1] in _ALL_PARAMETERS else unknown
         if found["name"] in self.scalars:
             values = self.scalars[found["name"]]
             if found["which"] in {"@", "*"}:
                 return values
             first = int(found["which"] or 0)
             return values[first : first + 1] or [""]
-        if found["default"] is None or "$" in found["default"] or "`" in found["default"]:
+        default = None if found["default"] is None else self._default(found["default"])
+        if default is None:
             return self._unknown(start)
-        self.defaults[found["name"]] = found["default"].strip("\"'")
-        return [self.defaults[found["name"]]]
+        self.defaults[found["name"]] = default
+        return [default]
+
+    def _body(self) -> str:
+        """What stands between the braces of ``${…}``, with the braces inside."""
+        start, depth = self.at, 1
+        while depth:
+            sign = self.text[self.at : self.at + 1]
+            if not sign:
+                raise refused("a quote (}) is never closed")
+            depth += {"{": 1, "}": -1}.get(sign, 0)
+            self.at += 1
+        return self.text[start : self.at - 1]
+
+    def _default(self, text: str) -> str | None:
+        """The text behind ``:-`` with its own variables; None where only a shell knows."""
+        if "$" not in text and "`" not in text:
+            return text.strip("\"'")
+        if self.depth >= MAX_DEFAULTS:
+            return None
+        inner = _Reader(text, {}, depth=self.depth + 1)
+        inner.scalars, inner.sizes, inner.defaults = self.scalars, self.sizes, self.defaults
+        fields = inner._word(splits=False)
+        return " ".join(fields) if not inner.unknown and inner.at == len(text) else None
 
     def _arithmetic(self, start: int) -> list[str]:
         end = self.text.find("))", self.at)
         if end < 0:
-            raise _refused("$(( is never closed")
+            raise refused("$(( is never closed")
         # A bracket of the expression may touch the closing ones: $((A*(B+1))).
         while self.text.startswith(")))", end):
             end += 1
@@ -382,14 +387,10 @@ class _Reader:
             self.at += 1
             if depth == 0:
                 return
-        raise _refused("$( is never closed")
+        raise refused("$( is never closed")
 
     def _unknown(self, start: int) -> list[str]:
         written = self.text[start : self.at]
         self.unknown.append(written)
         # One field, whatever blanks it holds: nobody knows what the shell would make of it.
         return ["".join(written.split())]
-
-
-def _refused(message: str) -> SpecError:
-    return SpecError([Problem(path="", message=message)], of="the launch script")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +91,13 @@ def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
     Raises:
         SpecError: something is missing, contradicts itself or has no name in the catalog; every problem at once.
     """
-    reading.problems += reading.launch.problems
+    # What is said of the nodes takes the place of a number of hosts that only a shell knows.
+    reading.problems += [
+        one for one in reading.launch.problems if answers.nodes is None or "--nodes" not in one.message
+    ]
     _take_answers(reading, answers)
     nodes = _node_type(reading, answers, catalog)
+    _whole_hosts(reading, nodes)
     num_devices = _num_devices(reading, answers, nodes)
     model = _model(reading, answers, catalog)
     is_training = reading.kind == "training"
@@ -206,6 +210,16 @@ def _node_type(reading: Reading, answers: Answers, catalog: Catalog) -> NodeType
     return None
 
 
+def _whole_hosts(reading: Reading, node: NodeType | None) -> None:
+    """A launcher that starts a process for each device of its host: as many as the node type has."""
+    launch = reading.launch
+    if node is None or not launch.takes_all:
+        return
+    hosts, per_host = launch.num_hosts, node.devices_per_host
+    reading.launch = replace(launch, devices_per_host=per_host, num_devices=None if hosts is None else hosts * per_host)
+    reading.assumed.append(Assumption(term="processes per host", value=per_host, why=f"every device of {node.slug}"))
+
+
 def _num_devices(reading: Reading, answers: Answers, node: NodeType | None) -> int | None:
     launch = reading.launch
     if node is not None and (launch.devices_per_host or 0) > node.devices_per_host:
@@ -220,7 +234,7 @@ def _num_devices(reading: Reading, answers: Answers, node: NodeType | None) -> i
         return launch.num_devices
     hosts = answers.nodes * (node.num_hosts if node is not None else 1)
     # torchrun's --nnodes defaults to 1, so only a stated number contradicts.
-    if named and "--nnodes" in launch.options and launch.num_hosts != hosts:
+    if named and "--nnodes" in launch.options and launch.num_hosts not in {None, hosts}:
         reading.report(
             "cluster", f"the launcher starts {launch.num_hosts} hosts, --nodes says {hosts} (--env sets a variable)"
         )

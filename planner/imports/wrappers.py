@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.imports.containers import inside_docker
+from meshplan.planner.imports.containers import inside_docker, inside_image_file
 from meshplan.planner.imports.shell import Statement, read_script
 
 MAX_NESTING = 4  # srun docker run … bash -c "…"
@@ -44,6 +44,9 @@ def _inside(statement: Statement, variables: Mapping[str, str]) -> list[Statemen
             return [replace(statement, words=(*words[:place], *one.words)) for one in script.statements]
         if name in {"docker", "podman", "nerdctl"}:
             found = inside_docker(words[place:])
+            return None if found is None else [replace(statement, words=(*_launcher(words[:place]), *found))]
+        if name in {"apptainer", "singularity"}:
+            found = inside_image_file(words[place:])
             return None if found is None else [replace(statement, words=(*_launcher(words[:place]), *found))]
         if name in _RUNNERS and words[place + 1 : place + 2] == (_RUNNERS[name],):
             return [replace(statement, words=(*words[:place], *_after_runner(words[place + 2 :])))]

@@ -1,7 +1,9 @@
 """Forged plans and mutated inputs over every reader: how many are bugs, slow, large, or leave something behind.
 
-Each command runs in a process of its own, with a limit on time and memory. Prints a line a reader:
-``exits``, and the inputs of exit 1, of more than 10 s, of more than 2 GiB, and with a payload in any output.
+One warm process forks children with limits on time and memory, fifty inputs each, so that an input costs what its
+commands cost; an input that ends its child or hangs costs only itself. Prints a line a reader: the exit codes, and the
+inputs of more than 10 s of CPU, of more than 2 GiB, that hang (60 s), that end by a signal, or with a payload in
+any output.
 
     python tests/benchmarks/fuzz.py --forged 2000 --mutated 20000 --seed 0
 """
@@ -9,176 +11,53 @@ Each command runs in a process of its own, with a limit on time and memory. Prin
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import gc
+import itertools
 import json
-import multiprocessing
 import os
 import random
 import re
 import resource
+import select
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from hostile import CANARY, HOSTILE_TEXTS, random_forgery
+from fuzz_readers import SERVING, TRAINING, Reader, mutated, readers
+from hostile import CANARY, HOSTILE_TEXTS, forged, places, random_forgery
 
 ROOT = Path(__file__).parents[2]
-MOST_S, MOST_BYTES = 10.0, 2 * 2**30
-BATCH = 50  # inputs of one process; its peak memory is that of its worst input
-TRAINING = """\
-kind: training
-model: llama-3.1-8b
-cluster: {nodes: [{type: dgx-h100, count: 1}]}
-workload: {sequence_length: 4096, global_batch_size: 64}
-"""
-SCRIPT = """\
-#!/bin/bash
-#SBATCH --nodes=4
-GPUS=8
-ARGS=(--tensor-model-parallel-size 8 --num-layers 32 --hidden-size 4096 --num-attention-heads 32)
-ARGS+=(--seq-length 4096 --micro-batch-size 1 --global-batch-size $((GPUS * 16)) --bf16)
-cat << EOF > note
-text
-EOF
-srun torchrun --nnodes 4 --nproc-per-node "$GPUS" pretrain_gpt.py "${ARGS[@]}" 2>&1
-"""
-MANIFEST = """\
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: chat}
-spec:
-  replicas: 2
-  template:
-    spec:
-      containers:
-      - name: server
-        image: vllm/vllm-openai:latest
-        command: ["/bin/sh", "-c"]
-        args: ["vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2 --max-num-seqs 64"]
----
-apiVersion: v1
-kind: Service
-metadata: {name: chat}
-"""
-TUNED = """\
-base_model: meta-llama/Llama-3.1-8B
-adapter: lora
-lora_r: 16
-datasets: [{path: data, type: alpaca}]
-sequence_len: 4096
-micro_batch_size: 1
-gradient_accumulation_steps: 4
-bf16: true
-fsdp_config: {reshard_after_forward: true}
-dp_shard_size: 8
-"""
-STAGES = json.dumps({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": True},
-                     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})  # fmt: skip
-TRACE = "arrival_s,input_length,output_length\n0.0,128,16\n0.5,256,32\n1.5,64,8\n"
-LOADS = "layer,expert,count\n0,0,5\n0,1,7\n1,0,3\n1,1,9\n"
-SIGNS = [
-    *"{}[]:,&*!|>-?'\"#%@ \n\t\0\x1b$`()<>;=01.e~\\",
-    "\r\n",
-    "&a ",
-    "*a ",
-    "<<EOF\n",
-    "$((",
-    "$(",
-    "1e999",
-    "9" * 30,
-]
+MOST_S, MOST_BYTES, HANGS_S = 10.0, 2 * 2**30, 60.0
+TARGETS = ("torchrun", "slurm", "kubernetes", "megatron", "torchtitan", "skypilot", "vllm", "sglang", "trtllm",
+           "dynamo", "kserve", "lws", "ray", "llm-d")  # fmt: skip
+BAD = ("slow", "large", "payload", "hangs", "signals")
+BATCH = 50  # inputs of one child
+EXIT_BUG = 1
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What a child does with one input; its exit codes come back.
+Job = Callable[[], list[int]]
 
 
-def mutated(text: str, random_: random.Random) -> bytes:
-    """A few random edits: bytes, signs, repeated or missing pieces, hostile texts."""
-    for _ in range(random_.choice([1, 1, 1, 2, 5])):
-        at = random_.randrange(len(text) + 1)
-        to = min(len(text), at + random_.randint(0, 40))
-        piece = random_.choice(
-            [
-                random_.choice(SIGNS) * random_.choice([1, 1, 2, 200]),
-                random_.choice(HOSTILE_TEXTS[:-8]),
-                text[at:to] * random_.choice([2, 50]),
-                "",
-            ]
-        )
-        text = text[:at] + piece + text[random_.choice([at, to]) :]
-    content = text.encode("utf-8", "replace")[: 2**20]
-    if random_.random() < 0.1:
-        at = random_.randrange(len(content) + 1)
-        content = content[:at] + bytes([random_.randrange(256)]) + content[at + 1 :]
-    return content
-
-
-def commands(folder: Path) -> dict[str, tuple[str, str, list[list[str]]]]:
-    """Reader → file name, sound text, commands that read it."""
-    catalog = json.dumps(
-        {
-            "format": "meshplan-catalog/1",
-            "devices": {"h100-sxm-80gb": {"facts": [
-                {"field": "tdp_w", "value": 650.0, "level": "measured here", "source": "s", "date": "2026-01-01"}
-            ]}},
-        }
-    )  # fmt: skip
-    model = json.dumps({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128,
-                        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100})  # fmt: skip
-    (folder / "model.yaml").write_text(TRAINING.replace("llama-3.1-8b", "config.json"))
-    serving = {"kind": "serving", "model": "llama-3.1-8b", "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
-               "workload": {"trace": "trace.csv"}, "slo": {"ttft_p99_s": 5}}  # fmt: skip
-    (folder / "trace.yaml").write_text(json.dumps(serving))
-    limit = ["--no-store", "--time-limit", "2"]
-    where = ["--node-type", "dgx-h100"]
-    load = ["--input-length", "1000", "--output-length", "100", "--concurrency", "8"]
-    model_of = ["--model", "llama-3.1-8b", "--nodes", "1"]
-    return {
-        "spec (YAML)": ("spec.yaml", TRAINING, [["plan", "spec.yaml", *limit]]),
-        "import script": ("run.sh", SCRIPT, [["import", "run.sh", *where, "--model", "llama-3.1-8b"]]),
-        "import pods": ("pods.yaml", MANIFEST, [["import", "pods.yaml", *where, *load]]),
-        "import YAML": ("tune.yaml", TUNED, [["import", "tune.yaml", *where, "--nodes", "1"]]),
-        "import JSON": ("zero.json", STAGES, [["import", "zero.json", *where, *model_of, "--sequence-length", "4096"]]),
-        "catalog": ("catalog.json", catalog, [["catalog", "import", "catalog.json"]]),
-        "model": ("config.json", model, [["plan", "model.yaml", *limit]]),
-        "trace": ("trace.csv", TRACE, [["plan", "trace.yaml", *limit]]),
-        "loads": ("loads.csv", LOADS, [["experts", "loads.csv", "--devices", "2"]]),
-        "measured": ("measured.json", '{"iteration_s": 2.5}', [["plans", "record", "base", "measured.json"]]),
-    }
-
-
-def sound(reader: str, base: tuple[str, str, list[list[str]]], folder: Path) -> None:
-    """Stop where the text before any edit is refused: its mutations would test little."""
-    name, text, lines = base
-    (folder / name).write_text(text)
-    for line in lines:  # in a process of its own: a time limit counts from the start of the process
-        command = [sys.executable, "-m", "meshplan.cli.main", *line]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{reader}: {' '.join(line)}: {done.stderr}")
-
-
-def plans(folder: Path) -> dict[str, Any]:
-    """A plan of each kind that this checkout's examples ask for."""
-    found = {}
-    for name in ("example", "serving", "allocation"):
-        run_one(["plan", str(ROOT / f"{name}.yaml"), "--no-store", "--format", "json"], folder / "out", folder / "err")
-        found[name] = json.loads((folder / "out").read_text())
-    return found
-
-
-def run_one(arguments: list[str], out: Path, err: Path) -> int:
-    """One command in this process; its exit code."""
+def run_one(arguments: Sequence[str]) -> int:
+    """One command in this process, its streams in the files ``out`` and ``err``; its exit code."""
     from meshplan.cli.main import run
 
-    with out.open("w", encoding="utf-8") as stdout, err.open("w", encoding="utf-8") as stderr:
+    with Path("out").open("a", encoding="utf-8") as stdout, Path("err").open("a", encoding="utf-8") as stderr:
         before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = stdout, stderr
         try:
-            run(arguments)
+            run(list(arguments))
         except SystemExit as exit_:
             return int(exit_.code or 0)
         finally:
@@ -186,113 +65,231 @@ def run_one(arguments: list[str], out: Path, err: Path) -> int:
     return 0
 
 
+def run_body(reader: Reader) -> int:
+    """A body of the HTTP API; a refusal in words is what a client may get."""
+    from meshplan.catalogs.errors import MeshplanError
+
+    if reader.body is None:
+        raise ValueError(reader.name)
+    try:
+        reader.body(Path(reader.file).read_bytes())
+    except MeshplanError as error:
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - what the service would answer with 500
+        Path("err").write_text(f"{type(error).__name__}: {error}\n")
+        return EXIT_BUG
+    return 0
+
+
 def payload(folder: Path) -> bool:
-    """Whether an output steers a terminal, or a canary was made."""
-    texts = [(folder / name).read_text(encoding="utf-8", errors="replace") for name in ("out", "err")]
-    pages = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("*.html")]
+    """Whether an output steers a terminal, a page runs a script, or a canary was made."""
+    texts = [(folder / name).read_text(encoding="utf-8", errors="replace") for name in ("out", "err")
+             if (folder / name).exists()]  # fmt: skip
+    pages = [path.read_text(encoding="utf-8", errors="replace") for path in folder.rglob("*.html")]
     return (
-        any(re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", text) for text in texts)
+        any(_STEERING.search(text) for text in texts)
         or any("<script" in page for page in pages)
-        or (folder / CANARY).exists()
+        or any(folder.rglob(CANARY))
     )
 
 
-def inputs(reader: str, folder: Path, base: Any, random_: random.Random) -> Iterator[list[list[str]]]:
-    """Writes one hostile input after the other; the commands that read it."""
-    if reader == "plan":
-        while True:
-            (folder / "plan.json").write_text(json.dumps(random_forgery(random_.choice(list(base.values())), random_)))
-            file = "./plan.json"
-            yield [["plans", "show", file], ["explain", file], ["emit", file, "--out", "files", "--force"],
-                   ["explain", file, "--pareto", "page.html", "--force"],
-                   ["plans", "show", file, "-f", "csv"]]  # fmt: skip
-    name, text, lines = base
-    while True:
-        (folder / name).write_bytes(mutated(text, random_))
-        yield lines
+def broken_scripts(folder: Path) -> bool:
+    """Whether an emitted shell script is none; and what its first lines do, which stop without a host's number."""
+    for path in (*folder.glob("files/**/*.sh"), *folder.glob("others/**/*.sh")):
+        if subprocess.run(["bash", "-n", path], capture_output=True, check=False).returncode:
+            return True
+        if path.name == "launch.sh":
+            subprocess.run(["bash", path], cwd=path.parent, capture_output=True, check=False, timeout=20,
+                           env={"PATH": "/usr/bin:/bin"})  # fmt: skip
+    return False
 
 
-def work(reader: str, base: Any, seed: int, count: int, database: str, queue: Any) -> None:
-    """``count`` inputs; results go to the queue."""
-    os.environ["MESHPLAN_DB"] = database
-    resource.setrlimit(resource.RLIMIT_AS, (3 * MOST_BYTES, 3 * MOST_BYTES))
-    found: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+def clean(folder: Path) -> None:
+    """Nothing of the input before is left."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def answer(job: Job, folder: Path) -> dict[str, Any]:
+    """Run one input in this process: exit codes, what is wrong, the message of a bug."""
+    from meshplan.planner.core import budget
+
+    clean(folder)
+    budget._STAT, budget._LOADED = folder / "none", time.monotonic()  # each input's time limit begins with it
+    started = time.process_time()
+    codes = job()
+    return {
+        "codes": codes,
+        "slow": time.process_time() - started > MOST_S,
+        "large": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MOST_BYTES,
+        "payload": payload(folder) or broken_scripts(folder),
+        "bug": (folder / "err").read_text(errors="replace")[:400] if EXIT_BUG in codes else "",
+    }
+
+
+def in_child(jobs: Sequence[Job], folder: Path) -> Iterator[dict[str, Any]]:
+    """Run inputs in a child, one after the other, until it has done all, hangs or ends by a signal."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        os.close(receive)
         os.chdir(folder)
-        commands(folder)
-        source = inputs(reader, folder, base, random.Random(seed))
-        for _, lines in zip(range(count), source, strict=False):
-            for line in lines:
-                started = time.monotonic()
-                code = run_one(line, folder / "out", folder / "err")
-                found[f"exit {code}"] += 1
-                found["slow"] += time.monotonic() - started > MOST_S
-                found["payload"] += payload(folder)
-                if code == 1:
-                    queue.put(("bug", (folder / "err").read_text()[:300]))
-    found["large"] += resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MOST_BYTES
-    queue.put(("done", found))
+        resource.setrlimit(resource.RLIMIT_AS, (3 * MOST_BYTES, 3 * MOST_BYTES))
+        for job in jobs:
+            os.write(send, json.dumps(answer(job, folder)).encode() + b"\n")
+        os._exit(0)
+    os.close(send)
+    with os.fdopen(receive, "rb", buffering=0) as lines:
+        for _ in jobs:
+            is_there, _, _ = select.select([lines], [], [], HANGS_S)
+            line = lines.readline() if is_there else b""
+            if not line:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
+                yield {"codes": [], "signals" if is_there else "hangs": True, "bug": ""}
+                break
+            yield json.loads(line)
+    os.waitpid(child, 0)
 
 
-def batch(function: Callable[..., None], *arguments: Any) -> tuple[Counter[str], list[str]]:
-    """One process; a process that dies counts as a crash."""
-    queue: Any = multiprocessing.Queue()
-    process = multiprocessing.Process(target=function, args=(*arguments, queue))
-    process.start()
+def at(document: Any, path: Sequence[Any]) -> Any:
+    """The value of a field."""
+    for part in path:
+        document = document[part]
+    return document
+
+
+def forged_jobs(documents: Sequence[dict[str, Any]], random_: random.Random) -> Iterator[tuple[bytes, Job]]:
+    """Forged plan files, shown, explained, emitted and drawn."""
+    while True:
+        document = random_.choice(documents)
+        texts = [path for path in places(document) if isinstance(at(document, path), str) and path != ("plan_id",)]
+        content = json.dumps(
+            forged(document, random_.choice(texts), random_.choice(HOSTILE_TEXTS))  # a text for a text may be read
+            if random_.random() < 0.5
+            else random_forgery(document, random_)
+        ).encode()
+        where = ("--target", random_.choice(TARGETS), "--script", "train.py", "--image", "registry/image:1")
+        file = "./plan.json"
+        lines = (
+            ("plans", "show", file),
+            ("explain", file),
+            ("emit", file, "--out", "files"),
+            ("emit", file, "--out", "others", *where[: random_.choice((2, 4, 6))]),
+            ("explain", file, "--pareto", "page.html"),
+            ("plans", "show", file, "-f", "csv"),
+            ("plans", "show", file, "-f", "markdown"),
+        )
+
+        def job(content: bytes = content, lines: Sequence[Sequence[str]] = lines) -> list[int]:
+            Path("plan.json").write_bytes(content)
+            return [run_one(line) for line in lines]
+
+        yield content, job
+
+
+def mutated_jobs(reader: Reader, random_: random.Random) -> Iterator[tuple[bytes, Job]]:
+    """One edited text after the other."""
+    while True:
+        content = mutated(reader.text, random_)
+
+        def job(content: bytes = content) -> list[int]:
+            reader.write(Path(), content)
+            return [run_body(reader)] if reader.body is not None else [run_one(line) for line in reader.commands]
+
+        yield content, job
+
+
+def warm(folder: Path, database: Path, chosen: Sequence[Reader]) -> list[dict[str, Any]]:
+    """Answer every sound text in this process: modules and tables are there for the children. Plans of each kind.
+
+    Raises:
+        SystemExit: a sound text is refused; its mutations would test little.
+    """
+    os.environ["MESHPLAN_DB"] = f"{database}"
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # a process with threads is not one to fork
+    os.chdir(folder)
+    import typer.main
+
+    typer.main.get_command = functools.cache(typer.main.get_command)  # a third of what a small command costs
+    for text, tag in ((TRAINING, "base"), (SERVING, "served")):
+        Path("base.yaml").write_text(text)
+        run_one(("plan", "base.yaml", "--tag", tag))
+    documents = []
+    for name in ("example", "serving", "allocation"):
+        Path("out").unlink(missing_ok=True)
+        run_one(("plan", str(ROOT / f"{name}.yaml"), "--no-store", "--format", "json"))
+        documents.append(json.loads(Path("out").read_text()))
+    for reader in chosen:
+        reader.write(folder, reader.text.encode())
+        for line in reader.commands:
+            # A time limit counts from the start of the process, which this one's children begin anew.
+            Path("err").unlink(missing_ok=True)
+            if code := run_one([word if word != "5" else "3600" for word in line]):
+                raise SystemExit(f"{reader.name}: {' '.join(line)}: exit {code}\n{Path('err').read_text()}")
+    return documents
+
+
+def answers(jobs: Sequence[tuple[bytes, Job]], folder: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Inputs with what they did; after one that ended its child the rest run in a new one."""
+    done = 0
+    while done < len(jobs):
+        batch = jobs[done : done + BATCH]
+        for found in in_child([job for _, job in batch], folder):
+            yield jobs[done][0], found
+            done += 1
+
+
+def attack(name: str, jobs: Iterator[tuple[bytes, Job]], count: int, folder: Path, keep: Path | None) -> None:
+    """``count`` inputs of one reader; prints its line, and each message of a bug once."""
     total: Counter[str] = Counter()
-    bugs: list[str] = []
-    deadline = time.monotonic() + BATCH * 5 * MOST_S
-    while process.is_alive() or not queue.empty():
-        if queue.empty():
-            time.sleep(0.05)
-            if time.monotonic() > deadline:
-                process.kill()
-                total["hangs"] += 1
-            continue
-        kind, value = queue.get()
-        if kind == "bug":
-            bugs.append(value)
-        else:
-            total += value
-    total["crashes"] += process.exitcode not in (0, None)
-    return total, bugs
+    bugs: Counter[str] = Counter()
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    for number, (content, found) in enumerate(answers(list(itertools.islice(jobs, count)), folder)):
+        total.update(f"exit {code}" for code in found["codes"])
+        bad = [what for what in BAD if found.get(what)]
+        total.update(bad)
+        bugs.update([found["bug"]] if found["bug"] else [])
+        if keep is not None and (bad or bugs[found["bug"]] == 1):
+            (keep / f"{name.replace(' ', '-')}-{number}").write_bytes(content)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    exits = ", ".join(f"{key}: {value}" for key, value in sorted(total.items()) if key.startswith("exit"))
+    took = f"{cpu_s:.0f} CPU-s, {time.monotonic() - started:.0f} s"
+    print(f"{name:13} {count} inputs; {exits}; { {what: total[what] for what in BAD} }; {took}", flush=True)
+    for text, times in sorted(bugs.items())[:10]:
+        print(f"    {times} × {text.strip()}", flush=True)
 
 
 def main() -> None:
     """Forge, mutate, count."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forged", type=int, default=2000)
-    parser.add_argument("--mutated", type=int, default=20_000)
+    parser.add_argument("--mutated", type=int, default=20_000, help="of all readers together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="part of the reader's name")
+    parser.add_argument("--keep", type=Path, help="folder for the inputs that did harm")
     options = parser.parse_args()
+    every = readers()
+    chosen = [reader for reader in every if options.only in reader.name]
+    keep = None if options.keep is None else options.keep.resolve()
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        database = os.environ["MESHPLAN_DB"] = str(folder / "catalog.sqlite")
-        (folder / "base.yaml").write_text(TRAINING)
-        run_one(["plan", str(folder / "base.yaml"), "--tag", "base"], folder / "out", folder / "err")
-        readers: dict[str, Any] = {"plan": None, **commands(folder)}
+        folder, database = Path(name) / "work", Path(name) / "catalog.sqlite"
+        folder.mkdir()
+        documents = warm(folder, database, chosen)
+        threads = len(list(Path("/proc/self/task").iterdir()))
+        print(f"{len(chosen)} readers; {threads} thread in the process that forks", flush=True)
+        gc.collect()
+        gc.freeze()
         if options.only in "plan":
-            readers["plan"] = plans(folder)
-        for reader, base in readers.items():
-            if options.only not in reader:
-                continue
-            if base is not None and reader != "plan":
-                sound(reader, base, folder)
-            count = options.forged if reader == "plan" else options.mutated // (len(readers) - 1)
-            total: Counter[str] = Counter()
-            bugs: list[str] = []
-            for start in range(0, count, BATCH):
-                size = min(BATCH, count - start)
-                found, more = batch(work, reader, base, options.seed * 1_000_003 + start, size, database)
-                total += found
-                bugs += more
-            exits = ", ".join(f"{key}: {value}" for key, value in sorted(total.items()) if key.startswith("exit"))
-            bad = {key: total[key] for key in ("slow", "large", "payload", "hangs", "crashes")}
-            print(f"{reader:13} {count} inputs; {exits}; {bad}", flush=True)
-            for text in sorted(set(bugs))[:10]:
-                print(f"    {text.strip()}")
+            attack("plan", forged_jobs(documents, random.Random(options.seed)), options.forged, folder, keep)
+        for place, reader in enumerate(every):
+            if reader in chosen:
+                jobs = mutated_jobs(reader, random.Random(options.seed * 1_000_003 + place))
+                attack(reader.name, jobs, -(-options.mutated // len(every)), folder, keep)
 
 
 if __name__ == "__main__":

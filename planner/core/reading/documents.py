@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import Problem, SpecError, why
 from meshplan.catalogs.untrusted.documents import DocumentError, parse, read_text
 from meshplan.catalogs.untrusted.limits import MAX_JSON_BYTES, MAX_YAML_BYTES
 
@@ -24,7 +24,7 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
     except (OSError, ValueError) as error:
-        raise _problem(f"cannot read {path}: {error}") from error
+        raise _problem(f"cannot read {path}: {why(error)}") from error
     return parse_document(text, is_json=is_json, name=str(path))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from meshplan.planner.emit.terms import Arguments, Term, count, read_all
@@ -58,7 +59,10 @@ def _stage(value: Any) -> dict[str, int]:
 
 def recognises(given: Given) -> bool:
     """Whether the document is Accelerate's, or the launcher is."""
-    return sum(key in given.document for key in _KEYS) > 1 or any(flag in given.launch.options for flag in _FLAGS)
+    options = given.launch.options
+    is_launcher = given.launch.launcher == SOURCE and "--config-file" not in options
+    is_document = sum(key in given.document for key in _KEYS) > 1
+    return is_document or is_launcher or any(flag in options for flag in _FLAGS)
 
 
 def read(given: Given) -> Reading:
@@ -147,11 +151,5 @@ def _launch(reading: Reading, document: dict[str, Any] | Any, launch: Launch) ->
             reading.report("cluster", str(error))
             found[key] = mine
     hosts, total = found["num_machines"], found["num_processes"]
-    return Launch(
-        program=launch.program,
-        options=launch.options,
-        num_hosts=hosts,
-        devices_per_host=total // hosts if total and hosts else None,
-        num_devices=total,
-        problems=launch.problems,
-    )
+    per_host = total // hosts if total and hosts else None
+    return replace(launch, num_hosts=hosts, devices_per_host=per_host, num_devices=total)

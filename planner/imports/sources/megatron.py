@@ -10,14 +10,17 @@ from meshplan.planner.imports.reading import Given, Reading, as_written
 
 SOURCE = "megatron"
 _DEFAULT = "not stated; Megatron-LM's default"
+_SIZES = frozenset({"--num-layers", "--hidden-size", "--num-attention-heads"})
 _TRAINING_SETTINGS = frozenset({setting.flag for setting in SETTINGS if setting.flag})
 
 
 def recognises(given: Given) -> bool:
     """Whether this is Megatron-LM's."""
     program = " ".join(given.launch.program[:1])
-    return "--tensor-model-parallel-size" in given.arguments or program.endswith(
-        ("pretrain_gpt.py", "pretrain_mamba.py")
+    return (
+        "--tensor-model-parallel-size" in given.arguments
+        or program.endswith(("pretrain_gpt.py", "pretrain_mamba.py"))
+        or given.arguments.keys() >= _SIZES  # scripts of other names, and commands that leave every degree at 1
     )
 
 

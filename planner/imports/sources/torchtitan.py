@@ -12,6 +12,14 @@ from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN_C
 SOURCE = "torchtitan"
 _SECTIONS = ("--parallelism.", "--training.", "--model.", "--activation-checkpoint.", SUBCOMMAND)
 _MODEL_FLAGS = ("--module", "--config", "--model.name", "--model.flavor")
+# Keys of files before the section [parallelism].
+_RENAMED = {
+    "--training.data-parallel-degree": "--parallelism.data-parallel-shard-degree",
+    "--training.tensor-parallel-degree": "--parallelism.tensor-parallel-degree",
+    "--training.batch-size": "--training.local-batch-size",
+    "--experimental.pipeline-parallel-degree": "--parallelism.pipeline-parallel-degree",
+    "--experimental.context-parallel-degree": "--parallelism.context-parallel-degree",
+}
 _DEFAULT = "not stated; TorchTitan's default"
 _FULLY_SHARDED, _SHARDED_GRADIENTS = 3, 2
 
@@ -58,6 +66,9 @@ def _arguments(given: Given) -> dict[str, Any]:
     """Flags with dashes; ``activation_checkpoint.mode`` of a TOML is a sub-command in current releases."""
     arguments: dict[str, Any] = {f"--{key}": value for key, value in given.document.items()} | dict(given.arguments)
     dashed = {flag: "true" if value is True else value for flag, value in with_dashes(arguments).items()}
+    for older, newer in _RENAMED.items():
+        if older in dashed:
+            dashed.setdefault(newer, dashed.pop(older))
     mode = dashed.pop("--activation-checkpoint.mode", None)
     return dashed if mode is None else {**dashed, f"{SUBCOMMAND}{mode}": ""}
 

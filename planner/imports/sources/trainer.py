@@ -12,12 +12,21 @@ from dataclasses import replace
 from typing import Any
 
 from meshplan.planner.emit.terms import Arguments, ReadBack, Term, count, read_all, stated
-from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
+from meshplan.planner.imports.reading import Assumption, Given, Reading, as_written, with_dashes
 
 SOURCE = "trainer"
-_CONFIGURATIONS = frozenset({"--deepspeed", "--deepspeed-config", "--config-file"})
-_MODEL = ("--model-name-or-path", "--model", "--model-id")
+_CONFIGURATIONS = frozenset({"--deepspeed", "--deepspeed-config", "--config-file", "--ds-config"})
+_MODEL = ("--model-name-or-path", "--model", "--model-id", "--model-name")
 _BATCH = "--per-device-train-batch-size"
+# Names in training scripts that people write themselves; each counts sequences of one device and one forward pass.
+_OWN_BATCH = (
+    *("--batch-size", "--micro-batch-size", "--batch-size-per-gpu", "--batch-size-per-device", "--bsz"),
+    *("--per-device-batch-size", "--per-gpu-train-batch-size", "--train-micro-batch-size-per-gpu"),
+    "--batch-size-training",
+)
+_OWN_PASSES = ("--grad-accumulation-steps", "--gradient-accumulation", "--grad-accum-steps", "--accum-steps")
+# Switches of Meta's fine-tuning recipes for Llama.
+_FSDP_SWITCH, _WRAPPED = "--enable-fsdp", "--fsdp-config.fsdp-activation-checkpointing"
 _FSDP = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
 _DEFAULT_BATCH = 8  # of TrainingArguments.per_device_train_batch_size
 _READ_BELOW = frozenset({"--fsdp", "--use-peft", "--load-in-4bit", "--finetuning-type", "--quantization-bit"})
@@ -59,12 +68,19 @@ def precision_row(*keys: str) -> Term:
 
 
 TERMS = (
-    number("micro_batch_size", _BATCH),
-    number("num_microbatches", "--gradient-accumulation-steps"),
-    number("sequence_length", "--max-seq-length", "--max-length", "--model-max-length", "--cutoff-len", "--block-size"),
+    number("micro_batch_size", _BATCH, *_OWN_BATCH),
+    number("num_microbatches", "--gradient-accumulation-steps", *_OWN_PASSES),
+    number(
+        "sequence_length",
+        *("--max-seq-length", "--max-length", "--model-max-length", "--cutoff-len", "--block-size"),
+        *("--max-seq-len", "--seq-length", "--seq-len", "--context-length"),
+    ),
+    number("zero_stage", "--zero-stage", "--ds-stage"),
     number("lora_rank", "--lora-r", "--lora-rank"),
     precision_row("--bf16", "--fp16"),
-    switch("activation_recompute", "full", "--gradient-checkpointing"),
+    switch("precision", "bf16", "--pure-bf16", "--fsdp-config.pure-bf16"),
+    switch("activation_recompute", "full", "--gradient-checkpointing", _WRAPPED),
+    switch("zero_stage", 3, _FSDP_SWITCH),
 )
 
 
@@ -77,7 +93,13 @@ def _arguments(given: Given) -> dict[str, Any]:
 def recognises(given: Given) -> bool:
     """Whether the flags are those of a script with the Trainer."""
     arguments = _arguments(given)
-    return _BATCH in arguments or {"--model-name-or-path", "--output-dir"} <= arguments.keys()
+    has_batch = any(flag in arguments for flag in (*_OWN_BATCH, *_OWN_PASSES))
+    return (
+        _BATCH in arguments
+        or _FSDP_SWITCH in arguments
+        or {"--model-name-or-path", "--output-dir"} <= arguments.keys()
+        or (has_batch and bool(given.launch.launcher))
+    )
 
 
 def read(given: Given) -> Reading:
@@ -106,6 +128,10 @@ def take(reading: Reading, given: Given) -> None:
     adapter = str(arguments.get("--finetuning-type", "lora" if _is_on(arguments, "--use-peft") else ""))
     narrow = _is_on(arguments, "--load-in-4bit") or str(arguments.get("--quantization-bit")) == "4"
     take_adapter(reading, adapter if adapter == "lora" else None, is_narrow=narrow)
+    own = [flag for flag in (*_OWN_BATCH, *_OWN_PASSES) if flag in arguments]
+    if own:
+        why = "read as of one device and forward pass, which only the script knows; --micro-batch-size sets another"
+        reading.assumed.append(Assumption(term=" ".join(own), value=arguments[own[0]], why=why))
     known = {key for term in TERMS for key in term.keys} | _CONFIGURATIONS | set(_MODEL) | _READ_BELOW
     reading.unread += [as_written(flag, value) for flag, value in arguments.items() if flag not in known]
 

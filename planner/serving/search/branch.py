@@ -31,7 +31,7 @@ from meshplan.planner.serving.problem.config import ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of, smaller_batches
 from meshplan.planner.serving.search.families import Counts, Family
-from meshplan.planner.serving.search.scores import INFINITE
+from meshplan.planner.serving.search.scores import INFINITE, UNITS
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, HighestRate, Judged, judge
 from meshplan.planner.serving.search.trials import FEWEST, Effort
 
@@ -163,6 +163,7 @@ class Branch:
             incumbent=incumbent,
             bound=bound if incumbent is None else min(bound, incumbent),
             note=f"{len(self.simulated)} simulated",
+            unit=UNITS[self.problem.objective],
         )
 
     @property

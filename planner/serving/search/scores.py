@@ -7,6 +7,14 @@ from meshplan.planner.serving.problem.problem import ServingObjective
 
 MILLION = 1e6
 INFINITE = float("inf")
+# What a score counts, for people who wait.
+UNITS = {
+    ServingObjective.THROUGHPUT_PER_DEVICE: "device-seconds a token",
+    ServingObjective.USD_PER_MILLION_TOKENS: "USD a million tokens",
+    ServingObjective.NUM_DEVICES: "devices",
+    ServingObjective.MAX_REQUEST_RATE: "s a request",
+    ServingObjective.ENERGY: "J a token",
+}
 
 
 def score_at(

@@ -219,7 +219,7 @@ TERMS = (
         expressed_by="--bf16, --fp16, --fp8-format, --fp8-recipe (mxfp8), --fp4-format, --fp4-recipe (nvfp4)",
         verified_by=f"{_PARSER}; fp8 with experts, nvfp4: {_ARGUMENT_LEVEL}",
     ),
-    _rows.number("--micro-batch-size", "micro_batch_size"),
+    _rows.number("--micro-batch-size", "micro_batch_size", aliases=("--batch-size",)),
     _rows.number("--global-batch-size", "global_batch_size"),
     _rows.term(
         "sequence_length",
