@@ -112,10 +112,19 @@ def _figure(name: str, value: float) -> str:
     if name == "usd_per_item":
         return f"{value:.3g} USD"
     if name == "power_w":
-        return f"{value / _PER_KILO:.3g} kW"
+        return f"{_three(value / _PER_KILO)} kW"
     if name == "energy_per_item_j":
-        return f"{value / _PER_KILO:.3g} kJ"
+        return f"{_three(value / _PER_KILO)} kJ"
     return f"{value:.3g}"
+
+
+def _three(value: float) -> str:
+    """Three digits, never an exponent for what a person would write out.
+
+    >>> _three(1300.4), _three(0.0307)
+    ('1,300', '0.0307')
+    """
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"  # noqa: PLR2004 - three digits
 
 
 def _between(name: str, one: Any) -> str:
@@ -156,8 +165,8 @@ def top_columns(plan: Plan) -> Sequence[Column]:
         Column(key="batch_size", title="batch", right=True, wrap=False),
         Column(key="latency_s", title="latency", right=True, text=format_duration, wrap=False),
         Column(key="items_per_s", title="items/s", right=True, text=lambda value: f"{value:.3g}", wrap=False),
-        Column(key="energy_kj", title="kJ/item", right=True, text=lambda value: f"{value:.3g}", optional=True),
-        Column(key="usd_per_item", title="USD/item", right=True, text=lambda value: f"{value:.2g}", optional=True),
+        Column(key="energy_kj", title="kJ/item", right=True, text=_three, optional=True),
+        Column(key="usd_per_item", title="USD/item", right=True, text=lambda value: f"{value:.3g}", optional=True),
     )
 
 

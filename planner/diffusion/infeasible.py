@@ -32,6 +32,8 @@ _LIFTED = {
     RATE: {"request_rate_per_s": None},
 }
 _MOST_DEVICES = 4096
+# A limit that helps is named to four digits; this much beyond, so that the rounded one helps, too.
+_ROUNDING = 1e-3
 
 
 def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[str, Any]:
@@ -87,6 +89,8 @@ def _limit(problem: DiffusionProblem, name: str) -> float:
 def _excess(problem: DiffusionProblem, searched: Searched, name: str) -> Any:
     """[n] By which share a limit is broken."""
     values, limit = _values(searched, name), _limit(problem, name)
+    if name == DEVICES and searched.found is not None:
+        return searched.found.replicas / np.maximum(searched.found.room, 0.5) - 1.0
     return limit / values - 1.0 if name == RATE else values / limit - 1.0
 
 
@@ -94,7 +98,7 @@ def _sentence(problem: DiffusionProblem, searched: Searched, name: str, index: i
     value, limit = float(_values(searched, name)[index]), _limit(problem, name)
     texts = {
         MEMORY: f"memory: a rank needs {format_bytes(value)}, {problem.machine.device.name} has {format_bytes(limit)}",
-        DEVICES: f"devices: {value:.0f} are needed to carry the rate, {limit:.0f} may be used",
+        DEVICES: f"devices: {value:.0f} are needed, {limit:.0f} may be used{_packed(searched, index)}",
         RATE: f"{RATE}: the pinned replicas carry {value:.4g} {problem.item}s/s, {limit:.4g} are asked for",
         LATENCY: f"{LATENCY}: {format_duration(value)} at the nearest, the limit is {format_duration(limit)}",
         COST: f"{COST}: {value:.4g} USD at the nearest, the limit is {limit:.4g} USD",
@@ -102,6 +106,15 @@ def _sentence(problem: DiffusionProblem, searched: Searched, name: str, index: i
         POWER: f"{POWER}: {value:.0f} W at the nearest, the limit is {limit:.0f} W",
     }
     return texts[name]
+
+
+def _packed(searched: Searched, index: int) -> str:
+    """How many replicas the hosts take, where that is what is short."""
+    found = searched.found
+    if found is None:
+        return ""
+    replicas, room = int(found.replicas[index]), int(found.room[index])
+    return f" ({replicas} replicas of {found.configs[index].replica_devices}, and the hosts take {room})"
 
 
 def _changes(problem: DiffusionProblem, broken: list[str]) -> Iterator[str]:
@@ -127,4 +140,5 @@ def _changes(problem: DiffusionProblem, broken: list[str]) -> Iterator[str]:
             kept = free.kept
             values = _values(free, name)[kept]
             reached = float(values.max() if name == RATE else values.min())
-            yield f"{name}: {reached:.4g} instead of {_limit(problem, name):.4g}"
+            room = 1.0 - _ROUNDING if name == RATE else 1.0 + _ROUNDING
+            yield f"{name}: {reached * room:.4g} instead of {_limit(problem, name):.4g}"

@@ -100,7 +100,7 @@ def alternatives(problem: DiffusionProblem, searched: Searched, top: int) -> lis
     found = searched.found
     if found is None:
         return []
-    kept = np.flatnonzero(searched.kept)
+    kept = np.flatnonzero(searched.kept).tolist()
     order = sorted(kept, key=lambda i: (float(searched.cost[i]), simplicity(found.configs[i])))
     if searched.best is not None:
         order = [searched.best, *(i for i in order if i != searched.best)]

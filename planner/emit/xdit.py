@@ -76,10 +76,8 @@ def arguments(request: XditRequest) -> list[str]:
             words += [flag, str(config[name])]
     if config["cfg_parallel"] > 1:
         words.append("--use_cfg_parallel")
-    if config["pipefusion"] > 1:
-        words += ["--num_pipeline_patch", str(config["pipefusion"])]
-        if not support["runner"]:
-            words += ["--warmup_steps", "1"]
+    if config["pipefusion"] > 1 and not support["runner"]:  # the runner has its defaults: as many patches, one step
+        words += ["--num_pipeline_patch", str(config["pipefusion"]), "--warmup_steps", "1"]
     if request.model["vae"]["tiled"]:
         words += ["--enable_tiling", "--enable_slicing"]
     return words
@@ -142,16 +140,29 @@ fail() {{ echo "generate.sh: $*" >&2; exit 1; }}
   "the plan's batch is {request.plan.config["batch_size"]}, $# prompts were given; set MESHPLAN_ANY_BATCH=1 for others"
 {need}replica=${{REPLICA:-0}}
 [[ $replica =~ ^[0-9]+$ ]] && (( replica < {request.plan.config["replicas"]} )) || fail "there is no replica $replica"
-first=$(( replica * {per_host} % {request.devices_per_host} ))
+first=$(( replica % {request.devices_per_host // per_host} * {per_host} ))
 mapfile -t device_list < <(seq "$first" "$(( first + {per_host - 1} ))")
-if [[ ${{MESHPLAN_SKIP_CHECKS:-0}} != 1 ]]; then
+check_devices() {{
 {gpu_checks(request.device)}
-fi
+  :
+}}
+[[ ${{MESHPLAN_SKIP_CHECKS:-0}} == 1 ]] || check_devices
 CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${{device_list[*]}}")
 export CUDA_VISIBLE_DEVICES
 exec torchrun {placed} {start} {words} --prompt "$@"
 """
     )
+
+
+def _places(request: XditRequest, size: int) -> list[str]:
+    """Where replicas are started."""
+    if size > request.devices_per_host:
+        hosts = size // request.devices_per_host
+        return [f"Start a replica on each of its {hosts} hosts, with NODE_RANK (from 0) and MASTER_ADDR set."]
+    each = request.devices_per_host // size
+    if request.plan.config["replicas"] == 1:
+        return []
+    return [f"REPLICA=1 starts the second replica, and so on; a host takes {counted(each, 'replica')}, in this order."]
 
 
 def _readme(request: XditRequest) -> str:
@@ -169,8 +180,8 @@ def _readme(request: XditRequest) -> str:
         "    pip install xfuser==0.4.5",
         f'    ./{SCRIPT} "a lighthouse in the rain"' + (" ..." if config["batch_size"] > 1 else ""),
         "",
-        "REPLICA=1 starts the second replica on the devices behind the first, and so on; a replica of several hosts is",
-        "started on each of them with NODE_RANK and MASTER_ADDR. The arguments were read in xDiT's parser, not run.",
+        *_places(request, size),
+        "The arguments were read in xDiT's parser, not run.",
         "",
         *(f"- {note}" for note in _notes(request)),
     ]

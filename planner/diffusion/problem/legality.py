@@ -49,15 +49,23 @@ def broken_rules(job: Job, config: DiffusionConfig) -> Iterator[str]:
 
 def misplaced(problem: DiffusionProblem, config: DiffusionConfig) -> str:
     """Why the machine has no place for a configuration; empty where it has."""
-    devices, machine = config.replica_devices * config.replicas, problem.machine
-    if devices > problem.max_devices:
-        return f"more than the {problem.max_devices} devices there are"
-    if config.replica_devices > machine.joined_devices:
+    size, machine = config.replica_devices, problem.machine
+    if size > machine.joined_devices:
         return machine.no_network
-    domain = machine.domain_size
-    if config.replica_devices > domain and config.replica_devices % domain:
+    host, domain = machine.devices_per_host, machine.domain_size
+    if size > host and size % host:
+        return f"a replica over several hosts takes whole hosts of {host} devices"
+    if size > domain and size % domain:
         return f"a replica over several nodes takes whole nodes of {domain} devices"
     return ""
+
+
+def most_replicas(problem: DiffusionProblem, size: int) -> int:
+    """Replicas of ``size`` devices that the cluster has room for: none is split over hosts that it could fit into."""
+    machine = problem.machine
+    host = machine.devices_per_host
+    placed = machine.num_devices // host * (host // size) if size <= host else machine.num_devices // size
+    return min(placed, problem.max_devices // size)
 
 
 def candidates(problem: DiffusionProblem, rejected: Counter[str]) -> Iterator[DiffusionConfig]:

@@ -32,5 +32,5 @@ def preferred(configs: Sequence[DiffusionConfig], cost: FloatArray, *, tie: floa
     >>> preferred([DiffusionConfig(ring=2), DiffusionConfig(ulysses=2)], np.array([1.0, 1.004]), tie=0.01)
     1
     """
-    near = np.flatnonzero(cost <= cost.min() * (1.0 + tie))
+    near = np.flatnonzero(cost <= cost.min() * (1.0 + tie)).tolist()
     return int(min(near, key=lambda index: (simplicity(configs[index]), float(cost[index]))))

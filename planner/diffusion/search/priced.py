@@ -12,6 +12,7 @@ from meshplan.planner.diffusion.estimator.latency import Latency, latency
 from meshplan.planner.diffusion.estimator.memory import Memory, memory
 from meshplan.planner.diffusion.estimator.power import power_share
 from meshplan.planner.diffusion.problem.degrees import DiffusionConfig, degrees_of
+from meshplan.planner.diffusion.problem.legality import most_replicas
 from meshplan.planner.diffusion.problem.problem import MAX_UTILIZATION, DiffusionProblem
 from meshplan.planner.diffusion.problem.spec import DiffusionObjective
 
@@ -27,6 +28,7 @@ class Priced:
         taken: latency by parts.
         memory: of the busiest rank.
         replicas: pinned, as many as the rate needs, or as many as there is room for.
+        room: replicas that the cluster has room for.
         items_per_s: of all replicas when busy.
         utilization: share of the time in which they are busy; 1 without a rate.
         power_w: of all devices on average; NaN where the board's limit is unknown.
@@ -39,6 +41,7 @@ class Priced:
     taken: Latency
     memory: Memory
     replicas: IntArray
+    room: IntArray
     items_per_s: FloatArray
     utilization: FloatArray
     power_w: FloatArray
@@ -77,12 +80,13 @@ def priced(problem: DiffusionProblem, configs: list[DiffusionConfig]) -> Priced:
     taken = latency(demand(problem.job, machine, degrees), constants)
     each = degrees.batch_size / taken.total_s  # items/s of a replica
     rate = problem.request_rate_per_s
+    room = np.array([most_replicas(problem, size) for size in degrees.devices.tolist()])
     if "replicas" in problem.pinned:
         replicas = np.full(len(configs), problem.pinned["replicas"])
     elif rate is not None:
         replicas = np.ceil(rate / (each * MAX_UTILIZATION)).astype(int)
     else:
-        replicas = np.maximum(problem.max_devices // degrees.devices, 1)
+        replicas = np.maximum(room, 1)
     items = each * replicas
     busy = np.ones_like(items) if rate is None else np.minimum(rate / items, 1.0)
     devices = degrees.devices * replicas
@@ -96,6 +100,7 @@ def priced(problem: DiffusionProblem, configs: list[DiffusionConfig]) -> Priced:
         taken=taken,
         memory=memory(problem.job, degrees),
         replicas=replicas,
+        room=room,
         items_per_s=items,
         utilization=busy,
         power_w=power,

@@ -88,7 +88,7 @@ def broken_limits(problem: DiffusionProblem, found: Priced) -> dict[str, BoolArr
         overloaded = found.items_per_s < rate
     return {
         MEMORY: found.memory.bound_bytes > problem.machine.device.usable_memory_bytes,
-        DEVICES: found.devices > problem.max_devices,
+        DEVICES: found.replicas > found.room,
         RATE: overloaded,
         LATENCY: above(found.latency_s, problem.max_latency_s),
         COST: above(found.usd_per_item, problem.max_usd_per_item),

@@ -55,6 +55,22 @@ def test_replicas_take_devices_of_their_own(catalog: Catalog, tmp_path: Path) ->
     assert "the plan's batch is 1, 2 prompts were given" in started(text, tmp_path, "a", "b", XDIT_DIR="/x")[0]
 
 
+def test_the_devices_are_compared_and_no_replica_is_split_over_hosts(catalog: Catalog, tmp_path: Path) -> None:
+    plan = estimate_plan(spec("wan2.1-t2v-14b", count=2, fixed={"ring": 3, "replicas": 4}), catalog)
+    assert plan.solution["kept"]
+    emitted = emit_plan(plan, "xdit", catalog)
+    text = next(file.content for file in emitted.artifacts if file.path.name == "generate.sh")
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\nfor gpu in 0 1 2 3 4 5 6 7; do echo $gpu, NVIDIA H100 80GB HBM3, 81559; done\n"
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    for replica, devices in enumerate(("0,1,2", "3,4,5", "0,1,2", "3,4,5")):
+        words = started(text, tmp_path, "a cat", REPLICA=str(replica), MESHPLAN_SKIP_CHECKS="0")
+        assert words[0] == devices
+    five = estimate_plan(spec("wan2.1-t2v-14b", count=2, fixed={"ring": 3, "replicas": 5}), catalog)
+    assert five.solution["broken"] == ["devices"]
+
+
 def test_a_checkpoint_stays_one_word(catalog: Catalog) -> None:
     plan = estimate_plan(spec("flux.1-dev"), catalog)
     emitted = emit_plan(plan, "xdit", catalog, model_path="/models/it's; rm -rf x")
