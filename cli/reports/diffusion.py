@@ -21,6 +21,7 @@ SHORT = {
     "tensor_parallel": "tensor",
 }
 _PER_KILO = 1000.0
+MEMORY_COLUMNS = (Column(key="part", title="part", wrap=False), Column(key="bytes", title="size", right=True))
 
 
 def describe(spec: Mapping[str, Any]) -> str:

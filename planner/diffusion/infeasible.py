@@ -10,6 +10,7 @@ import numpy as np
 
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.core.plan import plain
+from meshplan.planner.diffusion.problem.degrees import short_config
 from meshplan.planner.diffusion.problem.problem import DiffusionProblem
 from meshplan.planner.diffusion.search.search import (
     COST,
@@ -49,11 +50,15 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
     by = np.sum(np.stack([np.where(searched.broken[name], excess[name], 0.0) for name in order]), axis=0)
     nearest = int(np.lexsort((by, counts))[0])
     broken = [name for name in order if searched.broken[name][nearest]]
+    worst = float(excess[broken[0]][nearest])
     return {
         "binding_constraint": "; ".join(_sentence(problem, searched, name, nearest) for name in broken),
         "nearest_miss": {
             "config": plain(found.config(nearest)),
-            "excess": max(float(excess[n][nearest]) for n in broken),
+            "label": short_config(found.config(nearest)),
+            "limit": broken[0],
+            "excess": worst,
+            "excess_text": f"{worst:.1%} too {'little' if broken[0] == RATE else 'much'}",
         },
         "least_change": [{"change": change} for change in _changes(problem, broken)],
     }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.planner.core.plan import Interval, Plan, plain
-from meshplan.planner.diffusion.problem.degrees import DiffusionConfig
+from meshplan.planner.diffusion.problem.degrees import DiffusionConfig, short_config
 from meshplan.planner.diffusion.problem.problem import DiffusionProblem
 from meshplan.planner.diffusion.problem.spec import DiffusionObjective
 from meshplan.planner.diffusion.resolve import Resolved
@@ -124,14 +124,13 @@ def rejected_rows(problem: DiffusionProblem, searched: Searched) -> list[dict[st
         if found is not None and mask.any():
             first = int(np.flatnonzero(mask)[0])
             rows.append(
-                {"reason": f"over the limit: {name}", "count": int(mask.sum()), "example": _short(found.config(first))}
+                {
+                    "reason": f"over the limit: {name}",
+                    "count": int(mask.sum()),
+                    "example": short_config(found.config(first)),
+                }
             )
     return rows
-
-
-def _short(config: DiffusionConfig) -> str:
-    chosen = {name: value for name, value in plain(config).items() if value != 1}
-    return ", ".join(f"{name} {value}" for name, value in chosen.items()) or "one device, one item"
 
 
 def provenance(resolved: Resolved, config: DiffusionConfig | None) -> dict[str, Any]:

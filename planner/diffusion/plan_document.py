@@ -121,6 +121,9 @@ class _Change(Section):
 
 class _Miss(Section):
     config: _Config
+    label: Text
+    limit: Text
+    excess_text: Text
 
 
 class _Solution(SolutionDocument):

@@ -56,6 +56,9 @@ def main() -> None:
     for tie, found in by_tie.items():
         report(f"tie {tie:.2%}", found)
     report("tie chosen inside the fold", chosen_inside(by_tie))
+    report("any number of devices", choices(runs, predicted.latency_s, tie=TIE, any_count=True))
+    if export is None:
+        return
     sets = calibrations(
         runs,
         interval_errors(runs),
@@ -64,14 +67,12 @@ def main() -> None:
         source=f"{len(runs.runs)} runs of: {'; '.join(dict.fromkeys(row['source']['title'] for row in rows))}",
         date=today(),
     )
+    content = {"source": sets[0].source, "date": sets[0].date, "calibrations": []}
     for one in sets:
         print(one)
-    if export is not None:
-        content = {"source": sets[0].source, "date": sets[0].date, "calibrations": []}
-        for one in sets:
-            entry = one.to_document()
-            content["calibrations"].append({k: v for k, v in entry.items() if k not in ("source", "date")})
-        export.write_text(HEAD + yaml.safe_dump(content, sort_keys=False, width=120), encoding="utf-8")
+        entry = one.to_document()
+        content["calibrations"].append({k: v for k, v in entry.items() if k not in ("source", "date")})
+    export.write_text(HEAD + yaml.safe_dump(content, sort_keys=False, width=120), encoding="utf-8")
 
 
 def chosen_inside(by_tie):

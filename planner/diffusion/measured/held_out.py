@@ -81,17 +81,19 @@ def _left_out(runs: Runs, group: FloatArray) -> Predicted:
     return Predicted(latency_s=seconds, power_share=power)
 
 
-def choices(runs: Runs, predicted_s: FloatArray, *, tie: float) -> Sequence[Choice]:
+def choices(runs: Runs, predicted_s: FloatArray, *, tie: float, any_count: bool = False) -> Sequence[Choice]:
     """What would be chosen in every cell with at least two runs.
 
     Args:
         runs: the runs.
         predicted_s: their predicted latency, [n].
         tie: predictions closer than this are ordered by preference.
+        any_count: cells of all numbers of devices are one, so that the number is chosen, too.
     """
     found = []
-    for index in range(int(runs.cell.max()) + 1):
-        members = np.flatnonzero(runs.cell == index)
+    named = [run.cell[:3] if any_count else run.cell for run in runs.runs]
+    for cell in dict.fromkeys(named):
+        members = np.array([index for index, name in enumerate(named) if name == cell])
         if len(members) > 1:
             configs = [runs.runs[i].config for i in members]
             chosen = members[preferred(configs, predicted_s[members], tie=tie)]

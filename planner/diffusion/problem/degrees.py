@@ -80,6 +80,16 @@ class Degrees:
         return DiffusionConfig(**chosen, replicas=replicas)
 
 
+def short_config(config: DiffusionConfig) -> str:
+    """The choices that are not 1.
+
+    >>> short_config(DiffusionConfig(ulysses=4, batch_size=2))
+    'ulysses 4, batch_size 2'
+    """
+    chosen = {one.name: getattr(config, one.name) for one in fields(config)}
+    return ", ".join(f"{name} {value}" for name, value in chosen.items() if value != 1) or "one device, one item"
+
+
 def degrees_of(configs: list[DiffusionConfig]) -> Degrees:
     """Records as arrays."""
     return Degrees(**{one.name: np.array([getattr(config, one.name) for config in configs]) for one in fields(Degrees)})
