@@ -66,11 +66,16 @@ class SpecKind(StrEnum):
     ALLOCATION = "gpu-allocation"
     RANK_MAPPING = "rank-mapping"
     EXPERT_PLACEMENT = "expert-placement"
+    DIFFUSION = "diffusion"
     SWEEP = "sweep"
 
 
+# The names stand in the help text: as a list of choices they are one word, wider than a terminal.
+_KIND_HELP = f"Kind of the spec: {', '.join(SpecKind)}."
+
+
 def schema(
-    kind: Annotated[SpecKind, typer.Option("--kind", help="Kind of the spec.")] = SpecKind.TRAINING,
+    kind: Annotated[SpecKind, typer.Option("--kind", metavar="KIND", help=_KIND_HELP)] = SpecKind.TRAINING,
     form: FormatOption = Format.JSON,
 ) -> None:
     """Print the JSON Schema of a kind of specs, for editors that complete and check as you type."""
@@ -82,7 +87,9 @@ def schema(
 
 
 def fields(
-    kind: Annotated[SpecKind, typer.Argument(metavar="[KIND]", help="Kind of the spec.")] = SpecKind.TRAINING,
+    kind: Annotated[
+        SpecKind, typer.Argument(metavar="[KIND]", show_choices=False, help=_KIND_HELP)
+    ] = SpecKind.TRAINING,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List every key of a kind of specs: type, default, meaning; --format markdown makes a reference page."""

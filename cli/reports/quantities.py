@@ -30,6 +30,11 @@ METRIC_TITLES = {
     "usd_per_million_tokens": "cost of a million tokens",
     "power_w": "average power",
     "energy_j_per_token": "energy of a token",
+    "latency_s": "latency of a batch",
+    "images_per_s": "images/s",
+    "videos_per_s": "videos/s",
+    "energy_per_item_j": "energy of an image or video",
+    "usd_per_item": "cost of an image or video",
 }
 # Latencies of serving, as in ``ttft_p99_s``.
 LATENCY_TITLES = {
@@ -47,6 +52,7 @@ _JOULES_PER_KWH = 3.6e6
 _SCALED = {
     "energy_j_per_step": (_JOULES_PER_KWH, "kWh"),
     "energy_j_per_token": (1.0, "J"),
+    "energy_per_item_j": (1e3, "kJ"),
     "power_w": (1e3, "kW"),
 }
 

@@ -129,6 +129,13 @@ _KINDS = (
         document=f"{_PLANNER}.gpu_allocation.plan_document",
         report=f"{_REPORTS}.gpu_allocation",
     ),
+    Kind(
+        name="diffusion",
+        service=f"{_PLANNER}.diffusion.service",
+        launch=f"{_PLANNER}.launch.diffusion",
+        document=f"{_PLANNER}.diffusion.plan_document",
+        report=f"{_REPORTS}.diffusion",
+    ),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 

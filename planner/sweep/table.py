@@ -22,12 +22,15 @@ OF_OBJECTIVE = {
     "usd_per_million_tokens": "usd_per_million_tokens",
     "max_request_rate": "requests_per_s",
     "num_devices": "num_devices",
+    "latency": "latency_s",
+    "usd_per_item": "usd_per_item",
 }
-OF_ENERGY = {"training": "energy_j_per_step", "serving": "energy_j_per_token"}
+OF_ENERGY = {"training": "energy_j_per_step", "serving": "energy_j_per_token", "diffusion": "energy_per_item_j"}
 # Kind → metrics of its Pareto front: what is got for what it takes.
 PARETO = {
     "training": ("tokens_per_s", "num_devices"),
     "serving": ("output_tokens_per_s_per_device", "tpot_mean_s"),
+    "diffusion": ("energy_per_item_j", "latency_s"),
 }
 _LARGER_IS_BETTER = ("mfu", "hfu")
 # Columns of a row that no varied field may hide.

@@ -36,7 +36,13 @@ SERVING = {
     "workload": {"input_length": 512, "output_length": 64, "request_rate_per_s": 2},
     "slo": {"ttft_p99_s": 2.0, "tpot_p95_s": 0.05},
 }
-QUESTIONS = {"training": TRAINING, "serving": SERVING}
+DIFFUSION = {
+    "kind": "diffusion",
+    "model": "flux.1-dev",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "workload": {"request_rate_per_s": 0.2},
+}
+QUESTIONS = {"training": TRAINING, "serving": SERVING, "diffusion": DIFFUSION}
 SAMPLE = 60  # forged plans of each kind in the suite; tests/benchmarks/fuzz.py makes thousands
 
 
@@ -116,7 +122,8 @@ def test_every_field_of_a_plan_may_be_hostile(document: dict[str, Any], catalog:
             parser = Scripts()
             parser.feed(page)
             assert parser.found == [], path
-        check_files(launcher_files(plan, catalog, targets[accepted % len(targets)]), tmp_path)
+        target = "xdit" if plan.kind == "diffusion" else targets[accepted % len(targets)]
+        check_files(launcher_files(plan, catalog, target), tmp_path)
     assert accepted > 10
 
 
@@ -127,7 +134,7 @@ def test_no_forged_plan_is_a_bug_of_meshplan(document: dict[str, Any], catalog: 
         if plan is None:
             continue
         pages(plan)
-        for target in ("torchrun", "vllm", "kubernetes"):
+        for target in ("torchrun", "vllm", "kubernetes", "xdit"):
             launcher_files(plan, catalog, target)
 
 
@@ -143,6 +150,8 @@ def test_no_forged_plan_is_a_bug_of_meshplan(document: dict[str, Any], catalog: 
     ],
 )
 def test_a_refusal_names_the_field(path: tuple[Any, ...], value: Any, words: str, document: dict[str, Any]) -> None:
+    if document["kind"] == "diffusion" and path[0] in ("rank_table", "provenance"):
+        path, value, words = ("provenance", "model", "source"), "https://evil.example/$(touch x)", "provenance.model"
     with pytest.raises(MeshplanError, match=words):
         plan_from_document(forged(document, path, value), name="a file")
 

@@ -194,6 +194,8 @@ def targets_view(plan: Plan) -> list[dict[str, Any]]:
     framework = chosen if chosen in framework_names() else framework_names()[0]
     if plan.kind == "gpu-allocation":
         return [{"name": chosen, "summary": "the fleet's files", "framework": "", "is_first": True}]
+    if plan.kind == "diffusion":
+        return [{"name": "xdit", "summary": "xDiT's command line", "framework": "", "is_first": True}]
     found = [
         {
             "name": target.name,

@@ -10,6 +10,7 @@ from meshplan.cli.render import Column
 from meshplan.cli.reports import gpu_allocation
 from meshplan.cli.reports.plan import report_of
 from meshplan.cli.reports.quantities import metric_title, percent, signed_percent
+from meshplan.cli.web.pages.views import diffusion
 from meshplan.cli.web.pages.views.tables import table
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
@@ -50,6 +51,8 @@ _TITLES = {
 
 def question(plan: Plan) -> str:
     """What was asked."""
+    if plan.kind == "diffusion":
+        return diffusion.question(plan)
     name = str(plan.spec.get("name", ""))
     what = plan.kind.replace("-", " ")
     return f"{what}: {name}" if name else what
@@ -57,6 +60,8 @@ def question(plan: Plan) -> str:
 
 def sections(plan: Plan) -> dict[str, Any]:
     """A fleet's own parts, or the answer as the table that the command line prints."""
+    if plan.kind == "diffusion":
+        return diffusion.sections(plan)
     title = _TITLES.get(plan.kind, "{}").format(plan.spec.get("name") or "").strip()
     if plan.kind == "gpu-allocation" and gpu_allocation.is_market_plan(plan) and plan.answer:
         return {"title": title, **_fleet(plan, plan.answer)}

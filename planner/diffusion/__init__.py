@@ -1,0 +1,1 @@
+"""How to make images and videos with a diffusion transformer: degrees, batch, replicas."""

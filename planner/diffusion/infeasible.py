@@ -1,0 +1,149 @@
+"""Why no plan keeps every limit: the limit that binds, the nearest miss, the least change that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meshplan.catalogs.units import format_bytes, format_duration
+from meshplan.planner.core.plan import plain
+from meshplan.planner.diffusion.problem.degrees import short_config
+from meshplan.planner.diffusion.problem.problem import DiffusionProblem
+from meshplan.planner.diffusion.search.search import (
+    COST,
+    DEVICES,
+    LATENCY,
+    MEMORY,
+    MONEY,
+    POWER,
+    RATE,
+    Searched,
+    search,
+)
+
+# Limit → field of the problem that holds it, and the plain value that lifts it.
+_LIFTED = {
+    LATENCY: {"max_latency_s": None},
+    COST: {"max_usd_per_item": None},
+    MONEY: {"max_usd_per_hour": None},
+    POWER: {"max_power_w": None},
+    RATE: {"request_rate_per_s": None},
+}
+_MOST_DEVICES = 4096
+# A limit that helps is named to four digits; this much beyond, so that the rounded one helps, too.
+_ROUNDING = 1e-3
+
+
+def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[str, Any]:
+    """Fields of the solution of a question without a plan."""
+    found = searched.found
+    if found is None:
+        reason, _ = searched.illegal.most_common(1)[0] if searched.illegal else ("no degrees are legal", 0)
+        return {"binding_constraint": reason, "nearest_miss": None, "least_change": []}
+    order = (MEMORY, DEVICES, RATE, LATENCY, COST, MONEY, POWER)
+    excess = {name: _excess(problem, searched, name) for name in order}
+    counts = np.sum(np.stack([searched.broken[name] for name in order]), axis=0)
+    # the nearest miss breaks the fewest limits, and these by the least share
+    by = np.sum(np.stack([np.where(searched.broken[name], excess[name], 0.0) for name in order]), axis=0)
+    nearest = int(np.lexsort((by, counts))[0])
+    broken = [name for name in order if searched.broken[name][nearest]]
+    worst = float(excess[broken[0]][nearest])
+    return {
+        "binding_constraint": "; ".join(_sentence(problem, searched, name, nearest) for name in broken),
+        "nearest_miss": {
+            "config": plain(found.config(nearest)),
+            "label": short_config(found.config(nearest)),
+            "limit": broken[0],
+            "excess": worst,
+            "excess_text": f"{worst:.1%} too {'little' if broken[0] == RATE else 'much'}",
+        },
+        "least_change": [{"change": change} for change in _changes(problem, broken)],
+    }
+
+
+def _values(searched: Searched, name: str) -> Any:
+    found = searched.found
+    assert found is not None  # noqa: S101 - callers have candidates
+    return {
+        MEMORY: found.memory.bound_bytes,
+        DEVICES: found.devices,
+        RATE: found.items_per_s,
+        LATENCY: found.latency_s,
+        COST: found.usd_per_item,
+        MONEY: found.usd_per_hour,
+        POWER: found.power_w,
+    }[name]
+
+
+def _limit(problem: DiffusionProblem, name: str) -> float:
+    limits = {
+        MEMORY: problem.machine.device.usable_memory_bytes,
+        DEVICES: problem.max_devices,
+        RATE: problem.request_rate_per_s,
+        LATENCY: problem.max_latency_s,
+        COST: problem.max_usd_per_item,
+        MONEY: problem.max_usd_per_hour,
+        POWER: problem.max_power_w,
+    }
+    return float(limits[name] or np.inf)
+
+
+def _excess(problem: DiffusionProblem, searched: Searched, name: str) -> Any:
+    """[n] By which share a limit is broken."""
+    values, limit = _values(searched, name), _limit(problem, name)
+    if name == DEVICES and searched.found is not None:
+        return searched.found.replicas / np.maximum(searched.found.room, 0.5) - 1.0
+    return limit / values - 1.0 if name == RATE else values / limit - 1.0
+
+
+def _sentence(problem: DiffusionProblem, searched: Searched, name: str, index: int) -> str:
+    value, limit = float(_values(searched, name)[index]), _limit(problem, name)
+    texts = {
+        MEMORY: f"memory: a rank needs {format_bytes(value)}, {problem.machine.device.name} has {format_bytes(limit)}",
+        DEVICES: f"devices: {value:.0f} are needed, {limit:.0f} may be used{_packed(searched, index)}",
+        RATE: f"{RATE}: the pinned replicas carry {value:.4g} {problem.item}s/s, {limit:.4g} are asked for",
+        LATENCY: f"{LATENCY}: {format_duration(value)} at the nearest, the limit is {format_duration(limit)}",
+        COST: f"{COST}: {value:.4g} USD at the nearest, the limit is {limit:.4g} USD",
+        MONEY: f"{MONEY}: {value:.4g} USD/h at the nearest, the limit is {limit:.4g} USD/h",
+        POWER: f"{POWER}: {value:.0f} W at the nearest, the limit is {limit:.0f} W",
+    }
+    return texts[name]
+
+
+def _packed(searched: Searched, index: int) -> str:
+    """How many replicas the hosts take, where that is what is short."""
+    found = searched.found
+    if found is None:
+        return ""
+    replicas, room = int(found.replicas[index]), int(found.room[index])
+    return f" ({replicas} replicas of {found.configs[index].replica_devices}, and the hosts take {room})"
+
+
+def _changes(problem: DiffusionProblem, broken: list[str]) -> Iterator[str]:
+    """Changes of one thing, each sufficient by itself: a pin less, more devices, PipeFusion, a weaker limit."""
+    for name in problem.pinned:
+        rest = {key: value for key, value in problem.pinned.items() if key != name}
+        if search(replace(problem, pinned=rest)).best is not None:
+            yield f"do not pin {name}"
+    more = problem.max_devices
+    while more < min(_MOST_DEVICES, 16 * problem.max_devices):
+        more *= 2
+        machine = replace(problem.machine, num_devices=max(more, problem.machine.num_devices))
+        if search(replace(problem, max_devices=more, machine=machine)).best is not None:
+            yield f"{more} devices instead of {problem.max_devices}"
+            break
+    if not problem.stale_activations and search(replace(problem, stale_activations=True)).best is not None:
+        yield "constraints.stale_activations: true (PipeFusion; pictures change)"
+    for name in broken:
+        if name not in _LIFTED:
+            continue
+        free = search(replace(problem, **_LIFTED[name]))  # type: ignore[arg-type]
+        if free.best is not None and free.found is not None:
+            kept = free.kept
+            values = _values(free, name)[kept]
+            reached = float(values.max() if name == RATE else values.min())
+            room = 1.0 - _ROUNDING if name == RATE else 1.0 + _ROUNDING
+            yield f"{name}: {reached * room:.4g} instead of {_limit(problem, name):.4g}"

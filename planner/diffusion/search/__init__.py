@@ -1,0 +1,1 @@
+"""Which degrees, batch and replicas are best: every legal one is priced."""

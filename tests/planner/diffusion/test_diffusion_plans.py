@@ -1,0 +1,142 @@
+"""Diffusion plans: no independent enumeration finds a better one, pins never help, refusals say what binds."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from diffusion_questions import spec
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SpecError
+from meshplan.planner.service import estimate_plan, explain_instead, make_plan
+
+TIE = 0.0025
+
+
+def value(plan: Any, objective: str) -> float:
+    """Of an estimate, what the objective makes least."""
+    predicted, devices = plan.predicted, plan.solution["num_devices"]
+    return {
+        "latency": lambda: predicted["latency_s"].value,
+        "energy": lambda: predicted["energy_per_item_j"].value,
+        "usd_per_item": lambda: predicted["usd_per_item"].value,
+        "throughput_per_device": lambda: devices / predicted["images_per_s"].value,
+    }[objective]()
+
+
+@pytest.mark.parametrize("objective", ["latency", "energy", "usd_per_item", "throughput_per_device"])
+def test_nothing_is_better_than_the_plan(objective: str, catalog: Catalog) -> None:
+    """Every product of powers of two that the model allows, priced one by one."""
+    plan = make_plan(spec(objective=objective, workload={"batch_size": 2}), catalog)
+    assert plan.solution["status"] == "optimal"
+    chosen = plan.solution["objective"]
+    least = 1.0 / chosen if objective == "throughput_per_device" else chosen
+    for u, r, c in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2)):
+        if u * r * c <= 8:
+            fixed = {"ulysses": u, "ring": r, "cfg_parallel": c, "replicas": 8 // (u * r * c)}
+            other = estimate_plan(spec(workload={"batch_size": 2}, fixed=fixed), catalog)
+            assert value(other, objective) >= least * (1.0 - TIE) - 1e-12, fixed
+
+
+def test_a_pin_never_improves_and_more_devices_never_hurt(catalog: Catalog) -> None:
+    free = make_plan(spec("wan2.1-t2v-1.3b"), catalog)
+    for pin in ({"ulysses": 2}, {"ring": 2}, {"batch_size": 2}, {"ulysses": 4, "ring": 2}):
+        pinned = make_plan(spec("wan2.1-t2v-1.3b", fixed=pin), catalog)
+        assert pinned.solution["bound"] >= free.solution["bound"]
+        assert {name: pinned.config[name] for name in pin} == pin
+    more = make_plan(spec("wan2.1-t2v-1.3b", count=2), catalog)
+    assert more.solution["bound"] <= free.solution["bound"]
+
+
+def test_pipefusion_is_chosen_only_where_stale_activations_are_allowed(catalog: Catalog) -> None:
+    assert make_plan(spec("flux.1-dev"), catalog).config["pipefusion"] == 1
+    pinned = make_plan(spec("flux.1-dev", constraints={"stale_activations": True}, fixed={"pipefusion": 4}), catalog)
+    assert pinned.config["pipefusion"] == 4
+    assert pinned.provenance["unmeasured"] == ["pipefusion"]
+
+
+def test_ranges_are_wider_where_nothing_was_measured(catalog: Catalog) -> None:
+    def spread(**fixed: int) -> float:
+        found = estimate_plan(spec(fixed=fixed), catalog).predicted["latency_s"]
+        return found.high / found.low
+
+    assert spread(cfg_parallel=2) == pytest.approx(spread(ulysses=2) ** 2)
+    ampere = estimate_plan(spec(node="dgx-a100-80gb"), catalog)
+    assert ampere.provenance["calibration"]["num_runs"] == 0
+    assert ampere.predicted["latency_s"].high > 1.5 * ampere.predicted["latency_s"].value
+
+
+def test_fewest_devices_carry_the_rate(catalog: Catalog) -> None:
+    asked = {"request_rate_per_s": 2.0}
+    plan = make_plan(spec(objective="num_devices", workload=asked, slo={"latency_s": 3.0}), catalog)
+    assert plan.predicted["images_per_s"].value >= 2.0
+    assert plan.predicted["latency_s"].value <= 3.0
+    assert plan.solution["utilization"] <= 0.9
+    fewer = {
+        **spec(workload=asked, slo={"latency_s": 3.0}),
+        "constraints": {"max_devices": plan.solution["num_devices"] - 1},
+    }
+    assert make_plan(fewer, catalog).solution["status"] == "infeasible"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"slo": {"latency_s": 0.05}}, r"slo\.latency_s: .* at the nearest, the limit is 50"),
+        ({"slo": {"usd_per_item": 1e-6}}, r"slo\.usd_per_item"),
+        ({"constraints": {"max_power_w": 100}}, r"constraints\.max_power_w: .* W at the nearest"),
+        (
+            {"workload": {"request_rate_per_s": 1000}},
+            r"devices: \d+ are needed, 8 may be used \(\d+ replicas of \d, and the hosts take \d\)",
+        ),
+    ],
+)
+def test_no_plan_names_what_binds(more: dict[str, Any], words: str, catalog: Catalog) -> None:
+    import re
+
+    plan = make_plan(spec(**more), catalog)
+    assert plan.solution["status"] == "infeasible"
+    assert re.search(words, plan.solution["binding_constraint"]), plan.solution["binding_constraint"]
+    assert plan.solution["nearest_miss"]["excess"] > 0
+
+
+def test_a_model_too_large_for_the_device(catalog: Catalog) -> None:
+    document = spec("wan2.1-t2v-14b")
+    document["cluster"] = {
+        "devices": {"type": "rtx-4090", "per_node": 8, "nodes": 1},
+        "links": {"intra_node": {"bandwidth": "25 GB/s", "latency": "10 us"}},
+    }
+    plan = make_plan(document, catalog)
+    assert plan.solution["binding_constraint"].startswith("memory: a rank needs")
+
+
+def test_every_problem_at_once(catalog: Catalog) -> None:
+    with pytest.raises(SpecError) as caught:
+        make_plan(spec(workload={"height": 1000, "frames": 16}, objective="num_devices", fixed={"ulysses": 3}), catalog)
+    assert {problem.path for problem in caught.value.problems} == {
+        "workload.height",
+        "workload.frames",
+        "objective",
+        "fixed",
+    }
+    with pytest.raises(SpecError, match="1008"):
+        make_plan(spec(workload={"height": 1000}), catalog)
+    with pytest.raises(SpecError, match="ttft_p99_s is of language models"):
+        make_plan(spec(slo={"ttft_p99_s": 1}), catalog)
+    with pytest.raises(SpecError, match="xDiT has no tensor_parallel for PixArt"):
+        make_plan(spec(fixed={"tensor_parallel": 2}), catalog)
+
+
+def test_instead_prices_another_choice(catalog: Catalog) -> None:
+    plan = make_plan(spec("flux.1-dev"), catalog)
+    other, sentence = explain_instead(plan, {"ulysses": 1, "ring": 1}, catalog)
+    assert other is not None
+    assert other.config["ulysses"] == 1
+    assert sentence.endswith("worse")
+
+
+def test_one_question_has_one_answer(catalog: Catalog) -> None:
+    first, second = (make_plan(spec("sana-1.5-1.6b"), catalog).digest for _ in range(2))
+    assert first == second
