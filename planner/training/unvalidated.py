@@ -13,6 +13,7 @@ from meshplan.catalogs.models.layers.naming import describe_blocks
 from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.training.estimator.offload import nvme_bytes_per_s
 from meshplan.planner.training.estimator.priced import Priced
+from meshplan.planner.training.estimator.step import WAITING
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.schedules import SCHEDULES
 
@@ -21,6 +22,10 @@ from meshplan.planner.training.problem.schedules import SCHEDULES
 UNMEASURED_SHARDING = 0.1
 # The same for a vocabulary that all stages share: as for a schedule that no run has.
 UNMEASURED_VOCABULARY = 0.15
+UNMASKED = (
+    "waiting for longer documents: no measured run has documents of known lengths; the loader must pack them and mask "
+    "attention by document, which launcher files do not set"
+)
 # Parts of a step that run in the precision of the workload.
 PRODUCTS = ("matrix products", "experts", "recompute")
 
@@ -55,6 +60,8 @@ def _share(priced: Priced, *parts: str) -> float:
 def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
     config = priced.config
     schedule = SCHEDULES[config.pipeline_schedule]
+    if waits := _share(priced, WAITING):
+        yield Unconfirmed(what=UNMASKED, share=waits)
     if not schedule.validated:
         yield Unconfirmed(what=f"pipeline schedule {config.pipeline_schedule}: no measured run; {schedule.source}")
     if config.vocabulary_parallel:

@@ -24,9 +24,9 @@ from meshplan.planner.lengths.packing import PackedDocuments
 from meshplan.planner.training.pipeline.uneven import uneven_pipeline_units
 
 # Shares of attention at which waiting is worked out.
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+SHARES = (0.0, 0.25, 0.5, 1.0)
 # Sequences that are drawn for a layout, and samples of a step at least and at most.
-DRAWN_SEQUENCES, LEAST_SAMPLES, MOST_SAMPLES = 2**14, 8, 512
+DRAWN_SEQUENCES, LEAST_SAMPLES, MOST_SAMPLES = 2**13, 8, 512
 # Micro-batches of a block at least and at most, in stages; blocks up to which a rank is simulated as a whole.
 BLOCK_ROUNDS, BLOCKS_APART = (2, 4), 2
 # Layouts that are remembered: those of a search or two.
