@@ -1,4 +1,4 @@
-"""Files of a training plan on several node types: FlagScale's; another target's where one TP × DP holds for all stages."""
+"""Files of a training plan on several node types: FlagScale's; other targets' where stages have the same degrees."""
 
 from __future__ import annotations
 

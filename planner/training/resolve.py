@@ -290,7 +290,7 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster
         groups = [] if node is None else [NodeGroup(node=node, count=spec.devices.nodes)]
     types = {group.node.slug for group in groups}
     if len(types) > 1:
-        problems.say("cluster.nodes", f"one training job runs on one node type, not on {', '.join(sorted(types))}")
+        problems.say("cluster.nodes", f"this is answered for jobs on one node type, not on {', '.join(sorted(types))}")
     if spec.host_memory is not None:
         groups = [replace(g, node=replace(g.node, host_memory_bytes=int(spec.host_memory))) for g in groups]
     if not groups or len(types) > 1:

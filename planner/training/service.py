@@ -217,6 +217,8 @@ def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapp
 def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog) -> tuple[Plan | None, str]:
     """The best plan with other choices pinned, and why it is slower or faster."""
     spec = {**made.spec, "fixed": {**made.spec.get("fixed", {}), **choices}}
+    if is_mixed(spec):
+        return mixed().instead(made, plan(Question(document=spec, catalog=catalog)))
     resolved = resolve(spec, catalog, shape=shape_from_document(made.provenance["model"]))
     config = config_from_document(made.config)
     common: dict[str, Any] = _identity(spec, resolved)

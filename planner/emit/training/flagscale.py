@@ -25,7 +25,8 @@ from meshplan.planner.emit.training.megatron.job import unchecked_flags
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 TARGET = "flagscale"
-MAX_HOSTS_NAMED = 1000
+# Numbers of a mesh: tensor, context, expert, data and pipeline parallelism.
+MESH_NUMBERS = 5
 # Megatron-LM arguments that the meshes decide instead.
 _BY_MESH = (
     "--pipeline-model-parallel-layout",
@@ -101,9 +102,9 @@ def broken_rules(
         ties_embeddings: embedding and LM head share weights.
         partial_reduce: ``use_partial_reduce_for_shared_embedding``.
     """
-    if len(process_meshes) % 5:
+    if len(process_meshes) % MESH_NUMBERS:
         return ["a mesh has five numbers"]
-    tensor, context, expert, data, stages = (list(process_meshes[place::5]) for place in range(5))
+    tensor, context, expert, data, stages = (list(process_meshes[place::MESH_NUMBERS]) for place in range(MESH_NUMBERS))
     broken = []
     if any(data[0] * micro_batch_size % other for other in data):
         broken.append(
@@ -162,22 +163,12 @@ def files(plan: Plan, shape: ModelShape, first_stage: TrainingConfig, nodes: Seq
         broken.append("the stages of a node type must be consecutive")
     if broken:
         raise CannotExpressError(TARGET, "; ".join(broken), "the stages and shares are in plans show --format json")
-    hetero = {
-        "enable_hetero": True,
-        "hetero_use_cpu_communication": False,
-        "use_partial_reduce_for_shared_embedding": ties,
-        "hetero_process_meshes": degrees,
-        "hetero_pipeline_layer_split": split,
-        "hetero_device_types": types,
-        "hetero_current_device_type": types[0],
-        "standalone_embedding_stage": False,
-    }
     arguments = _arguments(first_stage, shape)
     arguments["pipeline_model_parallel_size"] = len(split)
     # FlagScale switches it off where a mesh has no tensor parallelism.
     if config["sequence_parallel"] and any(mesh.tensor > 1 for mesh in made):
         arguments["sequence_parallel"] = True
-    system = {**arguments, **_recompute(plan), "hetero": hetero}
+    system = {**arguments, **_recompute(plan), "hetero": _hetero(made, ties=ties)}
     head = commented(stamp(plan, None))
     hosts = "".join(
         f"{node.node_type}-{number} slots={node.devices_per_host} type={node.node_type}\n"
@@ -195,6 +186,21 @@ def files(plan: Plan, shape: ModelShape, first_stage: TrainingConfig, nodes: Seq
         parser_verified=None,
         notes=("The files follow FlagScale's argument rules; they were not run.",),
     )
+
+
+def _hetero(made: Sequence[Mesh], *, ties: bool) -> dict[str, Any]:
+    """FlagScale's own arguments."""
+    types = [mesh.node_type for mesh in made]
+    return {
+        "enable_hetero": True,
+        "hetero_use_cpu_communication": False,
+        "use_partial_reduce_for_shared_embedding": ties,
+        "hetero_process_meshes": [number for mesh in made for number in mesh.degrees],
+        "hetero_pipeline_layer_split": [layers for mesh in made for layers in mesh.layers],
+        "hetero_device_types": types,
+        "hetero_current_device_type": types[0],
+        "standalone_embedding_stage": False,
+    }
 
 
 def _arguments(config: TrainingConfig, shape: ModelShape) -> dict[str, Any]:

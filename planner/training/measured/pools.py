@@ -1,4 +1,4 @@
-"""Measured runs on several types of devices: ``hardware.pools`` and ``parallelism.stages`` of a row, priced and compared.
+"""Measured runs on several types of devices: ``hardware.pools`` and ``parallelism.stages`` of a row, priced.
 
 Each pool is read as the run that it would be by itself, so that workload, framework and recipe mean what they mean
 there; links are the row's where it states them. A stated network is a node's, shared by its devices.
@@ -27,7 +27,7 @@ from meshplan.planner.validation.summary import ValidatedRow
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
 
-# A network that no row states between pools: that of the slower one.
+# Choices of a row that its stages say instead.
 _RANKS = ("tensor_parallel", "pipeline_parallel", "data_parallel", "num_microbatches", "layers_per_stage", "stages")
 
 

@@ -106,6 +106,14 @@ def estimate(question: Question, *, shape: ModelShape | None = None) -> Plan:
     return make_mixed_plan(resolved, priced, solution=report, **_identity(question, resolved))
 
 
+def instead(made: Plan, other: Plan) -> tuple[Plan | None, str]:
+    """The best plan with other choices pinned, and how much longer its step is."""
+    if not other.config:
+        return None, str(other.solution.get("reason", "nothing fits"))
+    change = other.predicted["iteration_s"].value / made.predicted["iteration_s"].value - 1.0
+    return other, f"its step takes {abs(change):.1%} {'longer' if change >= 0 else 'less'}"
+
+
 def resolved_question(question: Question, *, shape: ModelShape | None = None) -> MixedResolved:
     """Read and look up a spec with several node types.
 

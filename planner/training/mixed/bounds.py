@@ -10,7 +10,9 @@ have passed, and ends alike (recurrences of :mod:`~meshplan.planner.training.pip
 
 with w_k = min(P − 1 − k, m − 1) and Σ_{i>k}(τ − t_i) ≤ P·τ − W. Its w_k forwards ahead take that long, too, so that
 T ≥ Σ_{i≤k} t_i + (m − 1)·τ; the mean of this and the first is T ≥ W + (m − 1 − w/2)·τ with w = min(P − 1, m − 1).
-After the last micro-batch, stages need at least L over what all of them end in a second. Within τ a pool holds at most C_k(τ) = P_k·min(⌊τ/a_k⌋, memory)
+After the last micro-batch, stages need at least L over what all of them end in a second.
+
+Within τ a pool holds at most C_k(τ) = P_k·min(⌊τ/a_k⌋, memory)
 layers; W is at least what L layers cost on the pools that take least for a layer, and what the ends add. τ is cut into
 intervals: in each, capacities are those of its end, the factor of τ that of its beginning, so that every real τ is
 covered. A pool that is not decided yet has, for each τ, the largest capacity and the least a of all of its options.
@@ -27,7 +29,7 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.mixed.options import LAST, MIDDLE, PoolOptions
 
-# Each interval of τ is so much longer than the one before; up to the best plan known, else about three times the least τ.
+# Each interval of τ is so much longer than the one before; up to the best plan known, else about three times the least.
 STEP, COARSE, MOST_INTERVALS = 1.006, 1.03, 96
 # Partial decisions that are bounded at once: what fits the processor's cache.
 AT_ONCE = 1024

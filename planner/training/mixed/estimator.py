@@ -16,6 +16,7 @@ Assumes: what a stage sends is dealt out to as many devices as the smaller of th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, StageClass, layer_kinds
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
@@ -140,7 +141,7 @@ def stage_model(
     stage: StageClass,
     *,
     num_stages: int,
-    num_microbatches: int | Sequence[int],
+    num_microbatches: int | IntArray,
     machine: Machine | None = None,
     **columns: Any,
 ) -> TrainingModel:
@@ -316,7 +317,7 @@ def _crossings(problem: MixedProblem, config: MixedConfig) -> FloatArray:
         for share in stage.shares:
             used[share.pool] += share.data_parallel * stage.tensor_parallel
     rows = []
-    for index, (before, after) in enumerate(zip(nodes, nodes[1:], strict=False)):
+    for index, (before, after) in enumerate(itertools.pairwise(nodes)):
         first, second = config.stages[index], config.stages[index + 1]
         if before is None or after is None or first.shares[0].pool != second.shares[0].pool:
             rows.append(np.ones(width, dtype=bool))

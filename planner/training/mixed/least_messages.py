@@ -32,13 +32,13 @@ def least_messages_s(
     waits = share * (table.num_microbatches - 1)
     rows = [np.zeros(1, np.int64) if one is None else one for one in chosen]
     devices, per_stage = [], []
-    for own, pool, row in zip(options, table.pools, rows, strict=True):
-        of_stage = np.zeros(len(pool.rows))
+    for own, rows_of, row in zip(options, table.pools, rows, strict=True):
+        of_stage = np.zeros(len(rows_of.rows))
         if own is not None:
-            of_stage[pool.rows >= 0] = own.devices[pool.rows[pool.rows >= 0]]
+            of_stage[rows_of.rows >= 0] = own.devices[rows_of.rows[rows_of.rows >= 0]]
         devices.append(of_stage[row])
-        per_stage.append(pool.capacity[row, -1] / np.maximum(pool.stages[row], 1.0))
-    held = np.stack([pool.capacity[row, -1] for pool, row in zip(table.pools, rows, strict=True)])
+        per_stage.append(rows_of.capacity[row, -1] / np.maximum(rows_of.stages[row], 1.0))
+    held = np.stack([one.capacity[row, -1] for one, row in zip(table.pools, rows, strict=True)])
     sequences = problem.any.workload.global_batch_size // table.num_microbatches
     whole = boundary_bytes(problem, sequences, 1)
     least = np.zeros(held.shape[1])

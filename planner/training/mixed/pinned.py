@@ -19,6 +19,10 @@ def pinned_stages(problem: MixedProblem, stages: Sequence[StageSpec]) -> MixedCo
     """
     problems = Problems()
     shape, batch = problem.any.shape, problem.any.workload.global_batch_size
+    if not stages:
+        problems.say(
+            "fixed.stages", "say every stage of the one plan to price, or ask for the best with 'meshplan plan'"
+        )
     made = []
     for index, stage in enumerate(stages):
         path = f"fixed.stages[{index}]"

@@ -1,7 +1,7 @@
 """Which pools take part in which order, and what each of their stages is.
 
-*Space.* 1F1B pipelines. Each pool in use holds consecutive stages with one tensor and data parallelism, micro-batch size
-and recompute; pools stand in any order; layers are split in any way; any micro-batch count; any subset of the pools.
+*Space.* 1F1B pipelines. Each pool in use holds consecutive stages with one tensor and data parallelism, micro-batch
+size and recompute; pools stand in any order; layers are split in any way; any micro-batch count; any of the pools.
 
 *Method.* For each S (sequences of a micro-batch over all replicas) decisions are taken pool by pool, breadth first, and
 dropped where their bound (:mod:`.bounds`) is no better than the best plan known. What is left is put in every order,
@@ -25,7 +25,7 @@ from meshplan.planner.training.mixed.bounds import Relaxed, relaxed
 from meshplan.planner.training.mixed.estimator import price_mixed
 from meshplan.planner.training.mixed.least_messages import least_messages_s
 from meshplan.planner.training.mixed.options import MIDDLE, WHOLE, PoolOptions, pool_options, zero_stage
-from meshplan.planner.training.mixed.partition import Block, partitions
+from meshplan.planner.training.mixed.partition import Block, Split, partitions
 from meshplan.planner.training.mixed.polish import polished
 from meshplan.planner.training.mixed.quick import QuickPrice
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem, Share, Stage
@@ -184,7 +184,7 @@ class MixedSearch:
     def _orders(self, blocks: Sequence[Block], found: Found) -> None:
         """The pools of a decision in every order; those that take least by their slowest stage are priced."""
         layers = self.problem.any.shape.num_hidden_layers
-        splits = []
+        splits: list[Split] = []
         every = list(product(*(self._modes(block, blocks, found) for block in blocks)))
         few = every if len(blocks) <= FEW_POOLS else [every[0], *every[-1:]] if len(every) > 1 else every
         for modes in few:

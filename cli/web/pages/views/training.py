@@ -57,6 +57,8 @@ def sections(plan: Plan) -> dict[str, Any]:
 
 def equation(config: Mapping[str, Any]) -> str:
     """The devices as a product: ``64 GPUs = 2 replicas × TP4 × PP4 × CP2``."""
+    if "stages" in config:
+        return f"{counted(int(config['world_size']), 'GPU')} = {config_text(config)}"
     split = " × ".join(f"{short}{config[key]}" for key, (short, _) in _SPLITS.items() if config.get(key, 1) > 1)
     replicas = counted(int(config["data_parallel"]), "replica")
     experts = f", experts over {config['expert_parallel']}" if config.get("expert_parallel", 1) > 1 else ""
@@ -67,16 +69,20 @@ def equation(config: Mapping[str, Any]) -> str:
 def sentences(plan: Plan) -> list[str]:
     """The answer without jargon: how the model is split, what a step and the run take, what a device holds."""
     config, predicted = plan.config, plan.predicted
-    copies, devices = int(config["data_parallel"]), int(config["world_size"])
+    devices = int(config["world_size"])
+    copies = int(config.get("data_parallel") or config["stages"][0]["data_parallel"])
     ways = [words.format(config[key]) for key, (_, words) in _SPLITS.items() if config.get(key, 1) > 1]
     split = f", split {', '.join(ways)}" if ways else ""
     if config.get("expert_parallel", 1) > 1:
         split += f"; the experts of a layer lie on {counted(int(config['expert_parallel']), 'GPU')}"
     held = f"{counted(copies, 'copy', 'copies')} of the model on {counted(devices // copies, 'GPU')}"
+    first = f"Train with {held}{' each' if copies > 1 else ''}{split}."
+    if "stages" in config:
+        first = f"Train one model on several types of nodes: {config_text(config)}."
     step = predicted["iteration_s"]
     between = interval_text("iteration_s", {"low": step.low, "high": step.high})
     told = [
-        f"Train with {held}{' each' if copies > 1 else ''}{split}.",
+        first,
         f"A step takes about {format_duration(step.value)} ({between}): "
         f"{metric_text('tokens_per_s', predicted['tokens_per_s'].value)} tokens a second, "
         f"{percent(predicted['mfu'].value)} of the GPUs' peak.",
@@ -197,7 +203,7 @@ def notes(plan: Plan) -> list[str]:
 
 def other_choices(plan: Plan) -> list[dict[str, str]]:
     """Tensor-parallel degrees to compare with: what people ask first."""
-    own = int(plan.config["tensor_parallel"])
+    own = int(plan.config.get("tensor_parallel", 0))
     return [
         {"label": f"TP{degree}", "instead": f"tensor_parallel={degree}"}
         for degree in _DEGREES

@@ -109,7 +109,9 @@ def _load(plan: Plan) -> list[Slider]:
 
 def _can_predict(plan: Plan) -> bool:
     """A deployment of several kinds of mixed workers cannot be pinned in a spec."""
-    return plan.kind == "training" or len({pool["role"] for pool in plan.config["pools"]}) == len(plan.config["pools"])
+    if plan.kind == "training":
+        return "stages" not in plan.config
+    return len({pool["role"] for pool in plan.config["pools"]}) == len(plan.config["pools"])
 
 
 def what_if_view(plan: Plan, values: Mapping[str, float], catalog: Catalog) -> dict[str, Any]:
