@@ -38,6 +38,9 @@ from meshplan.planner.validation.held_out import HeldOut
 
 # How many independent groups what is known of all sources counts for where a nearer level has sources of its own.
 PARENT_WORTH = 2.0
+# A source counts as no farther off than so many times the median source: like the tenth of the runs that an interval
+# leaves out, a server that no model describes is not to widen the intervals of all others without bound.
+MOST_OF_MEDIAN = 2.0
 # Correlation of two groups of one source, where no source has two.
 ASSUMED_CORRELATION = 0.5
 # Student's quantile that holds 90 % on both sides, by degrees of freedom; between them it is nearly linear in 1/ν.
@@ -102,7 +105,9 @@ def expected(levels: Sequence[tuple[str, Sequence[SourceError]]]) -> Expected | 
     >>> [round(found.half_width, 2) for found in (expected(levels[:1]), expected(levels)) if found]
     [0.37, 0.41]
     """
-    correlation = _correlation([source for _, sources in levels[:1] for source in sources])
+    widest = [source for _, sources in levels[:1] for source in sources]
+    correlation = _correlation(widest)
+    most = MOST_OF_MEDIAN**2 * float(np.median([source.square for source in widest])) if widest else np.inf
     found: Expected | None = None
     for words, sources in levels:
         if not sources:
@@ -110,7 +115,9 @@ def expected(levels: Sequence[tuple[str, Sequence[SourceError]]]) -> Expected | 
         prior, held = (0.0, 0.0) if found is None else (found.square, min(found.worth, PARENT_WORTH))
         worths = [source.worth(correlation) for source in sources]
         total = held + sum(worths)
-        moved = held * prior + sum(worth * source.square for worth, source in zip(worths, sources, strict=True))
+        moved = held * prior + sum(
+            worth * min(source.square, most) for worth, source in zip(worths, sources, strict=True)
+        )
         found = Expected(square=moved / total, worth=total, level=words, num_sources=len(sources))
     return found
 

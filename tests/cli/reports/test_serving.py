@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from command_line import Command
+
+from meshplan.cli.reports.serving import calibration_text
+from meshplan.planner.core.plan import Plan
 
 VALIDATION = Path(__file__).parents[2] / "validation"
 SPEC = """\
@@ -42,6 +48,33 @@ def test_a_power_limit_is_shown_with_what_its_interval_rests_on(meshplan: Comman
     shown = " ".join(meshplan("plan", spec, "--full").out.split())
     assert "every device held to 400 W" in shown
     assert "Under a power limit times err by ×/÷ 1.14" in shown
+
+
+def test_the_report_names_the_sources_behind_each_interval(meshplan: Command, spec: Path) -> None:
+    shown = " ".join(meshplan("plan", spec, "--full").out.split())
+    (line,) = re.findall(r"Intervals on dgx-h100: .*? Constants fitted to [^.]*\.", shown)
+    assert re.search(r"tpot ×/÷ \d\.\d\d \(\d+ sources? of vllm on hopper\)", line)
+    assert "90 % of the runs of a source that was left out" in line
+
+
+def test_neighbours_that_rest_on_the_same_sources_name_them_once() -> None:
+    def shown(**basis: str) -> str:
+        calibration = {
+            "engine": "vllm",
+            "architecture": "ada",
+            "num_runs": 0,
+            "error_p90": {"ttft": 0.5, "tpot": 0.2},
+            "basis": basis,
+        }
+        plan = SimpleNamespace(
+            config={"pools": [{"node_type": "ada"}]}, provenance={"calibration": {"ada": calibration}}
+        )
+        return " ".join(calibration_text(cast("Plan", plan), 80).split())
+
+    same = shown(ttft="2 sources of vllm", tpot="2 sources of vllm")
+    assert "ttft ×/÷ 1.65, tpot ×/÷ 1.22 (2 sources of vllm); no published run is of vllm on ada" in same
+    apart = shown(ttft="1 source of vllm", tpot="2 sources of vllm")
+    assert "ttft ×/÷ 1.65 (1 source of vllm), tpot ×/÷ 1.22 (2 sources of vllm)" in apart
 
 
 def test_the_report_says_over_which_runs_the_slos_are_kept(meshplan: Command, spec: Path) -> None:
