@@ -113,7 +113,7 @@ def _notes(request: XditRequest) -> list[str]:
     found = [f"Give {counted(config['batch_size'], 'prompt')} at a time: the plan's batch."]
     if not support["runner"]:
         found.append(
-            f"Set XDIT_DIR to a checkout of xDiT of that release: the model is started by its {plain(support['script'])}."
+            f"Set XDIT_DIR to a checkout of xDiT of that release: its {plain(support['script'])} starts the model."
         )
     else:
         found.append(
