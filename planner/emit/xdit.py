@@ -1,8 +1,10 @@
 """A diffusion plan as xDiT's command line: one script that makes pictures of prompts, and a page about it.
 
-Arguments are those of xDiT's parser (``xfuser/config/args.py``) and of its model runner (``docs/runner/runner.md``),
-read 2026-11-24; the degrees' product must be the number of processes (README, "Hybrid Parallel"). Models without a
-runner are started by xDiT's example scripts, which are in its repository, not in its package.
+Models that xDiT's model runner knows are started by it: ``xfuser.runner``, which the wheel of 0.7.0 has and that of
+0.4.5 has not; the names are those that its models are registered under, with the options that they say they take. The
+others are started by xDiT's example scripts, which are in its repository, not in its package; they take the arguments
+of ``xfuser/config/args.py``, read in the wheels of 0.4.5 and 0.7.0 (2026-11-24). The degrees' product must be the
+number of processes.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.text import MANIFEST_CHECK, README_FILE, plain
 
 TARGET = "xdit"
+# The release whose wheel has the model runner, and the one that plans were measured with.
+RUNNER_RELEASE, MEASURED_RELEASE = "0.7.0", "0.4.5"
 SCRIPT = PurePosixPath("generate.sh")
 # Degree of a plan → xDiT's argument.
 FLAGS: Mapping[str, str] = {
@@ -57,7 +61,7 @@ class XditRequest:
 
 def features() -> tuple[Feature, ...]:
     """What the target states about itself."""
-    read = "xDiT's parser, read 2026-11-24"
+    read = "xfuser 0.4.5 and 0.7.0, config/args.py, read"
     rows = {**FLAGS, "cfg_parallel": "--use_cfg_parallel", "replicas": "one call of generate.sh each"}
     return tuple(Feature(name=name, expressed_by=flag, verified_by=read) for name, flag in rows.items())
 
@@ -108,7 +112,13 @@ def _notes(request: XditRequest) -> list[str]:
     config, support = request.plan.config, request.model["xdit"]
     found = [f"Give {counted(config['batch_size'], 'prompt')} at a time: the plan's batch."]
     if not support["runner"]:
-        found.append(f"Set XDIT_DIR to a checkout of xDiT: the model is started by its {plain(support['script'])}.")
+        found.append(
+            f"Set XDIT_DIR to a checkout of xDiT of that release: its {plain(support['script'])} starts the model."
+        )
+    else:
+        found.append(
+            f"xDiT {RUNNER_RELEASE} has the model runner; the plan's times are of {MEASURED_RELEASE}, without it."
+        )
     if config["pipefusion"] > 1:
         found.append("PipeFusion uses keys and values of the step before: pictures differ from those of one device.")
     return found
@@ -177,7 +187,7 @@ def _readme(request: XditRequest) -> str:
         f"A batch of {config['batch_size']} is expected to take {latency.value:.3g} s "
         f"({latency.low:.3g} to {latency.high:.3g} s) once the model is loaded and warm.",
         "",
-        "    pip install xfuser==0.4.5",
+        f"    pip install xfuser=={RUNNER_RELEASE if request.model['xdit']['runner'] else MEASURED_RELEASE}",
         f'    ./{SCRIPT} "a lighthouse in the rain"' + (" ..." if config["batch_size"] > 1 else ""),
         "",
         *_places(request, size),
