@@ -24,6 +24,27 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _NUMBERED = re.compile(r"(?:node[ _-]?)?(\d{1,7})")
 
 
+MoreOption = Annotated[
+    int, typer.Option("--more", min=0, max=64, help="Also plans for one to so many nodes more, should capacity come.")
+]
+FilesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="DIR",
+        help="Write launcher files of an elastic job: a plan for each number of nodes, agents that choose.",
+        show_default=False,
+    ),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target", metavar="NAME", help="With --out: what launches it. Default: as for PLAN.", show_default=False
+    ),
+]
+
+
 @app.command()
 def replan(
     plan: PlanArgument,
@@ -38,25 +59,9 @@ def replan(
     fewer: Annotated[
         int, typer.Option(min=1, max=64, help="Without --without: plans for one to so many nodes less.")
     ] = 3,
-    more: Annotated[
-        int, typer.Option(min=0, max=64, help="Also plans for one to so many nodes more, should capacity come.")
-    ] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            help="Write launcher files of an elastic job: a plan for each number of nodes, agents that choose.",
-            show_default=False,
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target", metavar="NAME", help="With --out: what launches it. Default: as for PLAN.", show_default=False
-        ),
-    ] = None,
+    more: MoreOption = 0,
+    out: FilesOption = None,
+    target: TargetOption = None,
     script: ScriptOption = "",
     force: ForceOption = False,
     store: Annotated[bool, typer.Option("--store/--no-store", help="Keep the plans in the database.")] = True,

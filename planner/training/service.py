@@ -21,7 +21,6 @@ from meshplan.planner.training.admission import Admission, admission, by_typical
 from meshplan.planner.training.alternatives import alternatives
 from meshplan.planner.training.alternatives import instead as best_instead
 from meshplan.planner.training.certify import certify_plan
-from meshplan.planner.training.chosen_batch import has_open_batch, plan_with_batch
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.infeasible import explain_infeasible
@@ -40,6 +39,7 @@ from meshplan.planner.training.problem.choices import PINNABLE
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
 from meshplan.planner.training.replanning.by_nodes import steady, under_availability
+from meshplan.planner.training.replanning.chosen_batch import has_open_batch, plan_with_batch
 from meshplan.planner.training.replanning.replan import Replanned, losses, replanned
 from meshplan.planner.training.resolve import Resolved, calibration_for, resolve_training
 from meshplan.planner.training.search.degrees import KEEP

@@ -126,9 +126,9 @@ def test_a_host_dies_and_another_comes(folder: Path, tmp_path: Path) -> None:
     }
 
     def start(name: str) -> subprocess.Popen[bytes]:
-        log = (tmp_path / name).open("wb")
         command = [str(folder / "job" / "elastic.sh")]
-        return subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
+        with (tmp_path / name).open("wb") as log:
+            return subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
 
     def ranks(world: int, *names: str) -> int:
         text = "".join((tmp_path / name).read_text(errors="replace") for name in names)
@@ -145,3 +145,4 @@ def test_a_host_dies_and_another_comes(folder: Path, tmp_path: Path) -> None:
         for agent in agents.values():
             if agent.poll() is None:
                 os.killpg(agent.pid, signal.SIGKILL)
+            agent.wait()
