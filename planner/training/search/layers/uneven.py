@@ -113,7 +113,10 @@ class UnevenSplits:
             total_s = self.model.stages_s([whole])[0]
             mean_s = total_s / split.pipeline_parallel * (batch.num_microbatches + self._bubble())
             quick_s = np.where(full, np.maximum(quick_s, self.model.around_s() + mean_s * (1.0 - 1e-9)), quick_s)
-        return quick_s + after_s
+        # Messages that no work is long enough to hide: T ≥ m·t − m·t + all of them, for the slowest stage's t.
+        idle_s = np.zeros(len(batch))
+        saturated_s = self.model.neighbour_messages_s(idle_s) + np.asarray(self.model.calibration.time.step_overhead_s)
+        return np.maximum(quick_s, saturated_s) + after_s
 
     def _least_slowest_s(self, total_s: FloatArray, layer_s: FloatArray) -> FloatArray:
         """τ, the least time of the slowest stage, [n], for layers that are alike.
