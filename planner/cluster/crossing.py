@@ -8,16 +8,17 @@ t·c·d (*stage*).
 *Cases*, one of which holds for every layout over two parts:
 
 1. some tensor block is split, and its ring over t ranks with it (:attr:`Way.TENSOR`);
-2. no tensor block is, some shard block is (:attr:`Way.SHARDS`). Member j of each of its t rings (stride t) is in tensor
-   block j, hence in one part: all t rings cross, at the same members;
-3. no shard block is, some stage is (:attr:`Way.COPIES`): its t·c·s rings over copies (stride t·c·s) cross likewise;
+2. no tensor block is, some shard block is. Member j of each of its t rings (stride t) is in tensor block j, hence in
+   one part: all t rings cross, at the same members. Either no ring over copies (stride t·c·s) crosses in that stage:
+   then ranks with the same place in their shard block share a part, and all d/s shard blocks of the stage are split
+   like this one (:attr:`Way.SHARDS`); or one does, and with it t at the same members (:attr:`Way.SHARDS_AND_COPIES`);
+3. no shard block is, some stage is (:attr:`Way.COPIES`): its t·c·s rings over copies cross likewise;
 4. all stages are whole: two that follow each other lie in different parts (:attr:`Way.STAGES`), and all pipelines
    cross there.
 
 In 2 and 3 either no pipeline crosses: then ranks with the same place in their stage share a part, every stage is
-split like the first, and p times as many rings cross at the same members (``SHARDS``, ``COPIES``); or one does
-(``SHARDS_AND_PIPELINES``, ``COPIES_AND_PIPELINES``). A ring over all ranks of a stage with stride t is split wherever
-the stage is and no tensor block.
+split like the first, and p times as many rings cross at the same members; or one does (``…_AND_PIPELINES``). A ring
+over all ranks of a stage with stride t is split wherever the stage is and no tensor block.
 
 *Price.* A ring that crosses from part i to part j does so over some link between them, and V rings at the same members
 over every trunk that takes all traffic from i to j (either way round): per byte of the ring no less than
@@ -55,26 +56,28 @@ class Way(Enum):
     """How a layout crosses a cut; see the module docstring."""
 
     TENSOR = "a tensor-parallel group crosses"
-    SHARDS = "groups that share states cross in every stage"
-    SHARDS_AND_PIPELINES = "groups that share states cross, and pipelines"
-    COPIES = "groups of copies cross in every stage"
+    SHARDS = "all groups that share states cross"
+    SHARDS_AND_PIPELINES = "all groups that share states cross in some stage, and pipelines"
+    SHARDS_AND_COPIES = "groups that share states cross, and groups of copies"
+    SHARDS_AND_COPIES_AND_PIPELINES = "groups that share states cross, groups of copies, and pipelines"
+    COPIES = "groups of copies cross"
     COPIES_AND_PIPELINES = "groups of copies cross, and pipelines"
     STAGES = "whole stages lie on different sides"
 
     @property
     def splits_shards(self) -> bool:
         """Case 2."""
-        return self in (Way.SHARDS, Way.SHARDS_AND_PIPELINES)
+        return self.name.startswith("SHARDS")
 
     @property
-    def splits_copies(self) -> bool:
-        """Case 3."""
-        return self in (Way.COPIES, Way.COPIES_AND_PIPELINES)
+    def crosses_copies(self) -> bool:
+        """Whether some group of copies crosses."""
+        return "COPIES" in self.name
 
     @property
     def crosses_pipelines(self) -> bool:
         """Whether some pipeline crosses."""
-        return self in (Way.SHARDS_AND_PIPELINES, Way.COPIES_AND_PIPELINES, Way.STAGES)
+        return "PIPELINES" in self.name or self is Way.STAGES
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -226,9 +229,10 @@ class CrossingLinks(NetworkModel):
         possible &= crosses(c * d, t)
         if any_sharding:
             return np.asarray(possible)
-        if self.way.splits_shards:
-            return np.asarray(possible & crosses(c * s, t))
-        return np.asarray(possible & crosses(d // s, t * c * s) & (t * c * s <= most))
+        if self.way.crosses_copies:
+            possible &= crosses(d // s, t * c * s)
+        within = crosses(c * s, t) if self.way.splits_shards else t * c * s <= most
+        return np.asarray(possible & within)
 
     def slowest(self, group: Group, rows: IntArray) -> tuple[FloatArray, FloatArray]:
         """See :class:`NetworkModel`."""
@@ -255,12 +259,14 @@ class CrossingLinks(NetworkModel):
         t, c, d, s, p = own.tensor, own.context, own.data, own.shard, own.stages
         if self.way is Way.TENSOR:
             return np.asarray((group.stride == 1) & (group.size == t)).astype(np.int64)
-        whole = (group.stride == t) & (group.size == c * d)
+        each = np.where(self.way.splits_shards and not self.way.crosses_copies, t * (d // s), t)
+        split = (group.stride == t) & (group.size == c * d)
         if self.way.splits_shards:
-            rings = np.where(whole | ((group.stride == t) & (group.size == c * s)), t, 0)
-        else:
+            split |= (group.stride == t) & (group.size == c * s)
+        rings = np.where(split, each, 0)
+        if self.way.crosses_copies:
             copies = (group.stride == t * c * s) & (group.size == d // s)
-            rings = np.where(copies, t * c * s, np.where(whole, t, 0))
+            rings = np.where(copies, t if self.way.splits_shards else t * c * s, rings)
         return np.asarray(rings if self.way.crosses_pipelines else rings * p)
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> float:

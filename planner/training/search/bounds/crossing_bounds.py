@@ -90,9 +90,9 @@ def _under(problem: TrainingProblem, model: NetworkModel) -> TrainingProblem:
 
 
 def _limited(problem: TrainingProblem, *, least: int = 0, most: float = math.inf) -> TrainingProblem:
-    limits = problem.limits
-    devices = {
-        "min_devices": max(limits.min_devices, least),
-        "max_devices": int(min(limits.max_devices, most)),
-    }
-    return replace(problem, limits=replace(limits, **devices))
+    limits = replace(
+        problem.limits,
+        min_devices=max(problem.limits.min_devices, least),
+        max_devices=int(min(problem.limits.max_devices, most)),
+    )
+    return replace(problem, limits=limits)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -113,7 +114,10 @@ class UnevenSplits:
             total_s = self.model.stages_s([whole])[0]
             mean_s = total_s / split.pipeline_parallel * (batch.num_microbatches + self._bubble())
             quick_s = np.where(full, np.maximum(quick_s, self.model.around_s() + mean_s * (1.0 - 1e-9)), quick_s)
-        return quick_s + after_s
+        # Messages that no work is long enough to hide: T ≥ m·t − m·t + all of them, for the slowest stage's t.
+        idle_s = np.zeros(len(batch))
+        saturated_s = self.model.neighbour_messages_s(idle_s) + np.asarray(self.model.calibration.time.step_overhead_s)
+        return np.maximum(quick_s, saturated_s) + after_s
 
     def _least_slowest_s(self, total_s: FloatArray, layer_s: FloatArray) -> FloatArray:
         """τ, the least time of the slowest stage, [n], for layers that are alike.
@@ -311,6 +315,8 @@ class UnevenSplits:
 
     def _outside_s(self, most_s: FloatArray) -> FloatArray:
         """A of the module docstring, [n]: some stage has ⌈L/p⌉ layers or more, and there are those with the ends."""
+        longest_s = np.where(np.isfinite(most_s), most_s, 1e30) / self.batch.num_microbatches
+        least_s = self.model.around_s() + self._mean_ending_s(longest_s)
         usual = -(-len(self.kind_of) // self.split.pipeline_parallel)
         if self.tables:
             above = [table for table in self.tables.values() if len(table.seconds) > usual - table.fewest >= 0]
@@ -325,12 +331,26 @@ class UnevenSplits:
                     exposed.append(table.exposed_s.min(axis=0))
                     optimizer.append(table.optimizer_s.min(axis=0))
             if exposed:
-                return self.model.around_s() + np.maximum.reduce(exposed) + np.maximum.reduce(optimizer)
-        longest_s = np.where(np.isfinite(most_s), most_s, 1e30) / self.batch.num_microbatches
+                after_s = np.maximum.reduce(exposed) + np.maximum.reduce(optimizer)
+                return np.maximum(least_s, self.model.around_s() + after_s)
         kinds = len(self.kinds)
         ends_s = [self.model.ending_s(stage_of(unit(kind, kinds, usual)), longest_s) for kind in range(kinds)]
         ending = [exposed_s + optimizer_s for exposed_s, optimizer_s in ends_s]
-        return self.model.around_s() + np.minimum.reduce(ending)
+        return np.maximum(least_s, self.model.around_s() + np.minimum.reduce(ending))
+
+    def _mean_ending_s(self, longest_s: FloatArray) -> FloatArray:
+        """What follows the pipeline on a stage with the mean number of parameters, [n]: some stage has as many.
+
+        Both parts grow with a stage's parameters. Left at 0 where layers differ or adapters are trained, because a
+        stage without any expert or adapter skips a collective.
+        """
+        if len(self.kinds) > 1 or self.problem.workload.phase.has_adapters:
+            return np.zeros(len(self.batch))
+        p = self.split.pipeline_parallel
+        mean_layers: Any = len(self.kind_of) / p
+        mean = replace(stage_of([1]), layers=(mean_layers,), vocabulary_share=1.0 / p)
+        exposed_s, optimizer_s = self.model.ending_s(mean, longest_s)
+        return (exposed_s + optimizer_s) * (1.0 - 1e-9)
 
     # --- splits -------------------------------------------------------------------------------------------------------
 
