@@ -189,16 +189,13 @@ def plain(value: Any) -> Any:
 
 def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
     """Read back the model that a plan carries in its provenance (what :func:`plain` made of it)."""
-    values = dict(document)
-    latent, experts = values["latent"], values["moe"]
-    return ModelShape(
-        **{
-            **values,
-            "attention": AttentionKind(values["attention"]),
-            "latent": None if latent is None else LatentAttention(**latent),
-            "moe": None
-            if experts is None
-            else MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])}),
-            "sliding_windows": tuple(values["sliding_windows"]),
-        }
-    )
+    values = dict(document)  # what equals the default of a ModelShape need not stand there
+    if values.get("latent") is not None:
+        values["latent"] = LatentAttention(**values["latent"])
+    if (experts := values.get("moe")) is not None:
+        values["moe"] = MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])})
+    if "attention" in values:
+        values["attention"] = AttentionKind(values["attention"])
+    if "sliding_windows" in values:
+        values["sliding_windows"] = tuple(values["sliding_windows"])
+    return ModelShape(**values)
