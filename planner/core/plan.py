@@ -205,28 +205,26 @@ def shape_document(shape: ModelShape) -> dict[str, Any]:
 
 def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
     """Read back the model that a plan carries in its provenance (what :func:`shape_document` made of it)."""
-    values = dict(document)
-    latent, experts, blocks = values["latent"], values["moe"], values.get("blocks")
-    return ModelShape(
-        **{
-            **values,
-            "attention": AttentionKind(values["attention"]),
-            "latent": None if latent is None else LatentAttention(**latent),
-            "moe": None
-            if experts is None
-            else MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])}),
-            "sliding_windows": tuple(values["sliding_windows"]),
-            "blocks": None if blocks is None else _blocks_from_document(blocks),
-        }
-    )
+    values = dict(document)  # what equals the default of a ModelShape need not stand there
+    if values.get("latent") is not None:
+        values["latent"] = LatentAttention(**values["latent"])
+    if (experts := values.get("moe")) is not None:
+        values["moe"] = MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])})
+    if "attention" in values:
+        values["attention"] = AttentionKind(values["attention"])
+    if "sliding_windows" in values:
+        values["sliding_windows"] = tuple(values["sliding_windows"])
+    if (blocks := values.get("blocks")) is not None:
+        values["blocks"] = _blocks_from_document(blocks)
+    return ModelShape(**values)
 
 
 def _blocks_from_document(document: Mapping[str, Any]) -> LayerBlocks:
-    recurrent, indexer = document["recurrent"], document["indexer"]
+    recurrent, indexer = document.get("recurrent"), document.get("indexer")
     return LayerBlocks(
         mixers=tuple(Mixer(name) for name in document["mixers"]),
         has_mlp=tuple(document["has_mlp"]),
         recurrent=None if recurrent is None else RecurrentMixer(**recurrent),
         indexer=None if indexer is None else SparseIndexer(**indexer),
-        output_gate=document["output_gate"],
+        output_gate=document.get("output_gate", False),
     )

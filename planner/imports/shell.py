@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshplan.planner.imports.arithmetic import whole_number
-from meshplan.planner.imports.shell_words import MAX_WORD_LENGTH, MAX_WORDS, Word, refused
+from meshplan.planner.imports.shell_words import MAX_WORD_LENGTH, MAX_WORDS, Word, refused, whole_number
 
 # Of everything that a script expands to.
 MAX_ALL_WORDS = 1_000_000

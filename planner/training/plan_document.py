@@ -79,6 +79,7 @@ def _field(default: Any) -> Any:
 _CHOICES: dict[str, Any] = {
     item.name: (_type_of(item.name, item.default), _field(item.default)) for item in fields(TrainingConfig)
 }
+_ALWAYS_PREDICTED = frozenset({"tokens_per_s", "tokens_per_s_per_device", "mfu"})
 ConfigDocument: Any = create_model("ConfigDocument", __base__=_Choices, **_CHOICES)
 
 
@@ -280,8 +281,8 @@ class TrainingPlanDocument(PlanDocument):
         if isinstance(self.memory, Nothing):
             raise ValueError("memory is empty")
         step: IntervalDocument | None = self.predicted.get("iteration_s")
-        if step is None or "tokens_per_s_per_device" not in self.predicted or step.value <= 0:
-            raise ValueError("predicted lacks iteration_s or tokens_per_s_per_device")
+        if step is None or step.value <= 0 or not self.predicted.keys() >= _ALWAYS_PREDICTED:
+            raise ValueError(f"predicted lacks one of {', '.join(sorted({'iteration_s', *_ALWAYS_PREDICTED}))}")
 
 
 PLAN = TrainingPlanDocument

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from hostile import CANARY, HOSTILE_TEXTS, forged, leaves, random_forgery, signed
+from hostile import CANARY, HOSTILE_TEXTS, forged, leaves, random_forgery, signed, without
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import MeshplanError
+from meshplan.cli.reports.first_screen import first_screen, ticket
 from meshplan.cli.reports.plan import report_of
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
@@ -67,7 +68,7 @@ class Scripts(HTMLParser):
 
 def pages(plan: Plan) -> list[str]:
     """The report, and the page where the kind has one."""
-    made = [report_of(plan.kind).report(plan, width=80)]
+    made = [f"{report_of(plan.kind).report(plan, width=80)}{first_screen(plan, width=80)}{ticket(plan)}"]
     page = KINDS[plan.kind].offers("pareto_page")
     return [*made, page(plan)] if page is not None and plan.answer else made
 
@@ -125,6 +126,20 @@ def test_every_field_of_a_plan_may_be_hostile(document: dict[str, Any], catalog:
         target = "xdit" if plan.kind == "diffusion" else targets[accepted % len(targets)]
         check_files(launcher_files(plan, catalog, target), tmp_path)
     assert accepted > 10
+
+
+@pytest.mark.parametrize("part", [("predicted",), ("provenance", "model")])
+def test_a_plan_without_a_figure_or_a_size_is_refused_or_shown(
+    part: tuple[str, ...], document: dict[str, Any], catalog: Catalog
+) -> None:
+    """Whatever is missing: the first screen, the ticket and the files need it no more than the reader does."""
+    inner = document
+    for name in part:
+        inner = inner[name]
+    plans = [read(without(document, (*part, key))) for key in inner]
+    for plan in filter(None, plans):
+        pages(plan)
+        launcher_files(plan, catalog, "vllm" if plan.kind == "serving" else "megatron")
 
 
 def test_no_forged_plan_is_a_bug_of_meshplan(document: dict[str, Any], catalog: Catalog) -> None:

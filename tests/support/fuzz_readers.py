@@ -90,7 +90,8 @@ SWEEP = """\
 kind: sweep
 name: batches
 base: {kind: training, model: llama-3.1-8b, cluster: {nodes: [{type: dgx-h100, count: 1}]},
-       workload: {sequence_length: 4096, global_batch_size: 64}, fixed: {tensor_parallel: 1, pipeline_parallel: 1, zero_stage: 1}}
+       workload: {sequence_length: 4096, global_batch_size: 64},
+       fixed: {tensor_parallel: 1, pipeline_parallel: 1, zero_stage: 1}}
 over: {workload.global_batch_size: [64, 128], workload.sequence_length: [2048, 4k]}
 group_by: [workload.sequence_length]
 """

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.imports.arithmetic import whole_number
 from meshplan.planner.imports.command import read_inputs
 from meshplan.planner.imports.launchers import read_launch
 from meshplan.planner.imports.reading import Reading
 from meshplan.planner.imports.shell import read_script
+from meshplan.planner.imports.shell_words import whole_number
 from meshplan.planner.imports.spec import Answers, complete
 
 MEGATRON = """#!/bin/bash
