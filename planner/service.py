@@ -218,6 +218,7 @@ def emit_elastic(plans: Sequence[Plan], target: str, catalog: Catalog, night: st
     Raises:
         EmitError: as :func:`emit_plan`; or one number of hosts alone, or a target that brings its own launcher.
     """
+    # emitters are imported where files are written: start-up time
     from meshplan.planner.launch.elastic import OnNodes, elastic_files
 
     found = [

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from meshplan.catalogs.models.layers.naming import describe_blocks
 from meshplan.catalogs.units import format_bandwidth
+from meshplan.planner.training.estimator.assembly import WAITING
 from meshplan.planner.training.estimator.offload import nvme_bytes_per_s
 from meshplan.planner.training.estimator.priced import Priced
-from meshplan.planner.training.estimator.step import WAITING
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.schedules import SCHEDULES
 

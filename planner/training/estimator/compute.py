@@ -24,7 +24,7 @@ from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
-from meshplan.planner.training.estimator.context_parallel import causal_imbalance
+from meshplan.planner.training.estimator.exchange.context_parallel import causal_imbalance
 from meshplan.planner.training.estimator.flops import attended_context, attention_width, indexer_multiply_adds
 from meshplan.planner.training.estimator.memory_bound import EAGER, FUSED, ROW_SCALING_EXTRA_BYTES, OperatorTraffic
 from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, GPTQ_UNPACK_BYTES, is_quantised

@@ -28,7 +28,7 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, activation_bytes
-from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
+from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.estimator.states import StateModel, nextn_layers

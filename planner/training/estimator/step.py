@@ -24,9 +24,9 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, attention_windows
-from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel, activation_bytes
-from meshplan.planner.training.estimator.data_parallel import FORWARD_SHARE, DataParallelModel
+from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
+from meshplan.planner.training.estimator.exchange.data_parallel import FORWARD_SHARE, DataParallelModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.offload import activation_offload_s

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE
+from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE
 from meshplan.planner.training.mixed.bounds import Relaxed
 from meshplan.planner.training.mixed.estimator import boundary_bytes, hop_s
 from meshplan.planner.training.mixed.options import PoolOptions

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import StageClass
-from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE
+from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE
 from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.mixed.estimator import stage_model
 from meshplan.planner.training.mixed.stages import MixedProblem

@@ -28,8 +28,8 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, StageClass, split_layers
-from meshplan.planner.training.estimator.communication import CommunicationModel
 from meshplan.planner.training.estimator.compute import ComputeModel
+from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.pipeline.closed_forms import least_bubble

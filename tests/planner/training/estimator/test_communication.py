@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from meshplan.catalogs.constants.training import Calibration, TimeConstants
-from meshplan.planner.training.estimator.communication import CommunicationModel
+from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 
 EXACT = Calibration(
     framework="any", architecture="any", time=TimeConstants(scale_up_efficiency=1.0, network_efficiency=1.0)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.training.estimator.communication import CommunicationModel
+from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
 from meshplan.planner.training.problem.frameworks.accelerate import ACCELERATE

@@ -32,7 +32,7 @@ from meshplan.catalogs.constants.training import Constant, FrameworkRecipe
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates
-from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
+from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.problem.choice import ContextStyle
 
 # Copies of the whole sequence's keys and values: themselves, and in the backward pass also their gradients.
