@@ -63,6 +63,8 @@ def headline(plan: Plan, width: int) -> str:
     text = f"{asked}, on {counted(len(spec['market']['offers']), 'node type')}"
     if solution["status"] == "infeasible":
         known = "infeasible: no fleet meets every SLO"
+    elif solution.get("stopped"):
+        known = f"feasible: {solution['objective']:.6g}; its replay was stopped before it could judge the SLOs"
     elif solution["gap"]:
         known = f"feasible: {solution['objective']:.6g}, at most {percent(solution['gap'])} above the least"
     else:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.arrays import BoolArray, IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.gpu_allocation.capacity import Offering, pool_of
 from meshplan.planner.gpu_allocation.interruptions import PoolState, interruptions_per_s, states_of, states_together
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem
@@ -107,6 +108,7 @@ def replay(
     num_requests: int,
     burstiness: float | None = None,
     seeds: Sequence[int],
+    budget: Budget | None = None,
 ) -> Replay:
     """Serve one scenario's traffic with the plan, once for each seed.
 
@@ -119,10 +121,11 @@ def replay(
         num_requests: requests per service and run.
         burstiness: coefficient of variation of the gaps between arrivals; None for each workload's.
         seeds: one per run, for lengths, arrivals and routing.
+        budget: once it is spent no further run is begun; each service has at least one.
     """
     kept: list[Kept] = []
     by_kind: dict[int, float] = {}
-    total = rejected = first = 0
+    total = rejected = first = runs = 0
     notes: list[str] = []
     for index, service in enumerate(question.services):
         span = slice(first, first + len(service.buckets))
@@ -134,7 +137,10 @@ def replay(
         shares = np.array(allocation.routing[scenario])[:, span]
         run = _Runs(problem, offerings, allocation, service, scenario)
         try:
-            for seed in seeds:
+            for made, seed in enumerate(seeds):
+                if made and budget is not None and budget.stopped:
+                    break
+                runs = max(runs, made + 1)
                 requests, bucket = sample(service, rates, num_requests, spread, (seed, index))
                 run.serve(requests, bucket, shares, seed)
                 total += len(requests)
@@ -148,7 +154,7 @@ def replay(
         scenario=scenario,
         kept=tuple(kept),
         num_requests=total,
-        num_runs=len(seeds),
+        num_runs=runs,
         num_rejected=rejected,
         by_kind=by_kind,
         burstiness=max([burstiness or 1.0] if burstiness else [one.burstiness for one in question.services]),

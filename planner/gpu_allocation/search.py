@@ -152,7 +152,7 @@ def search_allocation(
     Args:
         compiled: the question.
         seed: random seed of the simulated requests.
-        budget: once it is spent, the fleet of the last round is the answer.
+        budget: once it is spent no further run is simulated, and the fleet of this round is the answer.
         on_progress: called after every round.
     """
     headroom: dict[int, float] = {}
@@ -166,16 +166,15 @@ def search_allocation(
             done = Searched(compiled=current, solution=solution, replays=(), num_rounds=rounds - 1, first_cost=first)
             return best if best is not None and solution.assignment is None else done
         # New requests every round: a plan must not be judged by the requests that its margins were chosen by.
-        replays = _replays(current, solution.assignment, (2 * seed * MAX_ROUNDS + rounds) * NUM_RUNS)
+        replays = _replays(current, solution.assignment, (2 * seed * MAX_ROUNDS + rounds) * NUM_RUNS, budget)
         best = Searched(compiled=current, solution=solution, replays=replays, num_rounds=rounds, first_cost=first)
         if on_progress is not None:
             on_progress(Progress(incumbent=solution.objective, bound=first, note=f"replay {rounds}"))
+        if budget is not None and budget.stopped:
+            return replace(best, solution=replace(solution, status=Status.FEASIBLE, stopped=budget.stopped))
         tightened = _tightened(current, replays, headroom)
         if not tightened:
             return best
-        if budget is not None and budget.stopped:
-            stopped = replace(solution, status=Status.FEASIBLE, stopped=budget.stopped)
-            return replace(best, solution=stopped)
         headroom |= tightened
         problem = with_headroom(compiled.problem, headroom)
     if best is None:
@@ -183,7 +182,7 @@ def search_allocation(
     return best
 
 
-def _replays(compiled: Compiled, allocation: FleetAllocation, first: int) -> tuple[Replay, ...]:
+def _replays(compiled: Compiled, allocation: FleetAllocation, first: int, budget: Budget | None) -> tuple[Replay, ...]:
     """Simulated runs of every scenario, in up to three steps.
 
     A plan that clearly violates an SLO in :data:`NUM_SCREENED` runs is not simulated further. Otherwise all
@@ -191,14 +190,14 @@ def _replays(compiled: Compiled, allocation: FleetAllocation, first: int) -> tup
     one may pass by chance.
     """
     screened = tuple(
-        replay_scenario(compiled, allocation, s, range(first, first + NUM_SCREENED))
+        replay_scenario(compiled, allocation, s, range(first, first + NUM_SCREENED), budget)
         for s in range(len(compiled.problem.scenarios))
     )
-    if any(kept.falls_short for one in screened for kept in one.kept):
+    if any(kept.falls_short for one in screened for kept in one.kept) or (budget is not None and budget.stopped):
         return screened
     for start in (first, first + MAX_ROUNDS * NUM_RUNS):
         replays = tuple(
-            replay_scenario(compiled, allocation, s, range(start, start + NUM_RUNS))
+            replay_scenario(compiled, allocation, s, range(start, start + NUM_RUNS), budget)
             for s in range(len(compiled.problem.scenarios))
         )
         if not all(one.is_kept for one in replays):
@@ -206,7 +205,9 @@ def _replays(compiled: Compiled, allocation: FleetAllocation, first: int) -> tup
     return replays
 
 
-def replay_scenario(compiled: Compiled, allocation: FleetAllocation, scenario: int, seeds: Sequence[int]) -> Replay:
+def replay_scenario(
+    compiled: Compiled, allocation: FleetAllocation, scenario: int, seeds: Sequence[int], budget: Budget | None = None
+) -> Replay:
     """One scenario, with the number of requests and the burstiness that the spec asks for."""
     spec = compiled.question.spec.replay
     return replay(
@@ -218,6 +219,7 @@ def replay_scenario(compiled: Compiled, allocation: FleetAllocation, scenario: i
         num_requests=spec.num_requests,
         burstiness=spec.burstiness,
         seeds=seeds,
+        budget=budget,
     )
 
 

@@ -63,7 +63,8 @@ def _plan_market(question: Question) -> Plan:
     }
     if searched.solution.assignment is None:
         return Plan(config={}, predicted={}, solution={**report, **explain_allocation(searched.compiled)}, **common)
-    report["kept"] = all(one.is_kept for one in searched.replays) if searched.replays else None
+    judged = searched.replays and not searched.solution.stopped  # a replay that was cut short judges nothing
+    report["kept"] = all(one.is_kept for one in searched.replays) if judged else None
     return Plan(
         config=config_document(searched),
         predicted=_predicted(searched),

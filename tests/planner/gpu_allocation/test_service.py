@@ -86,6 +86,16 @@ def test_other_requests_than_those_of_the_search_keep_it_too(catalog: Catalog) -
     assert all(kept.attained >= 0.99 for kept in seen.kept)
 
 
+def test_a_spent_budget_ends_the_replay_and_says_so(catalog: Catalog, plan: Plan) -> None:
+    limited = make_plan(SPEC, catalog, time_limit_s=1e-9)
+    assert (limited.solution["status"], limited.solution["kept"]) == ("feasible", None)
+    assert limited.solution["stopped"]
+    assert limited.answer is not None
+    assert plan.answer is not None
+    assert [one["num_runs"] for one in limited.answer["replays"]] == [1]
+    assert limited.solution["objective"] <= plan.solution["objective"]
+
+
 def test_money_adds_up_and_every_bucket_is_routed(plan: Plan) -> None:
     assert plan.answer is not None
     fleet = plan.answer["fleets"][0]
