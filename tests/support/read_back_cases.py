@@ -72,7 +72,8 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         config: what was emitted.
         handed: the file handed to the user's script was read too, so that every term is known.
     """
-    names = {*FixedSpec.model_fields, "num_microbatches", "global_batch_size", "sequence_length", "precision"}
+    of_one_type = FixedSpec.model_fields.keys() - {"stages"}  # stages are those of jobs on several node types
+    names = {*of_one_type, "num_microbatches", "global_batch_size", "sequence_length", "precision"}
     if not handed:
         names &= reading.source_flags.keys() | {"data_parallel"}
     planned = {name: getattr(config, name) for name in names}

@@ -18,7 +18,7 @@ def runs(tmp_path: Path) -> Path:
     """One training run, one serving run, and one of a task that no kind answers."""
     rows = [next(iter(read_rows(FOLDER / name))) for name in ("observations.jsonl", "serving-observations.jsonl")]
     path = tmp_path / "runs.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in (*rows, {"id": "odd", "task": "diffusion"})))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in (*rows, {"id": "odd", "task": "rendering"})))
     return path
 
 
@@ -28,14 +28,14 @@ def test_each_row_is_predicted_by_its_kind(meshplan: Command, runs: Path) -> Non
     trained, served, odd = answer.json["rows"]
     assert (trained["status"], "iteration_s" in trained["predicted"]) == ("ok", True)
     assert (served["status"], "engine" in served["labels"]) == ("ok", True)
-    assert (odd["status"], odd["reason"]) == ("unsupported", "task 'diffusion' is not answered yet")
+    assert (odd["status"], odd["reason"]) == ("unsupported", "task 'rendering' is not answered yet")
     assert answer.json["coverage"] == pytest.approx(2 / 3)
 
 
 def test_the_table_names_what_is_not_answered(meshplan: Command, runs: Path) -> None:
     shown = meshplan("validate", runs).out
     assert "2 of 3 observations answered" in shown
-    assert "task 'diffusion' is not answered yet" in shown
+    assert "task 'rendering' is not answered yet" in shown
 
 
 def test_the_plot_has_a_point_per_step_time(meshplan: Command, runs: Path, tmp_path: Path) -> None:
