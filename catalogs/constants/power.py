@@ -1,6 +1,6 @@
 """Power of a device under load: constants that turn how busy its memory and its matrix units are into watts.
 
-The curve is in :mod:`meshplan.planner.serving.estimator.energy`. Its constants are shares of the board's power limit,
+The curve is in :mod:`meshplan.planner.serving.estimator.power.energy`. Its constants are shares of the board limit,
 the same for all devices: fitted to measured runs by ``meshplan calibrate --power`` and shipped as
 ``seed/power_calibrations.yaml``.
 """

@@ -15,7 +15,7 @@ from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
 from meshplan.planner.serving.estimator.memory import caches
 from meshplan.planner.serving.estimator.pools import pool_memory
-from meshplan.planner.serving.estimator.power_cap import SLOWDOWN_ERROR_P90
+from meshplan.planner.serving.estimator.power.cap import SLOWDOWN_ERROR_P90
 from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_document
 from meshplan.planner.serving.problem.nodes import place_workers, pools_by_node_type
 from meshplan.planner.serving.problem.problem import ServingProblem

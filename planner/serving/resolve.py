@@ -17,7 +17,7 @@ from meshplan.planner.cluster.identity import cluster_identity
 from meshplan.planner.cluster.lookup import choose_price, look_up_shape, node_in_place, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
-from meshplan.planner.serving.estimator.power_cap import CAPPED_VENDOR, LEAST_CAP_SHARE
+from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CAP_SHARE
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES

@@ -28,22 +28,17 @@ from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
-from meshplan.planner.serving.estimator.operators import Operators, peak_flops_per_s
+from meshplan.planner.serving.estimator.mixers import NORM_ELEMENTS, Mixers
+from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role, Speculation
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 
-# Memory-bound kernels of the attention and the MLP half of a layer, and the hidden-size elements that a norm with
-# residual moves per token (rotary embedding and cache write move their own width).
+# Memory-bound kernels of the attention and the MLP half of a layer (rotary embedding and cache write move their own
+# width).
 ATTENTION_KERNELS, MLP_KERNELS = 3.0, 2.0
-NORM_ELEMENTS = 4.0
-# Kernels of a recurrent mixer beside its products: norm, convolution, gates, scan, gated norm; of an indexer's scores.
-RECURRENT_KERNELS, INDEXER_KERNELS = 5.0, 2.0
-# Share of the peak that chunked scans and indexer scores reach. Chunked kernels of linear attention were published
-# at a third to half of FlashAttention-2's rate, itself 50 to 70 % of the peak (arXiv:2312.06635, figure 3). Not fitted.
-SCAN_EFFICIENCY = 0.25
 # Tokens of an iteration at which work turns from memory-bound to compute-bound: ridge points of A100 to B200 in 8 and
 # 16 bits lie between 150 and 600 tokens.
 MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 256.0, 2048.0
@@ -136,6 +131,17 @@ class Worker:
         return Operators(device=self.machine.device, engine=self.engine)
 
     @cached_property
+    def mixers(self) -> Mixers:
+        """Recurrent mixers and indexer of the model, where it has them."""
+        return Mixers(
+            shape=self.shape,
+            operators=self.operators,
+            scheme=self.quantization.attention,
+            tensor_parallel=self.layout.tensor_parallel,
+            context_parallel=self.layout.context_parallel,
+        )
+
+    @cached_property
     def exchange(self) -> Exchange:
         """Collective times of the machine."""
         return Exchange(
@@ -178,40 +184,6 @@ class Worker:
             width = query + cached
         moved = BYTES_16_BIT * tokens * (NORM_ELEMENTS * h + 3.0 * width)
         return seconds + self.operators.memory_op_s(moved, kernels=ATTENTION_KERNELS)
-
-    def indexer_linear_s(self, tokens: FloatArray) -> FloatArray:
-        """Projections of sparse attention's indexer in one layer, the same on every device."""
-        indexer = None if self.shape.blocks is None else self.shape.blocks.indexer
-        if indexer is None:
-            return np.zeros_like(tokens)
-        scheme, gemm = self.quantization.attention, self.operators.gemm_s
-        queries = gemm(scheme, tokens, indexer.num_heads * indexer.head_dim, indexer.query_inputs)
-        return queries + gemm(scheme, tokens, indexer.head_dim + indexer.num_heads, self.shape.hidden_size)
-
-    def recurrent_s(self, tokens: FloatArray) -> FloatArray:
-        """One recurrent mixer: its products, convolution, scan and gated norm."""
-        recurrent = None if self.shape.blocks is None else self.shape.blocks.recurrent
-        if recurrent is None:
-            return np.zeros_like(tokens)
-        h, t, scheme = self.shape.hidden_size, self.layout.tensor_parallel, self.quantization.attention
-        outputs = recurrent.split_outputs / t + recurrent.copied_outputs
-        seconds = self.operators.gemm_s(scheme, tokens, outputs, h)
-        seconds = seconds + self.operators.gemm_s(scheme, tokens, h, recurrent.output_inputs / t)
-        if recurrent.inner_weights:
-            inner = recurrent.inner_weights / recurrent.inner_inputs / t
-            seconds = seconds + self.operators.gemm_s(scheme, tokens, inner, recurrent.inner_inputs)
-        moved = BYTES_16_BIT * tokens * (NORM_ELEMENTS * h + recurrent.streamed_elements / t)
-        scanned = tokens * recurrent.scan_flops_per_token / t
-        peak = "bf16" if recurrent.multiplies_matrices else "fp32"
-        scan = scanned / (SCAN_EFFICIENCY * peak_flops_per_s(self.machine.device, peak))
-        return seconds + scan + self.operators.memory_op_s(moved, kernels=RECURRENT_KERNELS)
-
-    def recurrent_states_s(self, sequences: FloatArray) -> FloatArray:
-        """Reading and writing the recurrent states of the decodes of one batch, all layers."""
-        if self.shape.blocks is None or not self.shape.num_recurrent_layers:
-            return np.zeros_like(sequences)
-        moved = 2.0 * sequences * self.shape.blocks.recurrent_state_bytes / self.layout.tensor_parallel
-        return self.shape.num_recurrent_layers * self.operators.memory_op_s(moved, kernels=0.0)
 
     def mlp_s(self, tokens: FloatArray, width: float) -> FloatArray:
         """A dense MLP of ``width`` (already divided) on one device."""
@@ -281,8 +253,7 @@ class Worker:
         moe_layers = shape.num_moe_layers
         attention = shape.num_attention_layers * self.attention_linear_s(tokens)
         if shape.blocks is not None:
-            attention = attention + shape.num_attention_layers * self.indexer_linear_s(tokens)
-            attention = attention + shape.num_recurrent_layers * self.recurrent_s(tokens)
+            attention = attention + self.mixers.linear_s(tokens)
         mlp = np.zeros_like(tokens)
         if shape.num_dense_layers:
             mlp = shape.num_dense_layers * self.mlp_s(tokens, shape.intermediate_size / t)
@@ -304,20 +275,11 @@ class Worker:
 
     def decode_attention_s(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
         """Attention of all layers for the decodes of one batch over ``context`` tokens each, and recurrent states."""
-        states = self.recurrent_states_s(sequences)
-        return states + self._softmax_decode_s(sequences, context) + self._indexer_decode_s(sequences, context)
-
-    def _indexer_decode_s(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
-        """An indexer that scores the whole cache of each decode: bound by reading the cached keys."""
-        indexer = None if self.shape.blocks is None else self.shape.blocks.indexer
-        if indexer is None:
-            return np.zeros_like(context)
-        moved = sequences * context / self.layout.context_parallel * indexer.cache_bytes_per_token
-        return self.shape.num_attention_layers * self.operators.memory_op_s(moved, kernels=INDEXER_KERNELS)
+        return self._softmax_decode_s(sequences, context) + self.mixers.decode_s(sequences, context)
 
     def _softmax_decode_s(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
         shape, t = self.shape, self.layout.tensor_parallel
-        held = self._attended(context) / self.layout.context_parallel
+        held = self.mixers.attended(context) / self.layout.context_parallel
         if shape.latent is not None:
             latent = shape.latent
             one = self.operators.latent_decode_attention_s(
@@ -352,9 +314,11 @@ class Worker:
                 heads=heads,
                 query_dim=shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim,
                 value_dim=shape.latent.v_head_dim,
-                pairs=attended_pairs(prompt, self._top_k),
+                pairs=attended_pairs(prompt, self.mixers.top_k),
             )
-            return shape.num_attention_layers * (one + self._indexer_prefill_s(prompt)) / held
+            return (
+                shape.num_attention_layers * (one + self.mixers.indexer_prefill_s(attended_pairs(prompt, None))) / held
+            )
         total = np.zeros_like(prompt)
         for window, count in self._windows().items():
             total = total + count * self.operators.prefill_attention_s(
@@ -370,25 +334,8 @@ class Worker:
     def _windows(self) -> Mapping[int | None, int]:
         shape = self.shape
         if not shape.sliding_windows:
-            return {self._top_k: shape.num_attention_layers}
+            return {self.mixers.top_k: shape.num_attention_layers}
         return Counter(shape.window(layer) for layer in range(shape.num_hidden_layers) if shape.has_attention(layer))
-
-    @property
-    def _top_k(self) -> int | None:
-        """Tokens that an indexer lets attention see; None without one."""
-        indexer = None if self.shape.blocks is None else self.shape.blocks.indexer
-        return None if indexer is None else indexer.top_k
-
-    def _attended(self, context: FloatArray) -> FloatArray:
-        return context if self._top_k is None else np.minimum(context, float(self._top_k))
-
-    def _indexer_prefill_s(self, prompt: FloatArray) -> FloatArray:
-        """An indexer's scores of a whole prompt in one layer: products of its heads over the causal half, in 8 bits."""
-        indexer = None if self.shape.blocks is None else self.shape.blocks.indexer
-        if indexer is None:
-            return np.zeros_like(prompt)
-        flops = 2.0 * attended_pairs(prompt, None) * indexer.num_heads * indexer.head_dim
-        return flops / (SCAN_EFFICIENCY * peak_flops_per_s(self.machine.device, "fp8"))
 
     # --- tables -------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
-from meshplan.planner.serving.estimator.power_cap import capped
+from meshplan.planner.serving.estimator.power.cap import capped
 from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Speculation
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import ServingWorkload

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshplan.planner.serving.estimator.iteration import Worker
-from meshplan.planner.serving.estimator.work import DeviceWork, iteration_work
+from meshplan.planner.serving.estimator.power.work import DeviceWork, iteration_work
 from meshplan.planner.serving.simulation.metrics import steady_window_s
 from meshplan.planner.serving.simulation.run import Segments, ServingRun
 

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from meshplan.catalogs.constants.power import power_calibration
 from meshplan.catalogs.constants.serving import ServingConstants
-from meshplan.planner.serving.estimator.energy import power_share
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import worker_memory
 from meshplan.planner.serving.estimator.pools import pool_worker
+from meshplan.planner.serving.estimator.power.energy import power_share
 from meshplan.planner.serving.measured.observations import ServedRun
 from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.problem.problem import Site

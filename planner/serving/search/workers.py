@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.constants.power import PowerConstants
-from meshplan.planner.serving.estimator.energy import average_power_w
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.pools import pool_worker, scheduled
+from meshplan.planner.serving.estimator.power.energy import average_power_w
+from meshplan.planner.serving.estimator.power.work import DeviceWork, request_work
 from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill_s, steady_state
 from meshplan.planner.serving.estimator.step_cost import StepCost
-from meshplan.planner.serving.estimator.work import DeviceWork, request_work
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers, with_chunk

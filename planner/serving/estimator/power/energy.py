@@ -1,7 +1,7 @@
 """Average power of a serving device, from how busy its memory and its matrix units are.
 
 With u the shares of time for which a device would be busy at its peak rates (reading 16-bit weights and KV cache,
-reading narrower weights, multiplying; :mod:`meshplan.planner.serving.estimator.work`), it asks for the share::
+reading narrower weights, multiplying; :mod:`meshplan.planner.serving.estimator.power.work`), it asks for the share::
 
     a = waiting + memory·u_wide + narrow·u_narrow + compute·u_compute^exponent
     P = limit·a / (1 + a^k)^(1/k)
@@ -19,7 +19,7 @@ import numpy as np
 from meshplan.catalogs.constants.power import PowerConstants
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.estimator.work import DeviceWork
+from meshplan.planner.serving.estimator.power.work import DeviceWork
 
 # k of the limit: asked for 90 % of it a board gives 2 % less, for 100 % 6 % less; measured averages reach 98 %.
 LIMIT_SHARPNESS = 12.0
@@ -53,7 +53,7 @@ def average_power_w(
     Args:
         device: the board.
         constants: of the curve.
-        use: utilisations. Under a lower limit they are those of a slower device: see ``power_cap``.
+        use: utilisations. Under a lower limit they are those of a slower device: see :mod:`.cap`.
         cap_w: power limit that is set, W; None for the board's own.
     """
     if device.tdp_w is None:
@@ -67,7 +67,7 @@ def capped_share(share: FloatArray, cap_share: float) -> FloatArray:
 
     A board below the limit keeps its clock, so that a limit saves nothing where the load is low; one that asks for more
     is held where :data:`LIMIT_SHARPNESS` says that a board stays which asks for just its limit. Of 290 published epochs
-    under limits that bind (Zeus, see ``power_cap``) power is met within 3 % and energy within 7 % (medians).
+    under limits that bind (Zeus, see :mod:`.cap`) power is met within 3 % and energy within 7 % (medians).
 
     >>> capped_share(np.array([0.4, 0.6, 0.9]), 0.6).round(3).tolist()
     [0.4, 0.566, 0.566]
