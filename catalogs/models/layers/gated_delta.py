@@ -10,7 +10,7 @@ from __future__ import annotations
 from meshplan.catalogs.models.fields import ConfigFields
 from meshplan.catalogs.models.layers.recurrent import RecurrentMixer
 
-CHUNK = 64  # tokens; flash-linear-attention's chunk_gated_delta_rule
+CHUNK = 64  # tokens; assumed, kernels choose it
 
 
 def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from meshplan.catalogs.models.fields import ConfigFields
 from meshplan.catalogs.models.layers.recurrent import RecurrentMixer
 
-CHUNK = 256  # tokens; MiniMax's configuration, block_size
+CHUNK = 256  # tokens; assumed, kernels choose it
 
 
 def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:

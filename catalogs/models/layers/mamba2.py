@@ -10,7 +10,7 @@ from __future__ import annotations
 from meshplan.catalogs.models.fields import ConfigFields
 from meshplan.catalogs.models.layers.recurrent import RecurrentMixer
 
-CHUNK = 256  # tokens; state-spaces/mamba, mamba_chunk_scan_combined
+CHUNK = 256  # tokens; assumed, kernels choose it
 
 
 def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:

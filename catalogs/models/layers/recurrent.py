@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 STATE_BYTES = 4.0
-"""Bytes of one element of a recurrent state: frameworks and engines keep it in fp32 unless told otherwise (vLLM 0.33,
-``mamba_ssm_cache_dtype``; Megatron-Core's state-space mixer)."""
+"""Bytes of one element of a recurrent state: fp32, the default of ``mamba_ssm_cache_dtype`` in Nemotron-H's
+configuration (transformers 5.16.1). Assumed for the other kinds and for all engines: one that keeps 16 bits holds more
+requests."""
 
 
 class Mixer(Enum):
@@ -70,8 +71,8 @@ class RecurrentMixer:
     def kept_elements(self) -> int:
         """Activations per token that a backward pass needs: outputs of the products, of convolution and recurrence.
 
-        Source: Megatron-Core 0.19.2, ``core/ssm/mamba_mixer.py``, whose fused kernel keeps the projected input and
-        its output; the convolution's output and the gated norm's input are kept where it is not fused.
+        Assumes that nothing is fused: the projected input before and after its convolution, the output before and after
+        its gated norm. No framework was read or measured for it.
         """
         return 2 * (self.split_outputs + self.copied_outputs) + 2 * self.output_inputs
 
@@ -102,7 +103,7 @@ class SparseIndexer:
 
     @property
     def cache_bytes_per_token(self) -> float:
-        """Cached key in fp8 and its fp32 scale, one a token and layer (vLLM 0.33, ``DeepseekV32IndexerCache``)."""
+        """Cached key in fp8 and its fp32 scale, one a token and layer; assumed."""
         return self.head_dim + 4.0
 
 

@@ -1,7 +1,8 @@
 r"""The work of a transformer's blocks, counted from their shapes: matrix products, attention, small kernels, launches.
 
 *Small kernels* are counted in passes: one read or write of a token's hidden vector in bf16 (2·h bytes; in fp32 it is
-two). They are what the blocks of Diffusers 0.35 do without ``torch.compile``, one operation after the other:
+two). They are what blocks like those of Diffusers 0.35 (from memory, its code was not read) do without
+``torch.compile``, one operation after the other:
 
 ======================================  ======  ==========================================================
 what                                    passes  operations

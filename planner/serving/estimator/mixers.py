@@ -24,9 +24,10 @@ from meshplan.planner.serving.estimator.operators import Operators, peak_flops_p
 # Hidden-size elements that a norm with residual moves per token.
 NORM_ELEMENTS = 4.0
 # Kernels of a recurrent mixer beside its products: norm, convolution, gates, scan, gated norm; of an indexer's scores.
+# Counted from the equations, not from an engine.
 RECURRENT_KERNELS, INDEXER_KERNELS = 5.0, 2.0
-# Share of the peak that chunked scans and indexer scores reach. Chunked kernels of linear attention were published
-# at a third to half of FlashAttention-2's rate, itself 50 to 70 % of the peak (arXiv:2312.06635, figure 3). Not fitted.
+# Share of the peak that chunked scans and indexer scores reach. Assumed, below FlashAttention's half: their products
+# are small, and several kernels stand between them. Neither measured nor fitted.
 SCAN_EFFICIENCY = 0.25
 
 

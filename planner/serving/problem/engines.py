@@ -60,7 +60,7 @@ _COMMON = (
         layouts.recurrent_heads,
         "the heads of the recurrent layers must be a multiple of tensor_parallel, and context_parallel 1",
         "run time",
-        f"{_VLLM}: model_executor/layers/mamba/mamba_mixer2.py, MambaMixer2",
+        f"{_ARITHMETIC}: a device holds whole heads and their states (engines not read)",
     ),
 )
 

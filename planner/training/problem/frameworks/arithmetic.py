@@ -34,7 +34,7 @@ ARITHMETIC = (
         holds=legality.recurrent_heads,
         message="the heads of the recurrent layers must be a multiple of tensor_parallel",
         stage="run time",
-        source=f"{CORE}: core/ssm/mamba_mixer.py, MambaMixer; core/ssm/gated_delta_net.py",
+        source="arithmetic: a rank holds whole heads and their states (frameworks not read)",
     ),
     LegalityRule(
         name="recurrent_layers_keep_whole_sequences",
