@@ -13,7 +13,6 @@ k key/value heads, d head size, f MLP width, V vocabulary and t tensor-parallel 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -25,6 +24,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
+from meshplan.planner.serving.estimator.attention import SoftmaxAttention, attended_pairs
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
@@ -273,69 +273,25 @@ class Worker:
 
     # --- attention over the cache -------------------------------------------------------------------------------------
 
+    @cached_property
+    def attention(self) -> SoftmaxAttention:
+        """Softmax attention over the cache, by phase."""
+        return SoftmaxAttention(
+            shape=self.shape,
+            operators=self.operators,
+            mixers=self.mixers,
+            kv_bytes=self.quantization.kv_bytes,
+            tensor_parallel=self.layout.tensor_parallel,
+            context_parallel=self.layout.context_parallel,
+        )
+
     def decode_attention_s(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
         """Attention of all layers for the decodes of one batch over ``context`` tokens each, and recurrent states."""
-        return self._softmax_decode_s(sequences, context) + self.mixers.decode_s(sequences, context)
-
-    def _softmax_decode_s(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
-        shape, t = self.shape, self.layout.tensor_parallel
-        held = self.mixers.attended(context) / self.layout.context_parallel
-        if shape.latent is not None:
-            latent = shape.latent
-            one = self.operators.latent_decode_attention_s(
-                sequences,
-                held,
-                heads=shape.num_attention_heads // t,
-                width=latent.kv_lora_rank + latent.qk_rope_head_dim,
-                rank=latent.kv_lora_rank,
-                kv_bytes=self.quantization.kv_bytes,
-            )
-            return shape.num_attention_layers * one
-        total = np.zeros_like(context)
-        for window, count in self._windows().items():
-            total = total + count * self.operators.decode_attention_s(
-                sequences,
-                held,
-                heads=shape.num_attention_heads // t,
-                kv_heads=-(-shape.num_key_value_heads // t),
-                head_dim=shape.head_dim,
-                kv_bytes=self.quantization.kv_bytes,
-                window=window,
-            )
-        return total
+        return self.attention.decode_s(sequences, context) + self.mixers.decode_s(sequences, context)
 
     def prefill_attention_s(self, prompt: FloatArray) -> FloatArray:
         """Attention of all layers for whole prompts of ``prompt`` tokens, one prompt at a time."""
-        shape, t, held = self.shape, self.layout.tensor_parallel, self.layout.context_parallel
-        heads = shape.num_attention_heads // t
-        if shape.latent is not None:
-            one = self.operators.latent_prefill_attention_s(
-                prompt,
-                heads=heads,
-                query_dim=shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim,
-                value_dim=shape.latent.v_head_dim,
-                pairs=attended_pairs(prompt, self.mixers.top_k),
-            )
-            return (
-                shape.num_attention_layers * (one + self.mixers.indexer_prefill_s(attended_pairs(prompt, None))) / held
-            )
-        total = np.zeros_like(prompt)
-        for window, count in self._windows().items():
-            total = total + count * self.operators.prefill_attention_s(
-                prompt,
-                heads=heads,
-                kv_heads=-(-shape.num_key_value_heads // t),
-                head_dim=shape.head_dim,
-                window=window,
-                pairs=attended_pairs(prompt, window),
-            )
-        return total / held
-
-    def _windows(self) -> Mapping[int | None, int]:
-        shape = self.shape
-        if not shape.sliding_windows:
-            return {self.mixers.top_k: shape.num_attention_layers}
-        return Counter(shape.window(layer) for layer in range(shape.num_hidden_layers) if shape.has_attention(layer))
+        return self.attention.prefill_s(prompt)
 
     # --- tables -------------------------------------------------------------------------------------------------------
 
@@ -454,16 +410,3 @@ def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:
     knots = token_knots(cost.max_num_seqs)
     fixed = np.array([cost.decode_fixed_s[int(n)] + share * cost.decode_s(int(n)) for n in knots])
     return replace(cost, decode_fixed_s=Table(knots, fixed, cost.max_num_seqs))
-
-
-def attended_pairs(prompt: FloatArray, window: int | None) -> FloatArray:
-    """(query, key) pairs of a causal prompt: n·(n + 1)/2, minus those outside the window.
-
-    >>> attended_pairs(np.array([4.0]), None).tolist(), attended_pairs(np.array([4.0]), 2).tolist()
-    ([10.0], [7.0])
-    """
-    whole = prompt * (prompt + 1.0) / 2.0
-    if window is None:
-        return whole
-    beyond = np.maximum(prompt - window, 0.0)
-    return whole - beyond * (beyond + 1.0) / 2.0
