@@ -27,7 +27,7 @@ from meshplan.planner.training.mixed.search import Found, MixedSearch
 from meshplan.planner.training.problem.spec import read_training_spec
 from meshplan.planner.training.search.report import TIE_WIDTH
 
-SOLVER = "pools breadth first with bounds, layers split exactly"
+SOLVER = "branch and bound over pools, bounds by dynamic programming"
 
 
 def answer(question: Question, plan_alone: Callable[[Question], Plan]) -> Plan:
@@ -46,11 +46,11 @@ def answer(question: Question, plan_alone: Callable[[Question], Plan]) -> Plan:
         return estimate(question)
     problem = resolved.problem
     search = MixedSearch(problem, question.budget)
-    singles = {name: search.best([pool]) for pool, name in enumerate(problem.names)}
-    known = min(singles.values(), key=lambda one: one.step_s)
-    found = search.best(range(len(problem.names)), known)
+    singles = {name: search.alone(pool) for pool, name in enumerate(problem.names)}
+    together = search.best(range(len(problem.names)))
+    found = min([together, *singles.values()], key=lambda one: one.step_s)
     better, bounds = _better_alone(question, resolved, search, found, plan_alone)
-    bound = min([found.bound_s, *bounds.values()])
+    bound = min([together.bound_s, *bounds.values()])
     report = {
         "solver": SOLVER,
         "seed": question.seed,

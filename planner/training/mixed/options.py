@@ -48,7 +48,7 @@ class PoolOptions:
         most_stages: stages that the pool's devices make.
         layer_s: a.
         ends_s: e by place, [4, n].
-        ending_s: least that a stage takes after its last micro-batch, for each of its layers: exposed data-parallel
+        ending_s: least that a stage of l layers or more takes after its last micro-batch, [n, L]: exposed data-parallel
             communication and optimizer.
         memory: c₀, c₁, g₀, g₁ by place, [4 places, 4, n].
         limit_bytes: device memory that a plan may use.
@@ -153,16 +153,15 @@ def pool_options(problem: MixedProblem, pool: int) -> PoolOptions | None:
 
 
 def _ending_s(problem: MixedProblem, pool: int, model: Callable[[int, int, int], Modelled]) -> FloatArray:
-    """Least time after the last micro-batch of a stage over its layers, [n].
+    """Least time after the last micro-batch of a stage with l layers or more, [n, L] for l = 1 … L.
 
     With X(l) = x₀ + x₁·l the collectives of a step and t(l) = a·l + e a micro-batch, no less than
-    max(X − w·t, u·X) is exposed: at most a window of w is hidden, and never more than 1 − u. Per layer that is least at
-    one layer, at all layers, or where both are equal.
+    max(X − w·t, u·X) is exposed: at most a window of w is hidden, and never more than 1 − u.
     """
     own = problem.pools[pool]
     constants, recipe = own.calibration.time, own.calibration.recipe
     window = float(np.asarray(constants.data_parallel_window)) if recipe.overlaps_data_parallel else 0.0
-    layers = float(own.shape.num_hidden_layers)
+    layers = np.arange(1.0, own.shape.num_hidden_layers + 1.0)
     least = []
     for place in range(len(ENDS)):
         figures = []
@@ -173,16 +172,19 @@ def _ending_s(problem: MixedProblem, pool: int, model: Callable[[int, int, int],
             )
             figures.append(bare.figures([stage])[0])
         one, two = figures
-        x1, a = two.exposed_s - one.exposed_s, two.seconds - one.seconds
-        x0, e = one.exposed_s - x1, one.seconds - a
-        rest = 1.0 - UNHIDDEN_SHARE
-        # (1 − u)·X = w·t
-        meeting = -(rest * x0 - window * e) / np.where(rest * x1 != window * a, rest * x1 - window * a, np.inf)
-        at = [np.ones_like(a), np.full_like(a, layers), np.clip(meeting, 1.0, layers)]
-        exposed = [np.maximum(x0 + x1 * n - window * (a * n + e), UNHIDDEN_SHARE * (x0 + x1 * n)) / n for n in at]
-        optimizer = np.minimum(two.optimizer_s - one.optimizer_s, one.optimizer_s)
-        least.append(np.minimum.reduce(exposed) + optimizer)
-    return np.asarray(np.maximum(np.minimum.reduce(least), 0.0))
+        collectives = _line(one.exposed_s, two.exposed_s, layers)
+        seconds = _line(one.seconds, two.seconds, layers)
+        exposed = np.maximum(collectives - window * seconds, UNHIDDEN_SHARE * collectives)
+        least.append(exposed + _line(one.optimizer_s, two.optimizer_s, layers))
+    ending = np.maximum(np.minimum.reduce(least), 0.0)
+    # The least of so many layers or more.
+    return np.asarray(np.minimum.accumulate(ending[:, ::-1], axis=1)[:, ::-1])
+
+
+def _line(one: FloatArray, two: FloatArray, layers: FloatArray) -> FloatArray:
+    """A figure of l layers from those of one and of two, [n, L]."""
+    first = np.broadcast_to(one, np.shape(two))[:, None]
+    return np.asarray(first + (two - one)[:, None] * (layers - 1.0))
 
 
 def _bilinear(place: int, safe: Callable[[int, int, int], FloatArray], rounds: IntArray) -> FloatArray:

@@ -3,12 +3,12 @@
 *Space.* 1F1B pipelines. Each pool in use holds consecutive stages with one tensor and data parallelism, micro-batch
 size and recompute; pools stand in any order; layers are split in any way; any micro-batch count; any of the pools.
 
-*Method.* For each S (sequences of a micro-batch over all replicas) decisions are taken pool by pool, breadth first, and
-dropped where their bound (:mod:`.bounds`) is no better than the best plan known. What is left is put in every order,
-split (:mod:`.partition`) and priced, the best bound first, until no bound is better than the best plan by more than
-:data:`CLOSE`.
+*Method.* Branch and bound. A part of the space is one S (sequences of a micro-batch over all replicas) and a cell of
+:mod:`.bounds`: how long the slowest stage takes, and the messages. The part with the least bound comes first: the
+decision that its bound likes best is put in every order, split (:mod:`.partition`) and priced, and the part is halved,
+until no bound is less than the best plan by more than :data:`CLOSE`, or the parts are as narrow as they get.
 
-*Bound.* The least bound among decisions that were dropped or left, and of those that were priced.
+*Bound.* The least bound of any part.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from itertools import permutations, product
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.training.mixed.bounds import Relaxed, relaxed
+from meshplan.planner.training.mixed.bounds import Choice, Field, field_of
 from meshplan.planner.training.mixed.estimator import price_mixed
-from meshplan.planner.training.mixed.least_messages import least_messages_s
 from meshplan.planner.training.mixed.options import MIDDLE, WHOLE, PoolOptions, pool_options, zero_stage
 from meshplan.planner.training.mixed.partition import Block, Split, partitions
+from meshplan.planner.training.mixed.parts import Parts
 from meshplan.planner.training.mixed.polish import polished
 from meshplan.planner.training.mixed.quick import QuickPrice
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem, Share, Stage
@@ -33,17 +32,14 @@ from meshplan.planner.training.problem.choice import RECOMPUTE_MODES
 
 # A search ends where no bound is better than the best plan by more than this share of it.
 CLOSE = 0.01
-# Most partial decisions that are kept of one S, and most decisions that are split and priced; what is beyond counts in
-# the bound.
-WIDEST, MOST_PRICED = 1_000, 30
-# The same where a first good plan is looked for.
-NARROW, FEW_PRICED = 24, 3
+# Most parts that are bounded; what is left counts in the bound.
+MOST_PARTS = 900
+# Most decisions that are split and priced.
+MOST_PRICED = 80
 # Orders, recomputes and splits of one decision that are priced.
 ORDERS = 4
 # Up to so many pools, each may have its own recompute; of more, all have the least or the most that could help.
 FEW_POOLS = 2
-# Decisions that are priced without a better plan before the search of an S ends.
-PATIENCE = 8
 
 
 class MixedSearch:
@@ -60,31 +56,52 @@ class MixedSearch:
         self.considered = 0
         self._quick = QuickPrice(problem)
 
-    def best(self, pools: Sequence[int], known: Found | None = None) -> Found:
-        """The best plan on some pools (any of them may stay idle), and the bound of all such plans.
+    def best(self, pools: Sequence[int]) -> Found:
+        """The best plan that uses some pools, at least two of them where several may be used, and a bound of all such.
 
         Args:
             pools: that may be used.
-            known: a plan that is known.
         """
-        found = Found() if known is None else Found(config=known.config, step_s=known.step_s)
-        sizes = sorted({int(size) for one in pools if (own := self.options[one]) is not None for size in own.sequences})
-        rough = []
-        for size in sizes:
-            table = self._table(size, pools, found.step_s)
-            if table is not None:
-                rough.append((float(table.bounds([None] * len(self.options))[0]), size))
-        for bound, size in sorted(rough):
-            table = self._table(size, pools, found.step_s) if bound < found.step_s else None
-            if table is not None:
-                self._search_size(table, found, NARROW, FEW_PRICED)
-        found.bound_s = float("inf")
-        for bound, size in sorted(rough):
-            table = self._table(size, pools, found.step_s) if bound < found.step_s * (1.0 - CLOSE) else None
-            if table is None:
-                found.drop(np.array([bound]))
-            else:
-                self._search_size(table, found, WIDEST, MOST_PRICED)
+        found = Found()
+        parts = Parts(self._fields(pools))
+        priced: set[tuple[tuple[int, int], ...]] = set()
+        while parts.count < MOST_PARTS and not self.budget.stopped:
+            ceiling = found.step_s * (1.0 - CLOSE)
+            if not parts.can_improve(ceiling):
+                break
+            for decision in parts.halve_least(ceiling):
+                self._price(decision, priced, found)
+        self.considered += parts.count
+        self._polish(found)
+        found.bound_s = min(parts.bound_s, found.step_s)
+        return found
+
+    def alone(self, pool: int) -> Found:
+        """A good plan on one pool, every option with all, a half, a quarter … of the stages that it can have.
+
+        Its bound is :meth:`least_alone_s`, which holds for every plan on the pool.
+        """
+        found, own, layers = Found(), self.options[pool], self.problem.any.shape.num_hidden_layers
+        if own is None:
+            return found
+        several = []
+        for row in np.unique(np.column_stack([own.sequences, own.alike]), axis=0, return_index=True)[1].tolist():
+            stages, rounds = min(int(own.most_stages[row]), layers), int(own.num_microbatches[row])
+            while stages:
+                about = (rounds - 1 + stages) * float(own.layer_s[row]) * layers / stages
+                several.append((about, Block(pool=pool, row=row, stages=stages)))
+                stages //= 2
+        for _, block in sorted(several, key=lambda one: one[0])[:MOST_PRICED]:
+            if self.budget.stopped:
+                break
+            self._orders([block], found)
+        self.considered += len(several)
+        self._polish(found)
+        found.bound_s = min(self.least_alone_s(pool), found.step_s)
+        return found
+
+    def _polish(self, found: Found) -> None:
+        """Move single layers of the best plan as long as it gets faster."""
         if found.config is not None:
             found.config, found.step_s = polished(
                 found.config,
@@ -94,8 +111,6 @@ class MixedSearch:
                 fits=lambda config: price_mixed(self.problem, config).fits,
                 budget=self.budget,
             )
-        found.bound_s = min(found.bound_s, found.step_s)
-        return found
 
     def least_alone_s(self, pool: int) -> float:
         """Lower bound of every plan on one pool, whatever its degrees: all devices work without a pause, each layer as
@@ -113,73 +128,27 @@ class MixedSearch:
         own = self.options[pool]
         return None if own is None else float(own.memory[MIDDLE].sum(axis=0).min())
 
-    def _table(self, size: int, pools: Sequence[int], ceiling_s: float) -> Relaxed | None:
+    def _fields(self, pools: Sequence[int]) -> list[Field]:
+        """The space of each S."""
+        sizes = sorted({int(size) for one in pools if (own := self.options[one]) is not None for size in own.sequences})
         overheads = [self.problem.pools[pool].calibration.time.step_overhead_s for pool in pools]
-        return relaxed(
-            self.options,
-            size,
-            self.problem.any.shape.num_hidden_layers,
-            pools,
-            overhead_s=min(float(np.asarray(one)) for one in overheads),
-            ceiling_s=ceiling_s,
-        )
+        least = min(float(np.asarray(one)) for one in overheads)
+        fields = (field_of(self.problem, self.options, pools, size, overhead_s=least) for size in sizes)
+        return [one for one in fields if one is not None]
 
-    def _search_size(self, table: Relaxed, found: Found, width: int, most_priced: int) -> None:
-        """Decide the pools of one S, and price what is left."""
-        ceiling = found.step_s * (1.0 - CLOSE)
-        if np.isfinite(ceiling):
-            table.without(ceiling)
-            found.drop(np.array([ceiling]) if table.left_out else np.zeros(0))
-        chosen: list[IntArray | None] = [None] * len(self.options)
-        bounds = np.array([-np.inf])
-        for pool in sorted(range(len(chosen)), key=lambda pool: -len(table.pools[pool].rows)):
-            count, length = len(table.pools[pool].rows), len(bounds)
-            chosen = [None if one is None else np.repeat(one, count) for one in chosen]
-            chosen[pool] = np.tile(np.arange(count), length)
-            bounds = table.bounds(chosen)
-            self.considered += len(bounds)
-            keep = bounds < ceiling
-            if keep.sum() > width:
-                keep &= bounds <= np.partition(bounds[keep], width)[width]
-            found.drop(bounds[~keep])
-            chosen = [None if one is None else one[keep] for one in chosen]
-            bounds = bounds[keep]
-            if not len(bounds):
-                return
-        bounds = bounds + least_messages_s(self.problem, self.options, table, chosen)
-        keep = bounds < ceiling
-        found.drop(bounds[~keep])
-        chosen = [None if one is None else one[keep] for one in chosen]
-        self._price(table, chosen, bounds[keep], found, most_priced)
-
-    def _price(
-        self,
-        table: Relaxed,
-        chosen: Sequence[IntArray | None],
-        bounds: FloatArray,
-        found: Found,
-        most_priced: int,
-    ) -> None:
-        """Split and price decisions, the best bound first."""
-        patience = PATIENCE
-        for priced, index in enumerate(np.argsort(bounds, kind="stable").tolist()):
-            found.drop(bounds[index : index + 1])
-            if (
-                bounds[index] >= found.step_s * (1.0 - CLOSE)
-                or priced >= most_priced
-                or not patience
-                or self.budget.stopped
-            ):
-                return
-            blocks = []
-            for pool, rows in enumerate(chosen):
-                own = self.options[pool]
-                option = -1 if rows is None else int(table.pools[pool].rows[rows[index]])
-                if option >= 0 and own is not None:
-                    blocks.append(Block(pool=pool, row=option, stages=int(own.most_stages[option])))
-            before = found.step_s
-            self._orders(blocks, found)
-            patience = PATIENCE if found.step_s < before else patience - 1
+    def _price(self, decision: Sequence[Choice], priced: set[tuple[tuple[int, int], ...]], found: Found) -> None:
+        """Split and price a decision that was not priced yet."""
+        key = tuple((one.pool, one.row) for one in decision)
+        if key in priced or len(priced) >= MOST_PRICED:
+            return
+        priced.add(key)
+        blocks = []
+        for one in decision:
+            own = self.options[one.pool]
+            if own is None:
+                raise AssertionError("a decision names pools that have options")
+            blocks.append(Block(pool=one.pool, row=one.row, stages=min(int(own.most_stages[one.row]), one.layers)))
+        self._orders(blocks, found)
 
     def _orders(self, blocks: Sequence[Block], found: Found) -> None:
         """The pools of a decision in every order; those that take least by their slowest stage are priced."""
@@ -242,19 +211,14 @@ class MixedSearch:
 
 @dataclass(slots=True)
 class Found:
-    """The best plan so far, and the least bound of what was not priced.
+    """The best plan so far, and the least bound of all.
 
     Args:
         config: None while there is none.
         step_s: of it, ∞ while there is none.
-        bound_s: least bound of all decisions, s.
+        bound_s: least bound of all plans, s.
     """
 
     config: MixedConfig | None = None
     step_s: float = float("inf")
     bound_s: float = float("inf")
-
-    def drop(self, bounds: FloatArray) -> None:
-        """Count decisions' bounds."""
-        if len(bounds):
-            self.bound_s = min(self.bound_s, float(bounds.min()))

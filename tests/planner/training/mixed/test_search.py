@@ -14,7 +14,7 @@ from mixed_cases import pooled
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.mixed.estimator import price_mixed
 from meshplan.planner.training.mixed.options import FIRST, MIDDLE, pool_options
-from meshplan.planner.training.mixed.search import MixedSearch
+from meshplan.planner.training.mixed.search import Found, MixedSearch
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem, Share, Stage
 
 # What a search may leave on the table (search.CLOSE), and rounding.
@@ -76,18 +76,54 @@ def enumerated(problem: MixedProblem, mode: str = "none"):
                         yield MixedConfig(stages=stages, num_microbatches=batch // data)
 
 
+def answered(search: MixedSearch, pools) -> Found:
+    """The best plan on any of the pools, and the bound of all."""
+    alone = [search.alone(pool) for pool in pools]
+    found = [*alone, *([search.best(pools)] if len(pools) > 1 else [])]
+    best = min(found, key=lambda one: one.step_s)
+    return replace(best, bound_s=min(one.bound_s for one in found))
+
+
 PINS = {"micro_batch_size": 1, "activation_recompute": "none"}
 
 
 @pytest.mark.parametrize(("sizes", "slower"), [((2, 2), (1.0, 2.0)), ((1, 3), (1.0, 3.0)), ((2, 1), (2.0, 1.0))])
 def test_no_enumerated_plan_is_better(sizes, slower) -> None:
     problem = cluster(sizes, slower, pins=PINS)
-    found = MixedSearch(problem, Budget()).best(range(2))
+    search = MixedSearch(problem, Budget())
+    found = answered(search, range(2))
     priced = [price_mixed(problem, config) for config in enumerated(problem)]
     best = min(one.step_s for one in priced if one.fits)
     assert found.step_s <= best * (1 + CLOSE)
     assert found.bound_s <= best
     assert price_mixed(problem, found.config).step_s == pytest.approx(found.step_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("memory", [8.2e9, 9.3e9])
+def test_no_enumerated_plan_is_better_where_memory_binds(memory: float) -> None:
+    problem = cluster((2, 1), (1.0, 1.5), batch=4, memory=memory, pins={"micro_batch_size": 1})
+    found = answered(MixedSearch(problem, Budget()), range(2))
+    modes = ("none", "selective", "full")
+    priced = [price_mixed(problem, config) for mode in modes for config in enumerated(problem, mode)]
+    fitting = [one.step_s for one in priced if one.fits]
+    assert 0 < len(fitting) < len(priced)
+    assert found.step_s <= min(fitting) * (1 + CLOSE)
+    assert found.bound_s <= min(fitting)
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    st.lists(st.sampled_from([1, 2, 4]), min_size=2, max_size=2),
+    st.sampled_from([1.0, 2.0]),
+    st.sampled_from([1e9, 50e9]),
+    st.integers(0, 1),
+)
+def test_more_devices_of_a_type_do_not_hurt(sizes, slower, rate, more) -> None:
+    few = answered(MixedSearch(cluster(sizes, (1.0, slower), batch=16, rate=rate), Budget()), range(2))
+    larger = [2 * size if pool == more else size for pool, size in enumerate(sizes)]
+    many = answered(MixedSearch(cluster(larger, (1.0, slower), batch=16, rate=rate), Budget()), range(2))
+    assert many.bound_s <= few.step_s
+    assert many.step_s <= few.step_s * (1 + CLOSE)
 
 
 @settings(max_examples=8, deadline=None)
@@ -100,13 +136,12 @@ def test_no_enumerated_plan_is_better(sizes, slower) -> None:
 def test_together_is_never_worse_than_a_part_and_fits(sizes, slower, rate, memory) -> None:
     problem = cluster(sizes, slower[: len(sizes)], batch=16, rate=rate, memory=memory)
     search = MixedSearch(problem, Budget())
-    alone = [search.best([pool]) for pool in range(len(sizes))]
-    best = min(alone, key=lambda one: one.step_s)
-    together = search.best(range(len(sizes)), best)
-    assert together.step_s <= best.step_s
+    alone = [search.alone(pool) for pool in range(len(sizes))]
+    together = answered(search, range(len(sizes)))
     for pool, one in enumerate(alone):
-        assert one.step_s >= search.least_alone_s(pool)
+        assert search.least_alone_s(pool) <= one.step_s
         assert together.bound_s <= one.step_s
+        assert together.step_s <= one.step_s
     if together.config is not None:
         assert price_mixed(problem, together.config).fits
 
