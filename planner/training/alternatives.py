@@ -1,7 +1,9 @@
 """Why not something else? The well-known other choices, each at its best, and what they would cost.
 
 Each alternative is the same question with one choice pinned: the search finds the best plan that has it, so the
-comparison is with that choice at its best, not with the chosen plan bent.
+comparison is with that choice at its best, not with the chosen plan bent. The table of well-known choices compares the
+usual splits of the layers. Where links differ it searches under the chosen plan's mapping and under rates that no
+mapping beats, and maps the best few of both; a question of its own is searched as a whole.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+
 from meshplan.catalogs.errors import SolverError
 from meshplan.catalogs.units import format_bytes, format_duration
+from meshplan.planner.cluster.network_model import BestLinks
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import Priced, price
-from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.training.search.degrees import search_degrees
-from meshplan.planner.training.search.joint import placed_problem, search_plans
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
+from meshplan.planner.training.search.joint import place_config, placed_problem, search_plans, under_links
 from meshplan.planner.training.search.report import LIMITS, SearchReport
 from meshplan.planner.training.search.space import Space
 
@@ -68,14 +73,14 @@ def alternatives(
     """Every well-known choice that the chosen plan did not make and the user did not pin.
 
     Args:
-        problem: the question.
+        problem: the question, under the mapping of its answer where links differ.
         chosen: its answer.
         space: what the search of the answer looked through; None to make it again.
         budget: what is left of it after the answer. Once it is spent no other choice is looked at, after Ctrl-C none
             either: the answer is there already.
     """
     found = []
-    budget = budget or Budget()
+    budget, space = budget or Budget(), space or DegreeSearch(problem).space
     for name, choices in well_known(problem).items():
         if budget.stopped:
             break
@@ -112,13 +117,13 @@ def instead(
     """
     label = name or ", ".join(f"{key}={value}" for key, value in choices.items())
     pinned = problem.with_fixed({**problem.fixed, **choices})
-    if problem.machine.network_model is None:
-        part = None if space is None else space.pinned(pinned, choices)
-        # The table of well-known choices compares usual splits of the layers; a question of its own looks at all.
-        solution, search = search_degrees(pinned, keep=1, space=part, usual_splits=part is not None, budget=budget)
+    if space is not None:
+        pinned, config, report = _best_of(space.pinned(pinned, choices), pinned, budget)
+    elif problem.machine.network_model is None:
+        solution, search = search_degrees(pinned, keep=1, budget=budget)
         report, config = search.report, None if solution.assignment is None else solution.assignment.config
     else:
-        found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES, usual_splits=space is not None, budget=budget)
+        found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES, budget=budget)
         report = found.search.report
         config = None if found.solution.assignment is None else found.solution.assignment.config
         if found.placement is not None:
@@ -128,6 +133,34 @@ def instead(
     other = price(pinned, config)
     reason = "" if chosen is None else why_slower(chosen, other)
     return Alternative(name=label, choices=choices, priced=other, reason=reason)
+
+
+def _best_of(
+    space: Space, pinned: TrainingProblem, budget: Budget | None
+) -> tuple[TrainingProblem, TrainingConfig | None, SearchReport]:
+    """The best configuration of a part of the space, with the usual splits of the layers.
+
+    Returns:
+        The question under the mapping of that configuration, the configuration, and what the search saw.
+    """
+    network = pinned.machine.network
+    if pinned.machine.network_model is None or network is None:
+        _, search = search_degrees(pinned, keep=1, space=space, usual_splits=True, budget=budget)
+        return pinned, search.best[0].config if search.best else None, search.report
+    mapped: list[tuple[TrainingProblem, TrainingConfig]] = []
+    for links in (pinned, under_links(pinned, BestLinks(network=network, domain_size=pinned.machine.domain_size))):
+        _, search = search_degrees(links, keep=MAPPED_ALTERNATIVES, space=space, usual_splits=True, budget=budget)
+        for config in dict.fromkeys(scored.config for scored in search.best):
+            mapped.append((pinned, config))
+            placement = place_config(pinned, config)
+            if placement is not None:
+                mapped.append((placed_problem(pinned, placement.order), config))
+    if not mapped:
+        return pinned, None, search.report
+    steps = np.array([price(*one).step_s for one in mapped])
+    devices = np.array([config.world_size for _, config in mapped])
+    problem, config = mapped[int(np.argmin(search.objective.of(steps, devices)))]
+    return problem, config, search.report
 
 
 def why_nothing_fits(problem: TrainingProblem, report: SearchReport) -> str:

@@ -106,7 +106,10 @@ class Family:
 
     def simplicity(self, counts: Counts) -> tuple[float, ...]:
         """What an operator would rather not have, the worst first: kinds of workers, a dearer rent (or, without prices,
-        more devices), partly used nodes, a router, pipeline stages, power limits.
+        more devices), partly used nodes, pipeline stages, a router, power limits.
+
+        Of plans that cannot be told apart a team runs tensor parallelism, or copies behind a router, before it splits
+        a model over stages.
         """
         machines = self.problem.machines
         idle = sum(
@@ -119,8 +122,8 @@ class Family:
             len(counts),
             float(self.num_devices(counts)) if usd is None else usd,
             float(idle > 0),
-            float(sum(counts) > 1),
             float(max(kind.placed.layout.pipeline_parallel for kind in self.kinds)),
+            float(sum(counts) > 1),
             max(kind.placed.withheld_share for kind in self.kinds),
         )
 

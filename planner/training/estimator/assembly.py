@@ -24,7 +24,7 @@ class TrainingEstimate:
     Args:
         step_s: time of one optimizer step, s.
         breakdown_s: part of the step → s; sums to ``step_s``.
-        stages: memory of each distinct stage.
+        stages: memory of each distinct stage; none where it was not asked for.
         gradient_reduce_s: gradient collectives of one step, overlapped or not, s.
         pipeline_s: part of ``step_s`` from the first forward to the last backward, without messages between stages.
     """

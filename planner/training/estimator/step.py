@@ -321,8 +321,8 @@ class TrainingModel:
             )
         return found
 
-    def estimate(self) -> TrainingEstimate:
-        """Price the batch."""
+    def estimate(self, *, with_memory: bool = True) -> TrainingEstimate:
+        """Price the batch; without its memory where that is known already."""
         split = self.candidates.split
         figures = self.figures(split.classes)
         slowest = np.maximum.reduce([one.seconds for one in figures])
@@ -336,15 +336,21 @@ class TrainingModel:
             overhead_s=np.asarray(self.calibration.time.step_overhead_s),
             vocabulary_s=vocabulary if split.vocabulary_parallel else None,
             waiting_s=self._waiting_s(figures, slowest) if self._documents_differ else None,
-            memory=self.memory.stages(),
+            memory=self.memory.stages() if with_memory else (),
         )
 
 
 def estimate_training(
-    shape: ModelShape, machine: Machine, workload: TrainingWorkload, candidates: Candidates, calibration: Calibration
+    shape: ModelShape,
+    machine: Machine,
+    workload: TrainingWorkload,
+    candidates: Candidates,
+    calibration: Calibration,
+    *,
+    with_memory: bool = True,
 ) -> TrainingEstimate:
-    """Step time and memory of a batch of candidates; see the module docstring for the equation."""
+    """Step time of a batch of candidates, and its memory if asked for; the module docstring has the equation."""
     model = TrainingModel(
         shape=shape, machine=machine, workload=workload, candidates=candidates, calibration=calibration
     )
-    return model.estimate()
+    return model.estimate(with_memory=with_memory)

@@ -243,6 +243,7 @@ class DegreeSearch:
             hopeful = everything.take(~whole | (again <= self.incumbents.limit))
         else:
             hopeful = everything
+        hopeful = self.incumbents.wanted(hopeful)
         self._rule_out(len(everything) - len(hopeful))
         for variant in variants(self.problem, hopeful):
             if variant is hopeful:
@@ -301,7 +302,10 @@ class DegreeSearch:
         """Price a batch, and its candidates that a block of recomputed layers brings within memory."""
         if takes_blocks(self.problem):
             blocks = with_blocks(self.problem, self._memory(batch), stages)
-            self._price_within(blocks, self._memory(blocks).stages())
+            hopeful = blocks if takes_blocks_only(self.problem) else blocks.take(self._may_be_kept(blocks))
+            self._rule_out(len(blocks) - len(hopeful))
+            if len(hopeful):
+                self._price_within(hopeful, self._memory(hopeful).stages())
         if not takes_blocks_only(self.problem):
             self._price_within(batch, stages)
 
@@ -320,20 +324,30 @@ class DegreeSearch:
         problem, incumbents = self.problem, self.incumbents
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         keep = incumbents.within_memory(batch, stages, safe)
+        keep &= self._may_be_kept(batch)
         batch, safe = batch.take(keep), safe[keep]
         if not len(batch):
             return
-        estimate = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration)
+        estimate = estimate_training(
+            problem.shape, problem.machine, problem.workload, batch, problem.calibration, with_memory=False
+        )
         step_s = estimate.step_s
         keep = incumbents.within_time_and_money(batch, step_s) & self._is_possible(batch)
         incumbents.take(batch.take(keep), step_s[keep], safe[keep])
         self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION])
+
+    def _may_be_kept(self, batch: Candidates) -> BoolArray:
+        """Candidates that the bound of their templates, with what they recompute, does not rule out, [n]."""
+        if not len(batch) or math.isinf(self.incumbents.threshold):
+            return np.ones(len(batch), dtype=bool)
+        return self.incumbents.may_replace(batch, self.space.bounds.of_candidates_s(batch))
 
     def _price_smaller_groups(self, batch: Candidates, step_s: FloatArray, exposed_s: FloatArray) -> None:
         """Price candidates with smaller sharding groups, where these may win."""
         if self._is_closing or not tries_smaller_groups(self.problem):
             return
         least_s = without_communication_s(batch, step_s, exposed_s)
+        least_s = np.maximum(least_s, self.space.bounds.of_candidates_s(batch))
         hopeful = np.isfinite(least_s) & self.incumbents.may_replace(batch, least_s)
         if hopeful.any():
             self._price_more(smaller_groups(batch.take(hopeful)))

@@ -98,6 +98,10 @@ class Incumbents:
         work = np.where(batch.recompute == Recompute.FULL, self.objective.work_with_recompute_s, self.objective.work_s)
         return self.may_replace(batch, work / batch.world_size * (1.0 + left * (p - 1) / m))
 
+    def wanted(self, batch: Candidates) -> Candidates:
+        """Those that count, however fast they are."""
+        return batch
+
     def may_replace(self, batch: Candidates, least_s: FloatArray) -> BoolArray:
         """Candidates that a step of ``least_s`` seconds would bring among the best, [n]."""
         return self.objective.of(least_s, batch.world_size) <= self.limit

@@ -88,7 +88,7 @@ class JointResult:
 
 def placed_problem(problem: TrainingProblem, order: tuple[int, ...]) -> TrainingProblem:
     """The problem with its network priced under a mapping: slot i on node ``order[i]``."""
-    return _with_network_model(problem, _one_order(problem, order))
+    return under_links(problem, _one_order(problem, order))
 
 
 def search_plans(
@@ -173,7 +173,8 @@ def _one_order(problem: TrainingProblem, order: tuple[int, ...]) -> OneOrder:
     return OneOrder(network=network, order=order, domain_size=problem.machine.domain_size)
 
 
-def _with_network_model(problem: TrainingProblem, network_model: NetworkModel) -> TrainingProblem:
+def under_links(problem: TrainingProblem, network_model: NetworkModel) -> TrainingProblem:
+    """The problem with its links between nodes priced in another way."""
     return replace(problem, machine=replace(problem.machine, network_model=network_model))
 
 

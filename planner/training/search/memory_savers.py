@@ -24,16 +24,7 @@ from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
-
-# What a template chooses of that which a candidate's memory depends on.
-_TEMPLATE = (
-    "tensor_parallel",
-    "context_parallel",
-    "data_parallel",
-    "micro_batch_size",
-    "expert_parallel",
-    "expert_tensor_parallel",
-)
+from meshplan.planner.training.search.templates import TEMPLATE
 
 
 def leaders(problem: TrainingProblem, batch: Candidates) -> tuple[IntArray, IntArray] | None:
@@ -55,7 +46,7 @@ def leaders(problem: TrainingProblem, batch: Candidates) -> tuple[IntArray, IntA
         return None
     if not len(batch):
         return None
-    same = [getattr(batch, name) for name in _TEMPLATE]
+    same = [getattr(batch, name) for name in TEMPLATE]
     starts = np.logical_or.reduce([column[1:] != column[:-1] for column in same])
     template = np.concatenate([[0], np.cumsum(starts)])
     group = 2 * template + (batch.zero_stage >= ZERO_PARAMETERS)

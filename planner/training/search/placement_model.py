@@ -120,7 +120,9 @@ class PlacementModel:
     def _estimate(self, network_model: NetworkModel, candidates: Candidates) -> FloatArray:
         machine = replace(self.problem.machine, network_model=network_model)
         problem = self.problem
-        estimate = estimate_training(problem.shape, machine, problem.workload, candidates, problem.calibration)
+        estimate = estimate_training(
+            problem.shape, machine, problem.workload, candidates, problem.calibration, with_memory=False
+        )
         return np.asarray(estimate.step_s)
 
     # --- exactly ----------------------------------------------------------------------------------------------------

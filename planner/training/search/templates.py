@@ -28,6 +28,15 @@ from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
 
 ZERO_STAGES = (0, 1, 2, 3)
+# What a template chooses, but for sequence parallelism, which follows from it.
+TEMPLATE = (
+    "tensor_parallel",
+    "context_parallel",
+    "data_parallel",
+    "micro_batch_size",
+    "expert_parallel",
+    "expert_tensor_parallel",
+)
 
 
 def divisors(number: int) -> list[int]:

@@ -108,12 +108,9 @@ class _SimplestTie(Incumbents):
     def device_range(self) -> tuple[float, float]:
         return self.num_devices, self.num_devices
 
-    def may_be_kept(self, batch: Candidates) -> BoolArray:
-        rows = super().may_be_kept(batch)
-        if not rows.any():
-            return rows
+    def wanted(self, batch: Candidates) -> Candidates:
         # What a candidate lacks in memory, recompute of a block may bring: that is no simpler than none.
-        return rows & _is_simpler([*complexity(self.problem, batch), np.zeros(len(batch))], self.rank)
+        return batch.take(_is_simpler([*complexity(self.problem, batch), np.zeros(len(batch))], self.rank))
 
     def take(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
         objective = self.objective.of(step_s, batch.world_size)

@@ -12,7 +12,8 @@ offload only add to it. The slowest stage is busy for m of them, and β' as in
 
 to which stage-to-stage messages are added. For every split of the layers at once the first term is left out:
 the sum of all stages is the same under every split of the layers, its slowest stage is not. Gradient reduction and the
-optimizer are left out. Candidates that recompute every layer have the same bound with the τ_k of full recompute.
+optimizer are left out. Candidates that recompute every layer have the same bound with the τ_k of full recompute, those
+that recompute a block of r layers of each chunk with the τ_k of a recomputed layer for these.
 
 Assumes: on uneven links, whose rates depend on the whole layout, collectives across nodes and messages cost nothing
 here; where the way to split sequences is searched for or pinned, its exchange costs nothing.
@@ -20,7 +21,7 @@ here; where the way to split sequences is searched for or pinned, its exchange c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,7 @@ from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
-from meshplan.planner.training.search.templates import Templates, candidates_with
+from meshplan.planner.training.search.templates import TEMPLATE, Templates, candidates_with
 
 # Keeps the bound below the estimate, whose sums run in another order.
 ROUNDING = 1e-9
@@ -60,6 +61,7 @@ class CellBounds:
             templates.columns["micro_batch_size"] * templates.columns["data_parallel"]
         )
         self._tables: dict[Recompute, FloatArray] = {}
+        self._index: tuple[dict[str, IntArray], IntArray, IntArray] | None = None
 
     def pinned(self, rows: IntArray) -> CellBounds:
         """The bounds of some of the templates."""
@@ -68,6 +70,7 @@ class CellBounds:
         other._columns = {name: column[rows] for name, column in self._columns.items()}
         other._microbatches = self._microbatches[rows]
         other._tables = {mode: table[:, rows] for mode, table in self._tables.items()}
+        other._index = None
         return other
 
     def least_s(
@@ -89,23 +92,67 @@ class CellBounds:
             other_layers: the bound holds for any other split of the layers over these stages and chunks, too.
         """
         table = self._table(mode)[:, rows]
-        layers, embedding, head = table[:-2], table[-2], table[-1]
-        predicted = self.problem.shape.num_nextn_predict_layers
-        p, m = split.pipeline_parallel, self._microbatches[rows]
-        slowest = total = np.zeros(layers.shape[1])
+        between = self._messages_s(split, rows) if messages else 0.0
+        stages = [(stage, self._stage_s(stage, table)) for stage in split.classes]
+        return self._least_s(split, stages, rows, between, other_layers=other_layers)
+
+    def of_candidates_s(self, batch: Candidates) -> FloatArray:
+        """Lower bound of the step of candidates of the templates, each with what it recomputes, s [n]."""
+        split, rows = batch.split, self._rows_of(batch)
+        table, whole = self._table(Recompute.NONE)[:, rows], batch.recompute == Recompute.FULL
+        if whole.any():
+            table = np.where(whole, self._table(Recompute.FULL)[:, rows], table)
+        block = self._table(Recompute.BLOCK)[:-2, rows] if batch.recompute_num_layers.any() else table[:-2]
+        stages = []
         for stage in split.classes:
-            seconds = _stage_s(stage, layers, embedding, head, predicted)
-            slowest = np.maximum(slowest, seconds)
-            total = total + stage.count * seconds
+            again = stage.recomputed(batch.recompute_num_layers) * (block - table[:-2])
+            stages.append((stage, self._stage_s(stage, table) + again.sum(axis=0)))
+        return self._least_s(split, stages, rows, self._messages_s(split, rows), other_layers=False)
+
+    def _rows_of(self, batch: Candidates) -> IntArray:
+        """The template of each candidate, [n]."""
+        if self._index is None:
+            distinct = {name: np.unique(self._columns[name]) for name in TEMPLATE}
+            keys = _keys(distinct, self._columns)
+            order = np.argsort(keys)
+            self._index = distinct, keys[order], order
+        distinct, keys, order = self._index
+        asked = _keys(distinct, {name: getattr(batch, name) for name in TEMPLATE})
+        return np.asarray(order[np.searchsorted(keys, asked)])
+
+    def _stage_s(self, stage: StageClass, table: FloatArray) -> FloatArray:
+        """What a stage needs at least for one micro-batch, s [n], by the seconds of :meth:`_table`."""
+        predicted = self.problem.shape.num_nextn_predict_layers
+        return _stage_s(stage, table[:-2], table[-2], table[-1], predicted)
+
+    def _least_s(
+        self,
+        split: PipelineSplit,
+        stages: Sequence[tuple[StageClass, FloatArray]],
+        rows: slice | IntArray,
+        between_s: FloatArray | float,
+        *,
+        other_layers: bool,
+    ) -> FloatArray:
+        """T of the module docstring, [n].
+
+        Args:
+            split: the pipeline split.
+            stages: distinct stages, and what each needs for one micro-batch.
+            rows: the templates.
+            between_s: exposed messages between stages.
+            other_layers: without the slowest stage.
+        """
+        p, m = split.pipeline_parallel, self._microbatches[rows]
+        total = sum((stage.count * seconds for stage, seconds in stages), np.zeros(len(m)))
         bubble = least_bubble(
             split.schedule, pipeline_parallel=p, virtual_pipeline_stages=split.virtual_pipeline_stages
         )
         busy = (m + bubble * (p - 1)) * total / p
         if not other_layers:
-            busy = np.maximum(m * slowest, busy)
+            busy = np.maximum(m * np.maximum.reduce([seconds for _, seconds in stages]), busy)
         overhead = float(np.min(self.problem.calibration.time.step_overhead_s))
-        between = self._messages_s(split, rows) if messages else 0.0
-        return np.asarray((busy + overhead + between) * (1.0 - ROUNDING))
+        return np.asarray((busy + overhead + between_s) * (1.0 - ROUNDING))
 
     def _messages_s(self, split: PipelineSplit, rows: slice | IntArray) -> FloatArray | float:
         """Exposed messages between stages: the estimator's, which depend on no other choice, s [n]."""
@@ -143,8 +190,17 @@ class CellBounds:
         links = CommunicationModel(machine=machine, calibration=problem.calibration, world_size=batch.world_size)
         model = LayerModel(**common, calibration=problem.calibration, compute=compute, links=links)
         exchanges = _STYLE not in problem.fixed and _STYLE not in problem.search_over
-        layers = [_layer_s(model.times(kind), exchanges=exchanges) for kind in batch.split.kinds]
+        in_block = mode is Recompute.BLOCK
+        layers = [_layer_s(model.times(kind, in_block=in_block), exchanges=exchanges) for kind in batch.split.kinds]
         return np.stack([*layers, compute.embedding().total_s, compute.head().total_s])
+
+
+def _keys(distinct: Mapping[str, IntArray], columns: Mapping[str, IntArray]) -> IntArray:
+    """One number for each row of the columns of templates, [n]."""
+    keys = np.zeros(len(columns[TEMPLATE[0]]), dtype=np.int64)
+    for name in TEMPLATE:
+        keys = keys * len(distinct[name]) + np.searchsorted(distinct[name], columns[name])
+    return keys
 
 
 def _one_stage(problem: TrainingProblem, columns: Mapping[str, IntArray], mode: Recompute) -> Candidates:

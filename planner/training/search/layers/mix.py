@@ -74,7 +74,9 @@ def gathered_mixes(problem: TrainingProblem, batch: Candidates, hopeful: Hopeful
 
 def _least_s(problem: TrainingProblem, batch: Candidates) -> FloatArray:
     """Steps of candidates, or what is left of them under the best size of their sharding groups, s [n]."""
-    estimate = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration)
+    estimate = estimate_training(
+        problem.shape, problem.machine, problem.workload, batch, problem.calibration, with_memory=False
+    )
     step_s = np.asarray(estimate.step_s)
     if not tries_smaller_groups(problem):
         return step_s

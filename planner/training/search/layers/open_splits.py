@@ -1,15 +1,16 @@
 """Candidates whose layers may be split in a way that wins: kept with a bound while the usual splits are searched.
 
 Candidates are noted with the quick bound of :class:`~.uneven.UnevenSplits`. When all usual splits are priced, those
-that may still beat the best are looked at, the least bound first: the dynamic programme gives a sharper bound and the
-splits that attain it, which the search prices. What is left open bounds the answer.
+that may still beat the best, with the least recompute that brings any split within memory (:mod:`.least_recompute`),
+are looked at, the least bound first: the dynamic programme gives a sharper bound and the splits that attain it, which
+the search prices. What is left open bounds the answer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined, split_layers
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.layers.least_recompute import fewest_in_flight, least_recompute_s
 from meshplan.planner.training.search.layers.uneven import UnevenSplits, may_be_uneven
 from meshplan.planner.training.search.objective import Objective
 
@@ -25,12 +27,24 @@ from meshplan.planner.training.search.objective import Objective
 WORTHWHILE = 0.01
 # Splits priced after the usual ones, at most, and candidates of one pipeline that are looked at together.
 MOST_PRICED, ROWS_AT_ONCE = 400, 512
+# Candidates of one pipeline that wait for their bound, at most: a call for few costs as much as one for many.
+MOST_WAITING = 16_384
 # Splits tried, at most, where no usual split is within the limits.
 MOST_TRIED = 40
 
 # (candidates) → the legal ones among them and their smaller sharding groups; (candidates) → None, prices them.
 Expand = Callable[[Candidates], Candidates]
 Price = Callable[[Candidates], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noted:
+    """Candidates of one pipeline, with both parts of their quick bound: of the mean and of the slowest stage, [n]."""
+
+    batch: Candidates
+    mean_s: FloatArray
+    slowest_s: FloatArray
+    passes: FloatArray
 
 
 class OpenSplits:
@@ -45,7 +59,8 @@ class OpenSplits:
     def __init__(self, problem: TrainingProblem, objective: Objective, *, applies: bool = True) -> None:
         self.problem, self.objective = problem, objective
         self.applies = applies and may_be_uneven(problem)
-        self._open: list[tuple[FloatArray, Candidates]] = []
+        self._waiting: dict[PipelineSplit, list[Candidates]] = {}
+        self._open: list[_Noted] = []
         self.bound = math.inf
 
     def note(self, batch: Candidates, best: float) -> None:
@@ -53,14 +68,31 @@ class OpenSplits:
         if not self.applies or batch.split.pipeline_parallel == 1:
             return
         batch = batch.take(batch.recompute != Recompute.BLOCK)
+        waiting = self._waiting.setdefault(batch.split, [])
+        waiting.append(batch)
+        if sum(map(len, waiting)) > MOST_WAITING:
+            self._look(batch.split, best)
+
+    def _look(self, split: PipelineSplit, best: float) -> None:
+        """Keep the waiting candidates of a pipeline that another split of their layers may bring below ``best``."""
+        batch = joined(self._waiting.pop(split))
         if not len(batch):
             return
-        bound_s = UnevenSplits(self.problem, batch).quick_bound_s()
-        least = self.objective.of(bound_s, batch.world_size)
+        splits = UnevenSplits(self.problem, batch)
+        mean_s, slowest_s = splits.quick_bounds_s()
+        bound_s = np.maximum(mean_s, slowest_s)
         longest_s = self.problem.limits.max_step_s
-        rows = (least < best) & (bound_s <= (math.inf if longest_s is None else longest_s))
+        rows = self.objective.of(bound_s, batch.world_size) < best
+        rows &= bound_s <= (math.inf if longest_s is None else longest_s)
         if rows.any():
-            self._open.append((least[rows], batch.take(rows)))
+            self._open.append(
+                _Noted(
+                    batch=batch.take(rows),
+                    mean_s=mean_s[rows],
+                    slowest_s=slowest_s[rows],
+                    passes=splits.passes()[rows],
+                )
+            )
 
     def close(self, best: Callable[[], float], expand: Expand, price: Price, *, budget: int = MOST_PRICED) -> None:
         """Price the splits that may win; afterwards ``bound`` is the least that any split can reach.
@@ -73,10 +105,14 @@ class OpenSplits:
         """
         if math.isinf(best()):
             budget = min(budget, MOST_TRIED)
-        for noted, few in self._pipelines(best()):
+        for split in list(self._waiting):
+            self._look(split, best())
+        for noted, open_ones in self._pipelines(best()):
             worthwhile = best() * (1.0 - WORTHWHILE)
             self.bound = min(self.bound, float(noted[noted >= worthwhile].min(initial=math.inf)))
-            least, batch = self._sharpened(expand(few.take(noted < worthwhile)), worthwhile)
+            if (noted >= worthwhile).all():
+                continue
+            least, batch = self._sharpened(expand(open_ones.take(noted < worthwhile)), worthwhile)
             rows = np.argsort(least, kind="stable")[: ROWS_AT_ONCE if budget > 0 else 0]
             self.bound = min(self.bound, float(np.delete(least, rows).min(initial=math.inf)))
             if len(rows):
@@ -94,11 +130,24 @@ class OpenSplits:
         self.bound = min(self.bound, float(least[~rows].min(initial=math.inf)))
         return least[rows], batch.take(rows)
 
+    def _within_memory(self) -> Iterator[tuple[FloatArray, Candidates]]:
+        """The noted candidates and their bounds, with the least recompute that any split needs."""
+        alike: dict[tuple[int, str], list[_Noted]] = {}
+        for noted in self._open:
+            split = fewest_in_flight(noted.batch.split)
+            alike.setdefault((split.pipeline_parallel, split.schedule), []).append(noted)
+        for group in alike.values():
+            again_s = least_recompute_s(self.problem, joined([noted.batch for noted in group]))
+            ends = np.cumsum([len(noted.batch) for noted in group])[:-1]
+            for noted, own_s in zip(group, np.split(again_s, ends), strict=True):
+                bound_s = np.maximum(noted.mean_s + own_s * noted.passes, noted.slowest_s)
+                yield self.objective.of(bound_s, noted.batch.world_size), noted.batch
+
     def _pipelines(self, best: float) -> list[tuple[FloatArray, Candidates]]:
         """The noted candidates that may still beat ``best``, one batch for each pipeline, the least bound first."""
         batches: dict[PipelineSplit, list[Candidates]] = {}
         bounds: dict[PipelineSplit, list[FloatArray]] = {}
-        for least, batch in self._open:
+        for least, batch in self._within_memory():
             rows = least < best
             if rows.any():
                 bounds.setdefault(batch.split, []).append(least[rows])

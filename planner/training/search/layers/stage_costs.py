@@ -104,6 +104,21 @@ class StageCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageBytes:
+    """Memory of the stages of a batch of candidates; 0 where the bound leaves it.
+
+    Args:
+        layer_bytes: what one more layer of each kind adds to each stage, [p, kinds, n].
+        base_bytes: what each stage needs without layers, [p, n].
+        saved_bytes: most that recompute of a layer saves on each stage, [p, n]; 0 where there is none.
+    """
+
+    layer_bytes: FloatArray
+    base_bytes: FloatArray
+    saved_bytes: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageTable:
     """What a stage with one pair of ends takes, by its number of layers, which are alike; row 0 is of ``fewest``.
 
@@ -166,13 +181,13 @@ class SplitCosts:
         return StageCosts(
             layer_s=np.stack([units[kind] for kind in self.kind_of]),
             base_s=np.stack([base[self.ends(stage)] for stage in range(p)]),
-            again_s=self._again_s(),
+            again_s=self.again_s(),
             held_bytes=held_bytes,
             base_bytes=base_bytes,
             saved_bytes=saved,
         )
 
-    def _again_s(self) -> FloatArray:
+    def again_s(self) -> FloatArray:
         """Least time that recompute of one more layer adds to a micro-batch, [n]."""
         rows = (self.batch.recompute == Recompute.NONE) & (self.batch.zero_stage < ZERO_PARAMETERS)
         if not takes_blocks(self.problem) or not rows.any():
@@ -187,11 +202,19 @@ class SplitCosts:
 
     def _bytes(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """``held_bytes``, ``base_bytes`` and ``saved_bytes`` of :class:`StageCosts`; 0 where the bound leaves them."""
+        memory = self.memory()
+        held = np.zeros((len(memory.base_bytes), len(self.kind_of) + 1, len(self.batch)))
+        np.cumsum(memory.layer_bytes[:, list(self.kind_of)], axis=1, out=held[:, 1:])
+        return held, memory.base_bytes, memory.saved_bytes
+
+    def memory(self) -> StageBytes:
+        """See :class:`StageBytes`."""
         batch, split, kinds = self.batch, self.split, len(self.kinds)
-        p, layers = split.pipeline_parallel, len(self.kind_of)
+        p = split.pipeline_parallel
         shape = (p, len(batch))
         if split.vocabulary_parallel:
-            return np.zeros((p, layers + 1, len(batch))), np.zeros(shape), np.zeros(shape)
+            nothing = np.zeros(shape)
+            return StageBytes(layer_bytes=np.zeros((p, kinds, len(batch))), base_bytes=nothing, saved_bytes=nothing)
         memory = self.model.memory
         one = {
             (kind, index): memory.stage(stage_of(unit(kind, kinds), index=index)).safe_bytes
@@ -218,10 +241,11 @@ class SplitCosts:
         saved = flying * dropped * constants.activation_factor * constants.safe_factor
         again = (batch.recompute == Recompute.NONE) & takes_blocks(self.problem)
         known = batch.zero_stage < ZERO_PARAMETERS
-        per_layer = np.stack([np.where(known, slope[kind], 0.0) for kind in range(kinds)], axis=1)
-        held = np.zeros((p, layers + 1, len(batch)))
-        np.cumsum(per_layer[:, list(self.kind_of)], axis=1, out=held[:, 1:])
-        return held, np.where(known, base, 0.0), np.where(again & known, saved, 0.0)
+        return StageBytes(
+            layer_bytes=np.stack([np.where(known, slope[kind], 0.0) for kind in range(kinds)], axis=1),
+            base_bytes=np.where(known, base, 0.0),
+            saved_bytes=np.where(again & known, saved, 0.0),
+        )
 
     def _in_flight(self, stage: int) -> FloatArray:
         split = self.split

@@ -72,11 +72,14 @@ class UnevenSplits:
 
     def quick_bound_s(self) -> FloatArray:
         """No split, and no sharding, is faster, [n]: the mean stage with the least bubble, or the slowest one alone."""
+        return np.maximum(*self.quick_bounds_s())
+
+    def quick_bounds_s(self) -> tuple[FloatArray, FloatArray]:
+        """Both parts of :meth:`quick_bound_s`: of the mean stage, and of the slowest one, [n] each."""
         split, batch = self.split, self.batch
         model = training_model(
             self.problem, replace(batch, zero_stage=np.minimum(batch.zero_stage, ZERO_PARAMETERS - 1))
         )
-        p, m = split.pipeline_parallel, batch.num_microbatches
         totals = [self.kind_of.count(kind) for kind in range(len(self.kinds))]
         fewer = [totals[0] - 1, *totals[1:]]
         is_split = split.vocabulary_parallel
@@ -85,10 +88,15 @@ class UnevenSplits:
             [replace(stage_of(counts, first=not is_split, head=not is_split), vocabulary_share=share)
              for counts in (totals, fewer)]
         )  # fmt: skip
-        pipeline_s = total_s / p * (m + self._bubble())
-        if len(self.kinds) == 1:
-            pipeline_s = np.maximum(pipeline_s, m * self._least_slowest_s(total_s, total_s - without_s))
-        return model.around_s() + pipeline_s
+        around_s = model.around_s()
+        mean_s = around_s + total_s * self.passes()
+        if len(self.kinds) > 1:
+            return mean_s, mean_s
+        return mean_s, around_s + batch.num_microbatches * self._least_slowest_s(total_s, total_s - without_s)
+
+    def passes(self) -> FloatArray:
+        """How often the mean stage's micro-batch is in a step at least: m and the least bubble, over p, [n]."""
+        return np.asarray((self.batch.num_microbatches + self._bubble()) / self.split.pipeline_parallel)
 
     def sharp_bound_s(self, most_s: FloatArray) -> FloatArray:
         """The quick bound with what each candidate's own sharding adds, and with what follows the pipeline, [n].

@@ -92,6 +92,21 @@ def test_no_deployment_searched_by_itself_is_better(catalog: Catalog, question: 
     assert all(one.judged.violated or one.score >= solution.objective * (1.0 - TIE) for one in report.simulated)
 
 
+def test_stages_are_less_simple_than_copies_behind_a_router(catalog: Catalog) -> None:
+    """An 8B model on eight GPUs: tensor parallelism, then copies, then a pipeline inside the node."""
+    problem = problem_of(catalog, **QUESTIONS["8B, short SLOs"])
+    rank: dict[tuple[int, int], tuple[float, ...]] = {}
+    for family in kinds_of(problem):
+        if len(family.kinds) != 1:
+            continue
+        layout = family.kinds[0].placed.layout
+        counts = (8 // (layout.tensor_parallel * layout.pipeline_parallel),)
+        if family.fits(counts):
+            rank[layout.tensor_parallel, layout.pipeline_parallel] = family.simplicity(counts)
+    assert rank[8, 1] < rank[1, 1] < rank[2, 4]
+    assert rank[4, 1] < rank[1, 4]
+
+
 def test_a_deployment_that_meets_its_slo_at_no_rate_is_judged_where_it_violates_it(catalog: Catalog) -> None:
     problem = problem_of(catalog, model="llama-3.1-70b", slo={"ttft_p99_s": 3.0, "itl_p99_s": 0.03})
     violated = [simulate_candidate(problem, candidate) for candidate in deployments(problem)[:3]]

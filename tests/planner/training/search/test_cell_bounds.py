@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,33 @@ def test_no_candidate_beats_the_bound_of_its_template(name: str) -> None:
             assert (space.bounds.least_s(split, cells, Recompute.FULL)[whole] <= steps.step_s[whole]).all()
             tightest = min(tightest, float(np.min(steps.step_s / least)))
     assert tightest < 1.5, "the bound is far from every candidate"
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_no_candidate_beats_the_bound_of_what_it_recomputes(name: str) -> None:
+    problem, space = everything(name)
+    tightest = dict.fromkeys(Recompute, np.inf)
+    for split in space.splits:
+        window = space.templates.between(1, problem.limits.max_devices / split.pipeline_parallel)
+        everyone = template_candidates(problem, space.templates, window, split)
+        if not len(everyone):
+            continue
+        plain = everyone.take(everyone.recompute == Recompute.NONE)
+        batches = [everyone]
+        for number in range(1, max(split.layers_per_chunk)):
+            blocks = np.full(len(plain), int(Recompute.BLOCK))
+            batches.append(replace(plain, recompute=blocks, recompute_num_layers=np.full(len(plain), number)))
+        for batch in batches:
+            step_s = estimate_training(
+                problem.shape, problem.machine, problem.workload, batch, problem.calibration
+            ).step_s
+            least_s = space.bounds.of_candidates_s(batch)
+            assert (least_s <= step_s).all()
+            for mode in Recompute:
+                rows = batch.recompute == mode
+                tightest[mode] = min(tightest[mode], float(np.min((step_s / least_s)[rows], initial=np.inf)))
+    for mode in (Recompute.NONE, Recompute.FULL, Recompute.BLOCK):
+        assert tightest[mode] < 1.5, f"the bound is far from every candidate with {mode.name}"
 
 
 @pytest.mark.parametrize("name", ["dense", "experts", "latent", "over nodes of two"])
