@@ -36,7 +36,7 @@ from meshplan.planner.serving.problem.config import (
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
 from meshplan.planner.serving.problem.spec import ServingSpec
-from meshplan.planner.serving.problem.weight_tiers import WeightTiers
+from meshplan.planner.serving.problem.weight_tiers import KERNEL_NAMES, Way, WeightTiers
 
 _Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 _MAX_BATCH = 10**9  # tokens or requests of one iteration
@@ -72,8 +72,8 @@ def _sound_tiers(tiers: WeightTiers) -> WeightTiers:
     counts = (tiers.device_experts, tiers.threads, tiers.numa_nodes, tiers.device_prefill_tokens)
     if not all(0.0 <= size <= _MAX_BYTES for size in sizes) or not all(0 <= count <= _MAX_BATCH for count in counts):
         raise ValueError(f"weight_tiers: sizes must be within 0 and {_MAX_BYTES:g} bytes, counts within {_MAX_BATCH}")
-    if tiers.kernel and not tiers.kernel.replace("_", "").isalnum():
-        raise ValueError(f"weight_tiers.kernel is {tiers.kernel!r}, no name of a kernel")
+    if (tiers.kernel or tiers.way is Way.EXPERTS_ON_HOST) and tiers.kernel not in KERNEL_NAMES:
+        raise ValueError(f"weight_tiers.kernel is {tiers.kernel!r}; known: {', '.join(KERNEL_NAMES)}")
     return tiers
 
 

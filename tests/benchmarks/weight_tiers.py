@@ -105,7 +105,9 @@ def on_host(worker: Worker, host: Host, kept: int, skew: float | None) -> HostEx
         if skew is None
         else zipf(moe.num_experts, moe.num_experts_per_token, skew)
     )
-    tiers = WeightTiers(way=Way.EXPERTS_ON_HOST, host_bytes=0.0, device_experts=kept, by_popularity=skew is not None)
+    tiers = WeightTiers(
+        kernel="FP8", way=Way.EXPERTS_ON_HOST, host_bytes=0.0, device_experts=kept, by_popularity=skew is not None
+    )
     return HostExperts(**given, host=host, popularity=popularity, tiers=tiers)
 
 

@@ -19,6 +19,10 @@ TIER_ERROR_P90 = math.log(1.6)
 _GIB = 2.0**30
 
 
+# KTransformers' kernels for experts on the host (:mod:`meshplan.planner.serving.tiers.kernels`).
+KERNEL_NAMES = ("AMXINT4", "AMXINT8", "BF16", "FP8", "FP8_PERCHANNEL", "LLAMAFILE")
+
+
 class Way(Enum):
     """Who computes with the weights in host memory."""
 

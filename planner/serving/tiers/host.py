@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshplan.catalogs.constants.host_processors import HostProcessor
@@ -61,13 +60,9 @@ class Host:
         """Attained rate at which its processors read weights."""
         return self.read_share * self.bandwidth_bytes_per_s
 
-    def flops_per_s(self, weight_bytes: float) -> float:
-        """Attained rate of products with weights of that many bytes each.
-
-        Assumes: weights of 4 bits are multiplied in 8, as KTransformers' AMXINT4 does.
-        """
-        rates: Mapping[int, float] = self.processor.matrix_flops_per_s
-        return self.sockets * (rates[1] if weight_bytes < 2 else rates[2])  # noqa: PLR2004 - 16 bits
+    def flops_per_s(self, product_bytes: int) -> float:
+        """Attained rate of products with weights that are multiplied in 2 bytes or in 1."""
+        return self.sockets * self.processor.matrix_flops_per_s[product_bytes]
 
     def link_bytes_per_s(self, device: Device, num_devices: int) -> float:
         """Attained rate at which each of ``num_devices`` devices reads host memory at the same time."""

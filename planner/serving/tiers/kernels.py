@@ -23,18 +23,20 @@ class Kernel:
         name: as the flag takes it.
         prefills_on_devices: ``--kt-gpu-prefill-token-threshold`` works with it.
         weights: where the host's weights come from, in words.
+        product_bytes: of a weight as it is multiplied: fp8 is widened to 16 bits, 4 bits to 8.
     """
 
     name: str
     prefills_on_devices: bool
     weights: str
+    product_bytes: int = 1
 
 
 _GGUF = Kernel(name="LLAMAFILE", prefills_on_devices=False, weights="a GGUF file of the model in this format")
 _NATIVE = {
-    "fp8_block": Kernel(name="FP8", prefills_on_devices=True, weights="the checkpoint itself"),
-    "fp8": Kernel(name="FP8_PERCHANNEL", prefills_on_devices=True, weights="the checkpoint itself"),
-    "bf16": Kernel(name="BF16", prefills_on_devices=True, weights="the checkpoint itself"),
+    "fp8_block": Kernel(name="FP8", prefills_on_devices=True, weights="the checkpoint itself", product_bytes=2),
+    "fp8": Kernel(name="FP8_PERCHANNEL", prefills_on_devices=True, weights="the checkpoint itself", product_bytes=2),
+    "bf16": Kernel(name="BF16", prefills_on_devices=True, weights="the checkpoint itself", product_bytes=2),
 }
 _AMX = {
     "w4a16": Kernel(

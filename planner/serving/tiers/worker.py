@@ -37,6 +37,7 @@ from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.quantization import SCHEMES
 from meshplan.planner.serving.problem.weight_tiers import WeightTiers
 from meshplan.planner.serving.tiers.host import Host
+from meshplan.planner.serving.tiers.kernels import KERNELS
 from meshplan.planner.serving.tiers.popularity import Popularity
 
 
@@ -77,7 +78,7 @@ class HostExperts(Worker):
         on_devices = tokens * (1.0 - missed / moe.num_experts_per_token)
         devices = np.where(on_devices > 0.0, super().routed_s(np.maximum(on_devices, 1.0)), 0.0)
         read = self.popularity.hits(tokens, kept, by_popularity=order) * self.expert_bytes / self.host.read_bytes_per_s
-        rate = self.host.flops_per_s(SCHEMES[self.quantization.experts].weight_bytes)
+        rate = self.host.flops_per_s(KERNELS[self.tiers.kernel].product_bytes)
         product = 2.0 * tokens * missed * self.shape.expert_parameters / rate
         rows = 2.0 * BYTES_16_BIT * tokens * self.shape.hidden_size / self.link_bytes_per_s
         waits = self.host.round_trip_s * self.popularity.any_hit(tokens, kept, by_popularity=order)

@@ -19,10 +19,11 @@ from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker
 from meshplan.planner.serving.problem.config import Role, serving_config_document, serving_config_from_document
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import read_serving_spec
-from meshplan.planner.serving.problem.weight_tiers import Way
+from meshplan.planner.serving.problem.weight_tiers import KERNEL_NAMES, Way
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers
 from meshplan.planner.serving.search.workers import pool_of
+from meshplan.planner.serving.tiers.kernels import KERNELS
 
 HOST = {"host_memory": "512 GB", "host_processor": "xeon-gold-6454s"}
 
@@ -165,3 +166,7 @@ def test_a_pinned_split_is_estimated(catalog: Catalog) -> None:
     pinned = question(fixed={"device_experts": 2, "tensor_parallel": 1})
     estimated = estimate_plan(pinned, catalog)
     assert estimated.config["pools"][0]["weight_tiers"]["device_experts"] == 2
+
+
+def test_every_kernel_may_be_stored() -> None:
+    assert set(KERNELS) == set(KERNEL_NAMES)
