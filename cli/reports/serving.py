@@ -10,6 +10,7 @@ from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.advice import (
     better_shapes,
+    overlap_section,
     pareto_section,
     sensitivity_section,
     shapes_section,
@@ -40,6 +41,7 @@ def report(plan: Plan, *, width: int) -> str:
             predicted_section(plan, width),
             memory_section(plan, width),
             time_section(plan, width),
+            overlap_section(plan, width),
             sensitivity_section(plan, width),
             pareto_section(plan, width),
             what_if_section(better_shapes(plan), width),

@@ -264,6 +264,16 @@ class _Series(Closed):
         return self
 
 
+class _Overlap(Section):
+    pool: Text
+    requests_per_s: Share
+    resource: Text
+    share: Share
+    batch_share: Share
+    order_share: Share
+    rest_share: Share
+
+
 class _WhatIf(Section):
     name: Text
     label: Text
@@ -304,6 +314,7 @@ class _Answer(Section):
     sensitivity: tuple[_Sensitivity, ...] = ()
     sampling: _Sampling | None = None
     series: _Series | Nothing = Nothing()
+    overlap: tuple[_Overlap, ...] = ()
     what_if: tuple[_WhatIf, ...] = ()
     what_if_simulated: tuple[_Shape, ...] = ()
     num_idle_devices: Count = 0

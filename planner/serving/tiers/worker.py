@@ -36,7 +36,7 @@ from meshplan.planner.serving.estimator.operators import distinct_experts
 from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.quantization import SCHEMES
 from meshplan.planner.serving.problem.weight_tiers import WeightTiers
-from meshplan.planner.serving.tiers.host import Host
+from meshplan.planner.serving.tiers.host import LINK_SHARE, Host
 from meshplan.planner.serving.tiers.kernels import KERNELS
 from meshplan.planner.serving.tiers.popularity import Popularity
 
@@ -69,6 +69,12 @@ class HostExperts(Worker):
         if not tiers.device_prefill_tokens:
             return together
         return np.where(tokens >= tiers.device_prefill_tokens, self.on_devices_s(tokens), together)
+
+    def host_s(self, tokens: FloatArray) -> FloatArray:
+        """Reading of the host's experts that are hit, at the peak of its memory."""
+        kept, order = self.tiers.device_experts, self.tiers.by_popularity
+        read = self.popularity.hits(tokens, kept, by_popularity=order) * self.expert_bytes
+        return self.shape.num_moe_layers * read / self.host.bandwidth_bytes_per_s
 
     def _together_s(self, tokens: FloatArray) -> FloatArray:
         moe, kept, order = self.shape.moe, self.tiers.device_experts, self.tiers.by_popularity
@@ -127,6 +133,11 @@ class StreamedWeights(Worker):
         seconds = self.layout.pipeline_parallel * self.share * whole / self.link_bytes_per_s
         parts["mlp"] = parts["mlp"] + seconds / self.scale(tokens)
         return parts
+
+    def host_s(self, tokens: FloatArray) -> FloatArray:
+        """Reading over the link of what every iteration needs, at its peak."""
+        whole = weights_bytes(self.shape, self.quantization, self.layout) - self.expert_bytes_per_device
+        return np.full_like(tokens, self.share * whole / (self.link_bytes_per_s / LINK_SHARE))
 
     def routed_s(self, tokens: FloatArray) -> FloatArray:
         """Routed experts of one layer with the reading of those that are hit."""
