@@ -61,7 +61,7 @@ def overlap_bound(
         requests_per_s: that it finishes.
         cached: prompt tokens that the prefix cache holds.
     """
-    running = np.array([max(most_running, num_running, 1.0), max(num_running, 1.0)])
+    running = np.array([max(most_running, num_running, 1.0), max(num_running, 1.0)], dtype=np.float64)
     seconds = resource_seconds(worker, running, cached=cached)
     longest = np.max(list(seconds.values()), axis=0)
     total = np.sum(list(seconds.values()), axis=0)
