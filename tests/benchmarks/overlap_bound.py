@@ -2,10 +2,10 @@
 
     python tests/benchmarks/overlap_bound.py OBSERVATIONS.jsonl…
 
-Of each aggregated run that states its output rate (or its concurrency and times), the share of the bound at the requests
-that its clients keep in flight, or else at the most that its scheduler takes. Prints the largest shares of each file,
-and the median by engine. NanoFlow (arXiv:2408.12757) states 50 to 72 % of its optimum for itself, on A100, where the
-optimum is the attained rate of matrix products; here it is the datasheet's, and all resources count.
+Of each aggregated run that states its output rate (or its concurrency and times), the share of the bound at the
+requests that its clients keep in flight, or else at the most that its scheduler takes. Prints the largest shares of
+each file, and the median by engine. NanoFlow (arXiv:2408.12757) states 50 to 72 % of its optimum for itself, on A100,
+where the optimum is the attained rate of matrix products; here it is the datasheet's, and all resources count.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ def main(paths: list[Path]) -> None:
         print(f"{path.name}: {len(shares)} runs, {sum(share > 1.0 for share, _ in shares)} above the bound")
         print("  most: " + ", ".join(f"{share:.0%} {name}" for share, name in shares[:SHOWN]))
         for engine, found in sorted(engines.items()):
-            print(
-                f"  {engine}: {len(found)} runs, median {np.median(found):.0%}, 95th percentile {np.quantile(found, 0.95):.0%}"
-            )
+            middle, high = np.median(found), np.quantile(found, 0.95)
+            print(f"  {engine}: {len(found)} runs, median {middle:.0%}, 95th percentile {high:.0%}")
     print(f"all: {above} of {total} runs above the bound")
 
 

@@ -181,7 +181,10 @@ class _Split:
                 rejected[missing] += 1
             else:
                 found = self._experts(rejected)
-        if Way.STREAMED.value in ways and not found and self.tiering.pinned_experts is None:
+            # Streaming every expert is no way where the host can compute them.
+            if not missing:
+                return found
+        if Way.STREAMED.value in ways and self.tiering.pinned_experts is None:
             found = self._streamed(rejected)
         if not ways:
             rejected[f"{self.problem.rules.name}: no flag keeps weights in host memory"] += 1

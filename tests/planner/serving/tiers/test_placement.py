@@ -170,3 +170,9 @@ def test_a_pinned_split_is_estimated(catalog: Catalog) -> None:
 
 def test_every_kernel_may_be_stored() -> None:
     assert set(KERNELS) == set(KERNEL_NAMES)
+
+
+def test_too_wide_weights_name_the_host_and_the_format_that_fits(catalog: Catalog) -> None:
+    wide = make_plan(question(quantization=["fp8_block"]), catalog)
+    assert "usable memory, 381.5 GiB" in wide.solution["binding_constraint"]
+    assert [row["change"] for row in wide.solution["least_change"]] == ["quantization: [w4a16]"]
