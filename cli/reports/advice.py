@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from meshplan.catalogs.units import format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.parts import paragraph
-from meshplan.cli.reports.quantities import bar
+from meshplan.cli.reports.quantities import bar, percent
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
@@ -75,6 +75,26 @@ def pareto_section(plan: Plan, width: int) -> str:
 
 def _whole(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"  # noqa: PLR2004 - two digits are enough
+
+
+# --- the bound of the devices -----------------------------------------------------------------------------------------
+
+
+def overlap_section(plan: Plan, width: int) -> str:
+    """What each pool reaches of what its devices could do if all resources overlapped, and what keeps it from that."""
+    rows = (plan.answer or {}).get("overlap", ())
+    return "".join(paragraph(overlap_text(row, several=len(rows) > 1), width) for row in rows)
+
+
+def overlap_text(row: Row, *, several: bool) -> str:
+    """One pool's bound in words: the share, the resource that binds, and the three factors that make the share."""
+    who = f"A {row['pool']} worker" if several else "A worker"
+    return (
+        f"{who} reaches {percent(row['share'])} of what its devices could do if compute, memory and links overlapped "
+        f"wholly ({row['requests_per_s']:.3g} requests/s, bound by {row['resource']}; NanoFlow, arXiv:2408.12757), "
+        f"because its batch allows {percent(row['batch_share'])} of that, one resource after the other "
+        f"{percent(row['order_share'])}, and kernels below peak rates, host and waiting {percent(row['rest_share'])}."
+    )
 
 
 # --- shapes that no engine runs ---------------------------------------------------------------------------------------

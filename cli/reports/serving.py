@@ -10,6 +10,7 @@ from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.advice import (
     better_shapes,
+    overlap_section,
     pareto_section,
     sensitivity_section,
     shapes_section,
@@ -40,6 +41,7 @@ def report(plan: Plan, *, width: int) -> str:
             predicted_section(plan, width),
             memory_section(plan, width),
             time_section(plan, width),
+            overlap_section(plan, width),
             sensitivity_section(plan, width),
             pareto_section(plan, width),
             what_if_section(better_shapes(plan), width),
@@ -185,7 +187,8 @@ def pool_text(pool: Mapping[str, Any]) -> str:
     schemes = dict.fromkeys((formats["mlp"], formats["attention"], formats["experts"]))
     return (
         f"{workers} on {pool['node_type']}: {degrees}; weights {' / '.join(schemes)}, "
-        f"KV cache {formats['kv_cache']}{_tier_text(pool)}; {_limit_text(pool)}max_num_seqs {limits['max_num_seqs']}, "
+        f"KV cache {formats['kv_cache']}{_tier_text(pool)}{_host_text(pool)}; {_limit_text(pool)}"
+        f"max_num_seqs {limits['max_num_seqs']}, "
         f"max_batched_tokens {limits['max_batched_tokens']}."
     )
 
@@ -203,6 +206,23 @@ def _tier_text(pool: Mapping[str, Any]) -> str:
         return ""
     place = "host memory" if tier["store"] == "host" else "NVMe"
     return f", its prefixes also in {format_bytes(tier['bytes_per_device'])} of {place} per device"
+
+
+def _host_text(pool: Mapping[str, Any]) -> str:
+    """Weights in host memory, and who computes with them."""
+    tiers = pool.get("weight_tiers")
+    if tiers is None:
+        return ""
+    size = format_bytes(tiers["host_bytes"])
+    if tiers["way"] == "streamed":
+        each = format_bytes(tiers["streamed_bytes_per_device"])
+        return f"; {size} of weights in host memory, {each} of each device, read over its link in every iteration"
+    most = tiers["device_prefill_tokens"]
+    late = f" (on the devices from {most:,} tokens of an iteration on)" if most else ""
+    text = (
+        f"; {tiers['device_experts']} routed experts of each layer in device memory, the others, {size}, in host memory"
+    )
+    return f"{text} and computed there{late}"
 
 
 # --- what users see --------------------------------------------------------------------------------------------------
@@ -337,6 +357,7 @@ def memory_section(plan: Plan, width: int) -> str:
         Column(key="kv_cache_bytes", title="KV cache", right=True, text=gib, wrap=False),
         Column(key="budget_bytes", title="budget", right=True, text=gib, wrap=False),
         Column(key="device_memory_bytes", title="device", right=True, text=gib, wrap=False),
+        Column(key="host_weights_bytes", title="on host", right=True, text=gib, wrap=False, optional=True),
         Column(key="kv_capacity_tokens", title="tokens held", right=True, text=lambda n: f"{n:,}", wrap=False),
     )
     text = rendered_rows(rows, columns, Format.TABLE, title="Memory of one device in GiB", width=width)

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from meshplan.planner.cluster.links_spec import ExcludeSpec, LinksSpec
-from meshplan.planner.core.reading.spec_fields import Bytes, Dollars, SpecModel, Whole
+from meshplan.planner.core.reading.spec_fields import Bytes, BytesPerS, Dollars, SpecModel, Whole
 
 # Of a cluster: short, and of signs that stay themselves in a file name and on a command line.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -45,6 +45,15 @@ class ClusterSpec(SpecModel):
         default=0, description="nodes to leave free; the rank mapping chooses them"
     )
     host_memory: Bytes | None = Field(default=None, description="memory of one host, such as '2 TiB'")
+    host_memory_bandwidth: BytesPerS | None = Field(
+        default=None, description="peak of one host's memory, all sockets together, such as '614 GB/s' (serving)"
+    )
+    host_processor: str | None = Field(
+        default=None, min_length=1, description="processor of the hosts, such as xeon-gold-6454s (serving)"
+    )
+    host_sockets: Annotated[int, Whole(most=16)] | None = Field(
+        default=None, description="processors of one host that hold weights; default 1 (serving)"
+    )
     usd_per_hour_per_node: Dollars | None = Field(default=None, description="your price; overrides the catalog's")
 
     @model_validator(mode="after")
@@ -57,6 +66,9 @@ class ClusterSpec(SpecModel):
                 raise ValueError("'devices' needs 'links': {intra_node: {bandwidth: 450 GB/s, latency: 3 us}, …}")
             if self.devices.nodes > 1 and links.inter_node is None:
                 raise ValueError(f"{self.devices.nodes} nodes need links.inter_node")
+        of_host = (self.host_memory_bandwidth, self.host_processor, self.host_sockets)
+        if self.host_memory is None and any(part is not None for part in of_host):
+            raise ValueError("host_processor, host_sockets and host_memory_bandwidth describe host_memory: give it too")
         if self.profile is not None and links is not None and links.describes_unevenness:
             raise ValueError("give either 'profile' (measured links) or islands, degraded links and a topology")
         return self

@@ -35,6 +35,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
             for pool in plan.config["pools"]
         },
         model_path=options.model_path,
+        quantized_checkpoint=_quantized_checkpoint(plan, options),
         draft_model=str((plan.spec.get("speculation") or {}).get("draft_model") or ""),
         max_sequence_length=_longest_request(plan),
         load=_load(plan),
@@ -50,6 +51,14 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         pod_resources=options.pod_resources,
     )
     return emit_serving(target_name, request)
+
+
+def _quantized_checkpoint(plan: Plan, options: EmitOptions) -> bool | None:
+    """A checkpoint that is named for a plan with weights on the host is one in the plan's formats: engines load such
+    weights as they are.
+    """
+    beyond = any("weight_tiers" in pool for pool in plan.config["pools"])
+    return True if options.model_path and beyond else None
 
 
 def host_type(node_type: str, catalog: Catalog, devices: Mapping[str, Any] | None = None) -> HostType:

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshplan.planner.serving.estimator.expert_traffic import expert_traffic
 from meshplan.planner.serving.estimator.memory import weights_bytes
+from meshplan.planner.serving.estimator.overlap_bound import overlap_bound
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.expert_routing import copies_of
 from meshplan.planner.serving.problem.problem import ServingProblem
@@ -55,6 +56,7 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
         "sensitivity": list(_sensitivity(problem, chosen, seed)),
         "sampling": sampling(problem, chosen),
         "series": _series(chosen),
+        "overlap": _overlap(chosen),
         "what_if": what_if_rows(problem),
         "what_if_simulated": _shapes(problem, chosen, seed),
         **_idle(problem, chosen),
@@ -69,6 +71,24 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
     if problem.workload.request_rate_per_s is not None and problem.workload.trace is None and problem.slos:
         found["max_request_rate_per_s"] = sustainable_rate(problem, chosen, seed=seed)
     return found
+
+
+def _overlap(chosen: Simulated) -> list[dict[str, Any]]:
+    """What each pool reaches of the bound of its devices; see :mod:`~.estimator.overlap_bound`."""
+    metrics, candidate = chosen.judged.metrics, chosen.candidate
+    shares = candidate.family.shares(candidate.counts, 1.0)
+    rows = []
+    for name, (kind, count), share in zip(candidate.config.pool_names, candidate.parts, shares, strict=True):
+        each = 1.0 if candidate.family.is_disaggregated else share
+        found = overlap_bound(
+            kind.worker,
+            most_running=float(kind.steady.num_seqs[-1]),
+            num_running=metrics.mean_decoding,
+            requests_per_s=chosen.judged.requests_per_s * each / count,
+            cached=kind.cached,
+        )
+        rows.append({"pool": name, **asdict(found), "seconds": dict(found.seconds)})
+    return rows
 
 
 def _series(chosen: Simulated) -> dict[str, list[float]]:

@@ -60,7 +60,7 @@ def binding_constraint(problem: ServingProblem, report: ServingReport) -> Bindin
     missing = [_missing(problem, role, *one) for one in legal]
     if min(missing)[0] > 0.0:
         _, text, shortage = min(missing)
-        return Binding(kind=MEMORY, text=text, shortage=shortage)
+        return Binding(kind=MEMORY, text=text + _on_host(report), shortage=shortage)
     kinds = priced_workers(problem, role, Counter())
     if not kinds:
         return Binding(kind=ALONE, text=_alone(problem, role))
@@ -76,6 +76,12 @@ def binding_constraint(problem: ServingProblem, report: ServingReport) -> Bindin
     if refused and not report.simulated:
         return Binding(kind=LIMIT, text=refused[0])
     return Binding(kind=LOAD, text=_under_load(problem, report))
+
+
+def _on_host(report: ServingReport) -> str:
+    """Why host memory does not help, where it was looked at: the most frequent reason that names it."""
+    reasons = [reason for reason, _ in report.rejected.most_common() if "usable memory" in reason]
+    return f"; {reasons[0]}: state more cluster.host_memory, or narrower weights" if reasons else ""
 
 
 def _layouts(problem: ServingProblem, role: Role) -> Iterator[tuple[str, Layout, Quantization]]:

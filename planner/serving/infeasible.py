@@ -192,15 +192,15 @@ class _Changes:
         """The widest weight format of the engine with which a plan is found."""
         problem, asked = self.problem, {one.label for one in self.problem.quantizations}
         cache = problem.quantizations[0].kv_cache
-        others = [checkpoint_formats(problem.shape, scheme, cache) for scheme in problem.rules.schemes]
-        others = [one for one in others if one.label not in asked]
-        self.tried.append(f"weights in {', '.join(dict.fromkeys(one.mlp for one in others))}")
-        for one in sorted(others, key=lambda formats: -SCHEMES[formats.mlp].weight_bytes):
+        named = {scheme: checkpoint_formats(problem.shape, scheme, cache) for scheme in problem.rules.schemes}
+        others = {scheme: one for scheme, one in named.items() if one.label not in asked}
+        self.tried.append(f"weights in {', '.join(others)}")
+        for scheme, one in sorted(others.items(), key=lambda item: -SCHEMES[item[0]].weight_bytes):
             found = self._best(replace(problem, quantizations=(one,)))
             if found is not None:
                 yield {
                     "constraint": "weights in " + ", ".join(sorted(asked)),
-                    "change": f"quantization: [{one.mlp}]",
+                    "change": f"quantization: [{scheme}]",
                     "label": config_label(found.candidate.config),
                 }
                 return

@@ -19,6 +19,7 @@ from meshplan.planner.serving.estimator.power.cap import SLOWDOWN_ERROR_P90
 from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_document
 from meshplan.planner.serving.problem.nodes import place_workers, pools_by_node_type
 from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.weight_tiers import TIER_ERROR_P90
 from meshplan.planner.serving.resolve import ResolvedServing
 from meshplan.planner.serving.search.branch import TIE, Simulated
 from meshplan.planner.serving.search.candidates import config_label, power_at
@@ -65,7 +66,7 @@ def make_serving_plan(
             ]
         },
         breakdown=tuple(breakdown(problem, chosen)),
-        provenance=provenance(resolved),
+        provenance=provenance(resolved, config),
         alternatives=tuple(runner_up_rows(problem, chosen, report, top=top)),
         rejected=tuple(rejected_rows(report)),
         answer=advice(problem, chosen, report, seed=int(solution.get("seed", 0))) if beyond else None,
@@ -114,13 +115,14 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
 
 def error_factors(problem: ServingProblem, config: ServingConfig) -> dict[str, float]:
     """Metric → factor by which its 90 % interval extends each way: the widest over the pools, a power limit's error
-    included.
+    and that of weights in host memory included.
     """
     widest: dict[str, float] = {}
     for pool in config.pools:
+        beyond = 0.0 if pool.weight_tiers is None else TIER_ERROR_P90
         slowed = 0.0 if pool.power_cap_w is None else SLOWDOWN_ERROR_P90
         for name, error in problem.calibrations[pool.node_type].error_p90.items():
-            widest[name] = max(widest.get(name, 1.0), math.exp(math.hypot(error, slowed)))
+            widest[name] = max(widest.get(name, 1.0), math.exp(math.hypot(error, slowed, beyond)))
     return widest
 
 
@@ -152,6 +154,17 @@ def memory_row(problem: ServingProblem, pool: Pool) -> dict[str, Any]:
         "kv_cache_bytes": held,
         "kv_bytes_per_token": memory.kv_bytes_per_token,
         "kv_capacity_tokens": memory.kv_capacity_tokens,
+        **_host_row(problem, pool),
+    }
+
+
+def _host_row(problem: ServingProblem, pool: Pool) -> dict[str, Any]:
+    """Weights of one worker in host memory, and what that has; empty where all lie on the devices."""
+    if pool.weight_tiers is None:
+        return {}
+    return {
+        "host_weights_bytes": pool.weight_tiers.host_bytes,
+        "host_memory_bytes": float(problem.machines[pool.node_type].host_memory_bytes or 0),
     }
 
 
@@ -268,7 +281,7 @@ def rejected_rows(report: ServingReport) -> list[dict[str, Any]]:
     return rows
 
 
-def provenance(resolved: ResolvedServing) -> dict[str, Any]:
+def provenance(resolved: ResolvedServing, config: ServingConfig | None = None) -> dict[str, Any]:
     """Version, calibration and sources of the figures."""
     problem = resolved.problem
     power = {key: value for key, value in problem.power.to_document().items() if key != "constants"}
@@ -292,8 +305,17 @@ def provenance(resolved: ResolvedServing) -> dict[str, Any]:
         "power": power,
         "sources": dict(resolved.sources),
         "model": shape_document(problem.shape),
-        **({"not_validated": [_unlike_the_fitted(problem.shape)]} if problem.shape.blocks is not None else {}),
+        **_not_validated(problem, config),
+        **({} if problem.tiering is None else {"host": problem.tiering.document()}),
     }
+
+
+def _not_validated(problem: ServingProblem, config: ServingConfig | None) -> dict[str, Any]:
+    """What the constants were not fitted to, if anything."""
+    doubts = [] if problem.shape.blocks is None else [_unlike_the_fitted(problem.shape)]
+    if problem.tiering is not None and config and any(pool.weight_tiers for pool in config.pools):
+        doubts += problem.tiering.doubts
+    return {"not_validated": doubts} if doubts else {}
 
 
 def _unlike_the_fitted(shape: ModelShape) -> str:
@@ -319,4 +341,5 @@ def catalog_content(resolved: ResolvedServing) -> dict[str, Any]:
         "power": problem.power.to_document(),
         "rules": {"name": problem.rules.name, "version": problem.rules.version},
         "recipe": plain(problem.recipe),
+        **({} if problem.tiering is None else {"host": problem.tiering.document()}),
     }

@@ -36,9 +36,11 @@ from meshplan.planner.serving.problem.config import (
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
 from meshplan.planner.serving.problem.spec import ServingSpec
+from meshplan.planner.serving.problem.weight_tiers import KERNEL_NAMES, Way, WeightTiers
 
 _Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 _MAX_BATCH = 10**9  # tokens or requests of one iteration
+_MAX_BYTES = 1e15  # of weights in host memory
 _MAX_SLOTS = 10**6  # slots of experts over all layers: 250 layers of 4,000
 
 
@@ -65,6 +67,16 @@ def _sound_formats(formats: Quantization) -> Quantization:
     return formats
 
 
+def _sound_tiers(tiers: WeightTiers) -> WeightTiers:
+    sizes = (tiers.host_bytes, tiers.streamed_bytes_per_device)
+    counts = (tiers.device_experts, tiers.threads, tiers.numa_nodes, tiers.device_prefill_tokens)
+    if not all(0.0 <= size <= _MAX_BYTES for size in sizes) or not all(0 <= count <= _MAX_BATCH for count in counts):
+        raise ValueError(f"weight_tiers: sizes must be within 0 and {_MAX_BYTES:g} bytes, counts within {_MAX_BATCH}")
+    if (tiers.kernel or tiers.way is Way.EXPERTS_ON_HOST) and tiers.kernel not in KERNEL_NAMES:
+        raise ValueError(f"weight_tiers.kernel is {tiers.kernel!r}; known: {', '.join(KERNEL_NAMES)}")
+    return tiers
+
+
 class _Pool(Closed):
     role: Role
     layout: Annotated[Layout, AfterValidator(_sound_layout)]
@@ -76,6 +88,7 @@ class _Pool(Closed):
     kv_tier: KvTier | None = None
     weight: Annotated[Count, Field(ge=1)] = 1
     power_cap_w: Positive | None = None
+    weight_tiers: Annotated[WeightTiers, AfterValidator(_sound_tiers)] | None = None
     kind: Text = ""  # of an allocation's pools
     offer: Text = ""
 
@@ -251,6 +264,16 @@ class _Series(Closed):
         return self
 
 
+class _Overlap(Section):
+    pool: Text
+    requests_per_s: Share
+    resource: Text
+    share: Share
+    batch_share: Share
+    order_share: Share
+    rest_share: Share
+
+
 class _WhatIf(Section):
     name: Text
     label: Text
@@ -291,6 +314,7 @@ class _Answer(Section):
     sensitivity: tuple[_Sensitivity, ...] = ()
     sampling: _Sampling | None = None
     series: _Series | Nothing = Nothing()
+    overlap: tuple[_Overlap, ...] = ()
     what_if: tuple[_WhatIf, ...] = ()
     what_if_simulated: tuple[_Shape, ...] = ()
     num_idle_devices: Count = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,13 @@ from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CA
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
-from meshplan.planner.serving.problem.expert_routing import expert_routing
+from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.spec import GIB, ServingSpec
 from meshplan.planner.serving.problem.trace import read_trace
+from meshplan.planner.serving.problem.weight_tiers import Tiering
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -66,7 +67,6 @@ def resolve_serving(
     problems = Problems()
     shape = shape or look_up_shape(spec.model, catalog, base, problems)
     nodes = _node_types(spec, catalog, problems)
-    rules = ENGINES[spec.constraints.target]
     problems.check()
     if shape is None:
         raise AssertionError("a missing shape is a problem, and problems were checked")
@@ -77,11 +77,14 @@ def resolve_serving(
         price = _price(spec, node)
         if price is not None:
             prices[node.slug] = price
-        machines[node.slug] = _machine(node, count, price)
+        machines[node.slug] = _machine(node, count, price, spec.cluster.host_memory)
     schemes = _schemes(spec, shape, catalog)
+    spec = _with_engine(spec, shape, machines, schemes)
+    rules = ENGINES[spec.constraints.target]
     _check_schemes(spec, shape, schemes, machines, problems)
     _check(spec, shape, machines, prices, rules, problems)
     experts = expert_routing(spec.experts, shape, base, problems)
+    tiering = _tiering(spec, shape, machines, experts, problems)
     problems.check()
     recipe = engine_recipes()[rules.name]
     problem = ServingProblem(
@@ -105,6 +108,7 @@ def resolve_serving(
         pinned=_pinned(spec),
         experts=experts,
         power_caps_w=tuple(spec.power_caps_w or ()),
+        tiering=tiering,
     )
     return ResolvedServing(problem=problem, prices=prices, sources=_sources(problem, prices))
 
@@ -176,7 +180,36 @@ def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict
     return found
 
 
-def _machine(node: NodeType, count: int, price: Price | None) -> Machine:
+def _with_engine(
+    spec: ServingSpec, shape: ModelShape, machines: Mapping[str, Machine], schemes: Sequence[str]
+) -> ServingSpec:
+    """The spec with the engine that serves it where it names none and states host memory."""
+    if spec.cluster.host_memory is None or not machines:
+        return spec
+    from meshplan.planner.serving.tiers.question import engine_for
+
+    engine = engine_for(spec, shape, machines, checkpoint_formats(shape, schemes[0], spec.kv_cache))
+    return spec.model_copy(update={"constraints": spec.constraints.model_copy(update={"target": engine})})
+
+
+def _tiering(
+    spec: ServingSpec,
+    shape: ModelShape,
+    machines: Mapping[str, Machine],
+    experts: ExpertRouting | None,
+    problems: Problems,
+) -> Tiering | None:
+    """What may lie in host memory; None where the spec neither states nor pins any."""
+    if spec.cluster.host_memory is None and spec.fixed.device_experts is None:
+        return None
+    from meshplan.planner.serving.tiers.question import host_tiering
+
+    return host_tiering(spec, shape, machines, experts, problems)
+
+
+def _machine(node: NodeType, count: int, price: Price | None, host_memory_bytes: float | None = None) -> Machine:
+    if host_memory_bytes is not None:
+        node = replace(node, host_memory_bytes=int(host_memory_bytes))
     cluster = Cluster(name=node.slug, groups=(NodeGroup(node=node, count=count),))
     each = None if price is None else price.usd_per_hour / node.num_devices
     return machine_of(cluster, usd_per_hour_per_device=each)

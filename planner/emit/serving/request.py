@@ -9,9 +9,8 @@ from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
-from meshplan.planner.emit.serving.checkpoints import answering
 from meshplan.planner.emit.serving.load import Load
-from meshplan.planner.emit.text import published_name
+from meshplan.planner.emit.text import answering, published_name
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig, serving_config_from_document
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
 

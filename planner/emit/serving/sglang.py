@@ -16,7 +16,7 @@ import numpy as np
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.expert_maps import expert_map
-from meshplan.planner.emit.serving import terms
+from meshplan.planner.emit.serving import terms, weight_tiers
 from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
@@ -253,6 +253,12 @@ TERMS = (
     ),
     _rows.off_switch("prefix_caching", "--disable-radix-cache"),
     _rows.write_only("kv_tier", _kv_tier, "--enable-hierarchical-cache, --hicache-size (GB of one rank)"),
+    _rows.write_only(
+        "weight_tiers",
+        weight_tiers.expert_flags,
+        f"{', '.join(weight_tiers.KT_FLAGS)} (with kt-kernel); {weight_tiers.OFFLOAD}",
+        verified_by="documented argument list",
+    ),
     _rows.off_switch("custom_all_reduce", "--disable-custom-all-reduce"),
     _rows.off_switch("cuda_graphs", "--disable-cuda-graph"),
     _rows.write_only(
@@ -284,6 +290,7 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
     node: list[Argument] = [*SERVE_ON]
     if _expert_files(request, pool):
         node += ["--init-expert-location", Template(text=f"{{files}}/{_map_path(request, pool)}")]
+    node += weight_tiers.weight_path(request, pool)
     if pool.role is Role.PREFILL:
         node += ["--disaggregation-bootstrap-port", Template(text="{bootstrap_port}")]
     if num_nodes > 1:
@@ -326,7 +333,7 @@ def _notes(request: ServingRequest) -> Sequence[str]:
         )
     if any(uses_all_to_all(pool.layout) for pool in request.config.pools):
         notes.append("Experts exchange tokens through DeepEP, which has to be installed.")
-    return notes
+    return [*notes, *weight_tiers.notes(request)]
 
 
 ENGINE = Engine(

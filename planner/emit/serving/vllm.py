@@ -12,7 +12,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import ParserVerified
-from meshplan.planner.emit.serving import terms
+from meshplan.planner.emit.serving import terms, weight_tiers
 from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
@@ -166,6 +166,12 @@ TERMS = (
     _rows.write_only(
         "kv_tier", _kv_tier, "--kv-offloading-size (GiB of one data-parallel rank), --kv-offloading-backend native"
     ),
+    _rows.write_only(
+        "weight_tiers",
+        weight_tiers.offload_flags,
+        f"{weight_tiers.OFFLOAD} (GiB of one device)",
+        verified_by="documented argument list",
+    ),
     _rows.off_switch("custom_all_reduce", "--disable-custom-all-reduce"),
     _rows.off_switch("cuda_graphs", "--enforce-eager", note=" (off; compilation goes too)"),
     _rows.write_only(
@@ -235,7 +241,7 @@ def _notes(request: ServingRequest) -> Sequence[str]:
         notes.append(LEAST_LOADED_NOTE)
     if any(not pool.limits.cuda_graphs for pool in config.pools):
         notes.append("--enforce-eager switches compilation off as well as CUDA graphs.")
-    return notes
+    return [*notes, *weight_tiers.notes(request)]
 
 
 ENGINE = Engine(

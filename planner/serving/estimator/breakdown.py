@@ -58,9 +58,12 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
         "mlp": gemm_level(pool.quantization.mlp),
         "tensor-parallel exchange": worker.exchange.level(pool.layout.tensor_parallel),
     }
+    experts_level = gemm_level(pool.quantization.experts)
+    if pool.weight_tiers is not None:  # what a host or its link takes is no rate of the device
+        experts_level = levels["mlp"] = EvidenceLevel.ASSUMED
     parts: list[tuple[str, FloatArray, EvidenceLevel]] = [
         *((name, seconds, levels[name]) for name, seconds in dense.items()),
-        ("routed experts", routed * worker.routed_s(stage_tokens), gemm_level(pool.quantization.experts)),
+        ("routed experts", routed * worker.routed_s(stage_tokens), experts_level),
         ("expert exchange", routed * worker.expert_exchange_s(stage_tokens), worker.machine.link_level),
         ("attention", attention, worker.operators.attention_level(pool.role)),
         ("LM head and sampling", worker.slower(sequences) * worker.head_s(sequences), gemm_level("bf16")),

@@ -293,6 +293,10 @@ class Worker:
         """Attention of all layers for whole prompts of ``prompt`` tokens, one prompt at a time."""
         return self.attention.prefill_s(prompt)
 
+    def host_s(self, tokens: FloatArray) -> FloatArray:
+        """Time of an iteration of ``tokens`` on what lies beside the devices, at peak rates; here: none."""
+        return np.zeros_like(tokens)
+
     # --- tables -------------------------------------------------------------------------------------------------------
 
     def scale(self, tokens: FloatArray) -> FloatArray:

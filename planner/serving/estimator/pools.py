@@ -54,12 +54,14 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         speculation=speculation,
         experts=site.experts,
     )
+    if site.tiering is not None:
+        worker = site.tiering.worker(worker, pool)
     return worker if pool.power_cap_w is None else capped(worker, pool.power_cap_w, site.power)
 
 
 def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemory:
     """Memory of one worker of a pool; requests hold their prompt and half of their output on average."""
-    return worker_memory(
+    memory = worker_memory(
         site.shape,
         site.machines[pool.node_type].device,
         pool.layout,
@@ -68,3 +70,4 @@ def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemo
         context=workload.input_length + workload.output_length / 2.0,
         experts=site.experts,
     )
+    return memory if site.tiering is None else site.tiering.memory(memory, site.shape, pool)

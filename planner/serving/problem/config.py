@@ -14,6 +14,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.weight_tiers import Way, WeightTiers
 
 
 class Role(Enum):
@@ -151,6 +152,7 @@ class Pool:
         kv_tier: second tier of KV cache; None: prefixes evicted from the devices are lost.
         weight: of each worker, for a router between pools of one role; relative to the others' weights.
         power_cap_w: power limit of each device, W; None for the board's own.
+        weight_tiers: weights beyond device memory; None where all lie on the devices.
     """
 
     role: Role
@@ -162,6 +164,7 @@ class Pool:
     kv_tier: KvTier | None = None
     weight: int = 1
     power_cap_w: float | None = None
+    weight_tiers: WeightTiers | None = None
 
     @property
     def num_devices(self) -> int:
@@ -310,6 +313,9 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
     tier: dict[str, Any] = {} if pool.kv_tier is None else {"kv_tier": asdict(pool.kv_tier)}
     weight = {} if pool.weight == 1 else {"weight": pool.weight}
     cap = {} if pool.power_cap_w is None else {"power_cap_w": pool.power_cap_w}
+    beyond = {} if pool.weight_tiers is None else {"weight_tiers": asdict(pool.weight_tiers)}
+    if beyond:
+        beyond["weight_tiers"]["way"] = beyond["weight_tiers"]["way"].value
     return {
         "role": pool.role.value,
         "layout": asdict(pool.layout),
@@ -321,6 +327,7 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
         **tier,
         **weight,
         **cap,
+        **beyond,
     }
 
 
@@ -335,4 +342,9 @@ def _pool_from(document: Mapping[str, Any]) -> Pool:
         kv_tier=KvTier(**document["kv_tier"]) if "kv_tier" in document else None,
         weight=int(document.get("weight", 1)),
         power_cap_w=float(document["power_cap_w"]) if "power_cap_w" in document else None,
+        weight_tiers=_weight_tiers_from(document["weight_tiers"]) if "weight_tiers" in document else None,
     )
+
+
+def _weight_tiers_from(document: Mapping[str, Any]) -> WeightTiers:
+    return WeightTiers(**{**document, "way": Way(document["way"])})

@@ -49,6 +49,7 @@ class EngineRules:
             not at all: tensor_parallel or context_parallel is 1.
         speculation_with_stages: speculative decoding runs with several pipeline stages.
         kv_stores: stores of a second KV cache tier for which the engine has flags, on mixed workers.
+        weight_ways: ways to serve weights in host memory (:class:`Way`) for which the engine has flags.
     """
 
     name: str
@@ -66,6 +67,7 @@ class EngineRules:
     whole_context_on_transfer: bool = False
     speculation_with_stages: bool = False
     kv_stores: tuple[str, ...] = ("host",)
+    weight_ways: tuple[str, ...] = ()
 
     def layout_rules(self, quantization: Quantization | None = None) -> tuple[LegalityRule, ...]:
         """The rules over a layout, including those of the formats in use."""
@@ -90,6 +92,9 @@ class EngineRules:
             )
         if pool.kv_tier is not None and pool.kv_tier.store not in self.kv_stores:
             wrong.append(f"no flag for a KV tier on {pool.kv_tier.store}: give one of {', '.join(self.kv_stores)}")
+        if pool.weight_tiers is not None and pool.weight_tiers.way.value not in self.weight_ways:
+            ways = ", ".join(self.weight_ways) or "none"
+            wrong.append(f"no flag for weights in host memory, {pool.weight_tiers.way.value} (it has {ways})")
         return (*wrong, *_broken_limits(pool), *_broken_tier(pool))
 
     def broken(self, shape: ModelShape, config: ServingConfig) -> tuple[str, ...]:

@@ -110,6 +110,7 @@ VLLM = EngineRules(
     ),
     limits_source=f"{_VLLM}: engine/arg_utils.py, get_batch_defaults; config/cache.py",
     block_size=16,
+    weight_ways=("streamed",),
     pipeline_on_decode="one",
     whole_context_on_transfer=True,
 )
@@ -170,6 +171,7 @@ SGLANG = EngineRules(
     ),
     limits_source=f"{_SGLANG}: arg_groups/memory_hook.py; model_executor/pool_configurator.py",
     block_size=1,
+    weight_ways=("experts_on_host", "streamed"),
     pipeline_on_decode="one_or_prefill",
     prefix_caching_on_decode=False,
 )

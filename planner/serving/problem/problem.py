@@ -18,6 +18,7 @@ from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
+from meshplan.planner.serving.problem.weight_tiers import Tiering
 
 # Share of a worker's highest rate that may be planned: a queue without headroom never empties.
 MAX_UTILIZATION = 0.95
@@ -78,6 +79,7 @@ class Site:
         constants: node type → calibrated constants.
         experts: routing and the places of experts; None where nothing is known of them.
         power: constants of the devices' power by load, which say what a power limit slows.
+        tiering: weights in host memory; None where all lie on the devices.
     """
 
     shape: ModelShape
@@ -86,6 +88,7 @@ class Site:
     constants: Mapping[str, ServingConstants]
     experts: ExpertRouting | None = None
     power: PowerConstants = field(default_factory=lambda: power_calibration().constants)
+    tiering: Tiering | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,7 @@ class ServingProblem:
         experts: routing and the places of experts; None where nothing is known of them.
         power: constants of the devices' power by load.
         power_caps_w: power limits of a device to choose from, W; empty for the board's own.
+        tiering: what may lie in host memory; None where none was stated.
     """
 
     shape: ModelShape
@@ -127,6 +131,7 @@ class ServingProblem:
     experts: ExpertRouting | None = None
     power: PowerCalibration = field(default_factory=power_calibration)
     power_caps_w: tuple[float, ...] = ()
+    tiering: Tiering | None = None
 
     @property
     def site(self) -> Site:
@@ -139,6 +144,7 @@ class ServingProblem:
             constants=constants,
             experts=self.experts,
             power=self.power.constants,
+            tiering=self.tiering,
         )
 
     def caps_of(self, device: Device) -> tuple[float | None, ...]:

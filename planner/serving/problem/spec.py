@@ -172,6 +172,9 @@ class ServingFixedSpec(LayoutSpec):
     """Pinned choices; the search decides the others."""
 
     mode: Literal["aggregated", "disaggregated"] | None = None
+    device_experts: Annotated[int, Whole(least=0)] | None = Field(
+        default=None, description="routed experts of each MoE layer in device memory, the others in cluster.host_memory"
+    )
     quantization: SchemeName | None = None
     prefill: LayoutSpec = LayoutSpec()
     decode: LayoutSpec = LayoutSpec()

@@ -255,16 +255,18 @@ def score_of(problem: ServingProblem, candidate: Candidate, *, request_rate_per_
 def config_label(config: ServingConfig) -> str:
     """A deployment in a few words: ``2 × TP4``, ``3 × TP1 → 2 × TP8 EP8``, ``4 × TP4 on A + 2 × TP8 on B``."""
     if config.is_disaggregated:
-        return " → ".join(f"{pool.num_workers} × {layout_label(pool.layout)}{_cap(pool)}" for pool in config.pools)
+        return " → ".join(f"{pool.num_workers} × {layout_label(pool.layout)}{_more(pool)}" for pool in config.pools)
     several = len(config.pools) > 1
     return " + ".join(
-        f"{pool.num_workers} × {layout_label(pool.layout)}{_cap(pool)}" + (f" on {pool.node_type}" if several else "")
+        f"{pool.num_workers} × {layout_label(pool.layout)}{_more(pool)}" + (f" on {pool.node_type}" if several else "")
         for pool in config.pools
     )
 
 
-def _cap(pool: Pool) -> str:
-    return "" if pool.power_cap_w is None else f" at {pool.power_cap_w:g} W"
+def _more(pool: Pool) -> str:
+    """A power limit, and weights beyond device memory."""
+    cap = "" if pool.power_cap_w is None else f" at {pool.power_cap_w:g} W"
+    return cap if pool.weight_tiers is None else f"{cap}, {pool.weight_tiers.label}"
 
 
 def layout_label(layout: Layout) -> str:

@@ -133,7 +133,10 @@ class Family:
         if min(counts) < 1:
             return False
         for kind, count in zip(self.kinds, counts, strict=True):
-            if problem.pinned.of(kind.placed.role).get("num_workers", count) != count:
+            if (
+                problem.pinned.of(kind.placed.role).get("num_workers", count) != count
+                or count > kind.placed.most_workers
+            ):
                 return False
         most = problem.limits.max_devices
         if most is not None and self.num_devices(counts) > most:
@@ -153,9 +156,11 @@ class Family:
         machine, size = kind.placed.machine, kind.num_devices
         have = min(machine.num_devices, self.problem.limits.max_devices or machine.num_devices)
         if size >= machine.domain_size:
-            return min(machine.num_devices // (-(-size // machine.domain_size) * machine.domain_size), have // size)
-        whole, rest = divmod(machine.num_devices, machine.domain_size)
-        return min(whole * (machine.domain_size // size) + rest // size, have // size)
+            most = machine.num_devices // (-(-size // machine.domain_size) * machine.domain_size)
+        else:
+            whole, rest = divmod(machine.num_devices, machine.domain_size)
+            most = whole * (machine.domain_size // size) + rest // size
+        return min(most, have // size, kind.placed.most_workers)
 
     def pinned(self, which: int) -> int | None:
         """The pinned number of workers of one kind."""

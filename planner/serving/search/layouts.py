@@ -17,6 +17,7 @@ from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memor
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.weight_tiers import WeightTiers
 
 # Largest degrees tried: no measured run goes beyond them, and latency only grows.
 MAX_TENSOR, MAX_PIPELINE, MAX_DATA_PARALLEL, MAX_CONTEXT = 64, 16, 512, 8
@@ -39,6 +40,7 @@ class PlacedWorker:
         limits: limits of its scheduler; ``max_num_seqs`` is capped by what the KV cache can hold.
         memory: memory of its fullest device.
         power_cap_w: power limit of each device, W; None for the board's own.
+        weight_tiers: weights beyond device memory; None where all lie on the devices.
     """
 
     role: Role
@@ -49,12 +51,20 @@ class PlacedWorker:
     limits: EngineLimits
     memory: WorkerMemory
     power_cap_w: float | None = None
+    weight_tiers: WeightTiers | None = None
 
     @property
     def withheld_share(self) -> float:
         """How far below its board's own limit each device is held, as a share of that; 0 without a power limit."""
         own = self.machine.device.tdp_w
         return 0.0 if self.power_cap_w is None or own is None else 1.0 - self.power_cap_w / own
+
+    @property
+    def most_workers(self) -> int:
+        """Workers that may stand beside each other: one a host where its memory holds weights, which it reads alone."""
+        if self.weight_tiers is None:
+            return self.machine.num_devices
+        return max(self.machine.num_devices // self.machine.devices_per_host, 1)
 
 
 def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) -> Iterator[PlacedWorker]:
@@ -65,6 +75,10 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
         role: role of the pool.
         rejected: reason → number of layouts rejected for it; updated.
     """
+    if problem.tiering is not None and problem.tiering.is_asked:
+        yield from problem.tiering.placements(problem, role, rejected)
+        return
+    any_fits = False
     for node_type, machine in problem.machines.items():
         for quantization in problem.quantizations:
             missing = quantization.missing_on(machine.device)
@@ -88,8 +102,11 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                 if worker is None:
                     rejected["weights, workspace and one request's KV cache do not fit the device"] += 1
                 else:
+                    any_fits = True
                     for cap in problem.caps_of(machine.device):
                         yield replace(worker, power_cap_w=cap)
+    if problem.tiering is not None and not any_fits:
+        yield from problem.tiering.placements(problem, role, rejected)
 
 
 def layouts(problem: ServingProblem, machine: Machine, role: Role) -> list[Layout]:

@@ -108,7 +108,12 @@ def smaller_chunk(problem: ServingProblem, placed: PlacedWorker) -> PlacedWorker
     pinned, ranks = problem.pinned.of(placed.role), placed.layout.attention_data_parallel
     chunk = max(placed.limits.max_batched_tokens // CHUNK_STEP, LEAST_CHUNK, pinned.get("max_num_seqs", 0) // ranks)
     is_fixed = "max_batched_tokens" in pinned or problem.recipe.whole_prompts
-    if placed.role is not Role.MIXED or is_fixed or chunk >= placed.limits.max_batched_tokens:
+    if (
+        placed.weight_tiers is not None
+        or placed.role is not Role.MIXED
+        or is_fixed
+        or chunk >= placed.limits.max_batched_tokens
+    ):
         return None
     smaller = with_chunk(problem, placed, chunk)
     if smaller is None:
@@ -195,5 +200,6 @@ def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num
         quantization=placed.quantization,
         node_type=placed.node_type,
         power_cap_w=placed.power_cap_w,
+        weight_tiers=placed.weight_tiers,
         kv_tier=problem.kv_tier if placed.role is Role.MIXED and placed.limits.prefix_caching else None,
     )

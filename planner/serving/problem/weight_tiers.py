@@ -1,0 +1,96 @@
+"""Weights of a serving worker beyond device memory: the choice that a plan makes, and what may make it.
+
+Where the weights lie and who computes with them is decided in :mod:`meshplan.planner.serving.tiers`. The search and the
+estimator know it as a :class:`Tiering` of the question only, so that a question without one loads none of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+# Log factor by which the time per token of weights in host memory lies within in nine of ten cases, beyond what devices
+# err by: of nine published runs (``tests/benchmarks/weight_tiers.py``) the widest but one, see the folder's README.
+TIER_ERROR_P90 = math.log(1.6)
+_GIB = 2.0**30
+
+
+# KTransformers' kernels for experts on the host (:mod:`meshplan.planner.serving.tiers.kernels`).
+KERNEL_NAMES = ("AMXINT4", "AMXINT8", "BF16", "FP8", "FP8_PERCHANNEL", "LLAMAFILE")
+
+
+class Way(Enum):
+    """Who computes with the weights in host memory."""
+
+    EXPERTS_ON_HOST = "experts_on_host"  # the host's processor, routed experts only (KTransformers, arXiv:2504.09345)
+    STREAMED = "streamed"  # the devices, which read them over PCI Express in every iteration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTiers:
+    """Weights of one worker beyond device memory.
+
+    Args:
+        way: see :class:`Way`.
+        host_bytes: weights in host memory, bytes.
+        device_experts: routed experts of each MoE layer in device memory (with ``experts_on_host``).
+        by_popularity: the most popular experts are those in device memory; False: any of them.
+        streamed_bytes_per_device: weights of each device that lie in host memory (with ``streamed``), bytes.
+        kernel: KTransformers' name of the host's kernel; empty where nothing is computed there.
+        threads: of the host's kernel: physical cores; 0 where unknown.
+        numa_nodes: pools of threads, one for each; 0 where unknown.
+        device_prefill_tokens: from so many tokens of an iteration on, the host's experts are copied to the devices
+            layer by layer and computed there; 0: never.
+    """
+
+    way: Way
+    host_bytes: float
+    device_experts: int = 0
+    by_popularity: bool = False
+    streamed_bytes_per_device: float = 0.0
+    kernel: str = ""
+    threads: int = 0
+    numa_nodes: int = 0
+    device_prefill_tokens: int = 0
+
+    @property
+    def label(self) -> str:
+        """In few words, for tables: routed experts of a layer on devices, or what each device reads from the host.
+
+        >>> WeightTiers(way=Way.EXPERTS_ON_HOST, host_bytes=1e11, device_experts=6).label
+        '6 experts/layer'
+        """
+        if self.way is Way.EXPERTS_ON_HOST:
+            return f"{self.device_experts} experts/layer"
+        return f"{self.streamed_bytes_per_device / _GIB:.1f} GiB streamed"
+
+
+class Tiering(Protocol):
+    """What a question with host memory can do with it.
+
+    Types above this module are named in the docstrings only, so that imports run one way.
+    """
+
+    @property
+    def is_asked(self) -> bool:
+        """The user pinned what lies on the host: workers without it are no answer."""
+
+    def placements(self, problem: Any, role: Any, rejected: Counter[str]) -> Iterable[Any]:
+        """Workers (``PlacedWorker``) of a role whose weights lie on devices and host."""
+
+    def worker(self, worker: Any, pool: Any) -> Any:
+        """The ``Worker`` of a ``Pool`` with :class:`WeightTiers`, priced with them; the same one without."""
+
+    def memory(self, memory: Any, shape: Any, pool: Any) -> Any:
+        """``WorkerMemory`` of its fullest device, from that of the same worker with all weights on its devices."""
+
+    def document(self) -> dict[str, Any]:
+        """The host as plain JSON, for the plan's provenance and digest."""
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What is assumed of the host and was not measured, in words."""

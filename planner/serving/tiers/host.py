@@ -1,0 +1,74 @@
+"""The host of a worker: how fast it reads weights, multiplies with them, and hands them to its devices.
+
+- Reading: share × channels' peak. :data:`READ_SHARE` is fitted (``tests/benchmarks/weight_tiers.py``).
+- Multiplying: rates that published expert kernels attained (``catalogs/seed/hosts.yaml``).
+- Devices read host memory over PCI Express, all together no faster than the host's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshplan.catalogs.constants.host_processors import HostProcessor
+from meshplan.catalogs.hardware import Device
+
+# Attained share of the peak memory bandwidth while experts are read for single tokens, and the time for which a layer
+# with any expert on the host waits for it (copies to and fro, hand-over to threads). Solved for from twelve cells of
+# KTransformers' table (kt-kernel/experts-sched-Tutorial.md: Qwen3-Next-80B in fp8, four RTX 4090, Xeon Gold 6454S, GPU
+# shares of 0, 20, … 100 %); the other ten, held out, err by 2.7 % in the median (2026-11-24, the README says more).
+# The source prints neither the number of sockets nor of requests: one each is taken.
+READ_SHARE = 0.60
+ROUND_TRIP_S = 57e-6
+# PCI Express of a hardware generation, x16, one direction, bytes/s (catalogs/seed/links.yaml; 3.0 by its data rate),
+# and the share that large pinned copies attain: assumed, as in training's offload.
+PCIE_3, PCIE_4, PCIE_5 = 15.5e9, 31e9, 63e9
+_LINKS = {"volta": PCIE_3, "turing": PCIE_3, "ampere": PCIE_4, "ada": PCIE_4, "cdna2": PCIE_4}
+LINK_SHARE = 0.75
+# Share of a host's memory that weights may take. Assumed: the system and page cache take the rest, as in training.
+USABLE_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host as a worker uses it.
+
+    Args:
+        memory_bytes: of all sockets together.
+        processor: what a socket has.
+        sockets: that hold and compute weights, each its share.
+        bandwidth_bytes_per_s: peak of all channels.
+        is_assumed: only the memory was stated.
+        read_share: attained share of the peak.
+        round_trip_s: for which a layer waits that has any expert there.
+    """
+
+    memory_bytes: float
+    processor: HostProcessor
+    sockets: int
+    bandwidth_bytes_per_s: float
+    is_assumed: bool = False
+    read_share: float = READ_SHARE
+    round_trip_s: float = ROUND_TRIP_S
+
+    @property
+    def usable_bytes(self) -> float:
+        """Memory that weights may take."""
+        return USABLE_SHARE * self.memory_bytes
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """Attained rate at which its processors read weights."""
+        return self.read_share * self.bandwidth_bytes_per_s
+
+    def flops_per_s(self, product_bytes: int) -> float:
+        """Attained rate of products with weights that are multiplied in 2 bytes or in 1."""
+        return self.sockets * self.processor.matrix_flops_per_s[product_bytes]
+
+    def link_bytes_per_s(self, device: Device, num_devices: int) -> float:
+        """Attained rate at which each of ``num_devices`` devices reads host memory at the same time."""
+        return min(link_bytes_per_s(device), self.bandwidth_bytes_per_s / num_devices)
+
+
+def link_bytes_per_s(device: Device) -> float:
+    """Attained rate of a device's link to its host, bytes/s."""
+    return LINK_SHARE * _LINKS.get(device.architecture, PCIE_5)
