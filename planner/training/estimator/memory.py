@@ -49,7 +49,7 @@ EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE = 6.0
 # fp32 holds the 16-bit logits, their fp32 copy, its softmax and part of the gradient besides (2 + 4 + 4 + 2 bytes).
 FUSED_LOSS_SHARE = (2.0 + 2.0) / 12.0
 Components = Mapping[str, FloatArray]  # name → bytes, [n] each
-COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fixed", "reserve")
+COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fixed")
 
 
 def total_bytes(components: Components) -> FloatArray:
@@ -73,7 +73,7 @@ class StageMemory:
 
     Args:
         stage: the class.
-        components: name (of :data:`COMPONENTS`) → bytes.
+        components: name (of :data:`COMPONENTS`; ``reserve`` where the allocator holds unused bytes) → bytes.
         typical_bytes: expected peak.
         safe_bytes: upper bound of the peak.
         host_bytes: offloaded states in host memory, with transfer buffers.
