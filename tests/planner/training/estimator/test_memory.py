@@ -246,7 +246,7 @@ def test_latent_layers_keep_their_ranks() -> None:
 
 
 def test_eager_operators_keep_more_and_a_compiled_layer_keeps_what_it_kept() -> None:
-    """An eager RMSNorm keeps fp32 inputs and 16-bit outputs, a gated MLP its activation: 4h a norm and 2w in 16 bits."""
+    """An eager RMSNorm keeps fp32 inputs and 16-bit outputs, a gated MLP its activation: 4h for each norm and 2w."""
     problem = problem_of(DENSE, num_devices=1)
     config = configured(problem)
     eager = replace(problem, workload=replace(problem.workload, is_eager=True))
