@@ -12,9 +12,9 @@ hidden, w MLP width, s sequence shards, t tensor-parallel devices):
 LayerNorm is one kernel that keeps its 16-bit input, fused or not. Nothing of this is kept by a layer that is
 recomputed; the one that is running keeps it for a moment.
 
-Sources: transformers 5.23.0, modeling_llama.py, LlamaRMSNorm and LlamaMLP (the same in LitGPT's rmsnorm.py and
-torchtune's rms_norm.py); PEFT 0.19, tuners/lora/layer.py, Linear.forward (``lora_A(dropout(x))``); PyTorch,
-derivatives.yaml, native_dropout (keeps its mask, a byte an element) and silu (keeps its input).
+Assumes, without having read the sources again: LlamaRMSNorm and LlamaMLP of transformers (LitGPT's and torchtune's
+alike), PEFT's ``lora_A(dropout(x))``, and that PyTorch's dropout keeps a mask of a byte an element and silu its input.
+What supports it is measured: LitGPT's and torchtune's peaks, which nothing here was fitted to.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from meshplan.planner.training.problem.switches import CHUNKED, WHOLE
 # (arXiv:2205.05198, §4.1); in fp32 the softmax output and the mask.
 PLAIN_ATTENTION_BYTES_PER_SCORE = 5.0
 # Operator by operator: the softmax output in fp32 and its 16-bit copy; while its backward pass runs the gradients of
-# both besides (transformers 4.35, modeling_llama.py, LlamaAttention.forward).
+# both besides (assumed of transformers' attention of 2023).
 EAGER_ATTENTION_BYTES_PER_SCORE = 6.0
 EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE = 6.0
 # A loss that reads the logits a part at a time, or is fused, holds them and their gradients in 16 bits; an eager one in

@@ -68,8 +68,8 @@ class OptimizerStates:
 
 # ``optimizer``: which states it keeps. "default" is AdamW as the framework lays it out. 16-bit AdamW: moments in the
 # format of the weights and a temporary of one in PyTorch's multi-tensor step (torch/optim/adamw.py). 8-bit AdamW: two
-# moments of a byte and an fp32 constant for every 256 of each (bitsandbytes 0.45, optim/optimizer.py, blocksize;
-# arXiv:2110.02861). Adafactor: a row and a column for each matrix, no first moment (arXiv:1804.04235, section 4).
+# moments of a byte and an fp32 constant for every 256 of each (block-wise quantisation, arXiv:2110.02861; the block is
+# assumed). Adafactor: a row and a column for each matrix, no first moment (arXiv:1804.04235).
 ADAMW_8BIT = "adamw-8bit"
 OPTIMIZER_STATES: Mapping[str, OptimizerStates] = {
     "adamw-16bit": OptimizerStates(moment_bytes=4.0, keeps_master=False, step_bytes=2.0),
