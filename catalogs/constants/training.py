@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 Constant = float | NDArray[Any]
@@ -95,21 +96,45 @@ class MemoryConstants:
     """Constants of the memory of a rank.
 
     Args:
-        fixed_bytes: device context, communication buffers, workspace and allocator reserve of one process.
+        fixed_bytes: device context, workspace and allocator reserve of one process.
+        communication_bytes: the communication library and its buffers, where a job has several devices; 0 where
+            ``fixed_bytes`` counts them.
         extra_bytes_per_parameter: what the framework holds in addition to the optimizer states of each trained
             parameter, and shards like them (flat fp32 buffers, bucket padding).
         activation_factor: resident over counted activations.
         logits_bytes_per_entry: bytes held per logit on the rank that computes the loss, copies included.
-        safe_factor: safe bound over typical, for the part that is not fixed.
+        safe_factor: safe bound over typical for weights, gradients and optimizer states, and what goes with them.
+        activation_safe_factor: the same for activations and logits; None: as ``safe_factor``.
         safe_fixed_bytes: added to the safe bound.
     """
 
     fixed_bytes: Constant = 4.0e9
+    communication_bytes: Constant = 0.0
     extra_bytes_per_parameter: Constant = 0.0
     activation_factor: Constant = 1.0
     logits_bytes_per_entry: Constant = 12.0
     safe_factor: float = 1.10
+    activation_safe_factor: float | None = None
     safe_fixed_bytes: float = 1.0e9
+
+    @property
+    def safe_activation_factor(self) -> float:
+        """Safe bound over typical for activations and logits."""
+        return self.safe_factor if self.activation_safe_factor is None else self.activation_safe_factor
+
+    def safe_bytes(self, components: Mapping[str, NDArray[Any]], most_reserve_share: float) -> NDArray[Any]:
+        """Upper bound of the bytes of a rank, [n]: both factors, then the most that the allocator holds unused.
+
+        Args:
+            components: name → expected bytes, [n] each; ``activations`` and ``logits`` count as work, ``fixed`` and the
+                allocator's ``reserve`` by themselves, all others as states.
+            most_reserve_share: of the framework's recipe.
+        """
+        work = components["activations"] + components["logits"]
+        apart = ("activations", "logits", "fixed", "reserve")
+        states = sum((held for name, held in components.items() if name not in apart), np.zeros_like(work))
+        scaled = states * self.safe_factor + work * self.safe_activation_factor
+        return np.asarray(components["fixed"] + self.safe_fixed_bytes + scaled / (1.0 - most_reserve_share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +147,9 @@ class FrameworkRecipe:
         weight_bytes: size of one parameter as used in compute.
         gradient_bytes: size of one resident gradient.
         optimizer_bytes: size of one parameter's optimizer states, master copy included.
+        master_bytes: of these, the fp32 copy of a weight that is computed with in 16 bits.
+        optimizer_step_bytes: what else an owned parameter takes while the optimizer steps: a gradient cast to fp32, or
+            a temporary of its moments.
         gradient_reduce_bytes: size of one gradient on the wire.
         parameter_gather_bytes: size of one parameter on the wire.
         overlaps_data_parallel: gradient and parameter collectives run behind compute.
@@ -134,6 +162,14 @@ class FrameworkRecipe:
             is not the tensor's first dimension; half of it where they overlap with the products.
         gathers_fp8: tensor-parallel gathers carry fp8 where the products are fp8 with one scale per tensor.
         full_recompute_keeps_input_sharded: the kept layer inputs are split over the tensor-parallel ranks.
+        logits_share: bytes of a logit over those of an eager loss in fp32: below 1 where the loss is fused.
+        frees_gradients: gradients are allocated by the backward pass and freed by the step, so that where one
+            micro-batch is a step they and the logits are never held at once.
+        upcasts_unquantised: what is not quantised beside NF4 weights is kept in fp32 (PEFT), not in 16 bits.
+        reserve_share: share of the allocator's reserve that no tensor uses at the peak, because batches are padded to
+            lengths that change from step to step.
+        most_reserve_share: the same in the safe bound.
+        loads_whole: while a checkpoint is loaded every fully sharded rank holds all weights beside its shard.
         is_fsdp: PyTorch's fully sharded data parallelism. ZeRO-2 keeps gathered copies of the parameters beside the
             shards; a pipeline stage leaves parameters gathered after a backward pass and accumulates whole gradients
             until its last micro-batch (torch.distributed.pipelining, stage.py, backward_maybe_with_nosync).
@@ -145,6 +181,8 @@ class FrameworkRecipe:
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0
+    master_bytes: float = 4.0
+    optimizer_step_bytes: float = 0.0
     gradient_reduce_bytes: float = 4.0
     parameter_gather_bytes: float = 2.0
     overlaps_data_parallel: bool = True
@@ -154,6 +192,12 @@ class FrameworkRecipe:
     restacks_sequences: bool = False
     gathers_fp8: bool = False
     full_recompute_keeps_input_sharded: bool = False
+    logits_share: float = 1.0
+    frees_gradients: bool = False
+    upcasts_unquantised: bool = True
+    reserve_share: float = 0.0
+    most_reserve_share: float = 0.0
+    loads_whole: bool = False
     is_fsdp: bool = False
     source: str = ""
 

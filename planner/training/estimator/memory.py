@@ -28,18 +28,43 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, activation_bytes
+from meshplan.planner.training.estimator.eager import EagerActivations
 from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
-from meshplan.planner.training.estimator.states import StateModel, nextn_layers
+from meshplan.planner.training.estimator.states import ZERO_PARAMETERS, StateModel, nextn_layers
 from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
+from meshplan.planner.training.problem.switches import CHUNKED, WHOLE
 
 # 5·a·s bytes per token and layer: in 16 bits the softmax output, the output of its dropout and a 1-byte mask
 # (arXiv:2205.05198, §4.1); in fp32 the softmax output and the mask.
 PLAIN_ATTENTION_BYTES_PER_SCORE = 5.0
+# Operator by operator: the softmax output in fp32 and its 16-bit copy; while its backward pass runs the gradients of
+# both besides (assumed of transformers' attention of 2023).
+EAGER_ATTENTION_BYTES_PER_SCORE = 6.0
+EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE = 6.0
+# A loss that reads the logits a part at a time, or is fused, holds them and their gradients in 16 bits; an eager one in
+# fp32 holds the 16-bit logits, their fp32 copy, its softmax and part of the gradient besides (2 + 4 + 4 + 2 bytes).
+FUSED_LOSS_SHARE = (2.0 + 2.0) / 12.0
+Components = Mapping[str, FloatArray]  # name → bytes, [n] each
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fixed")
+
+
+def total_bytes(components: Components) -> FloatArray:
+    """All components together, [n]."""
+    return sum(components.values(), np.zeros_like(components["weights"]))
+
+
+def _fullest(moments: Sequence[Components]) -> Components:
+    """The components of each candidate at the moment when it holds most."""
+    fullest = np.argmax(np.stack([total_bytes(one) for one in moments]), axis=0)
+    rows = np.arange(len(fullest))
+    return {
+        name: np.stack([np.broadcast_to(one[name], rows.shape) for one in moments])[fullest, rows]
+        for name in moments[0]
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +73,7 @@ class StageMemory:
 
     Args:
         stage: the class.
-        components: name (of :data:`COMPONENTS`) → bytes.
+        components: name (of :data:`COMPONENTS`; ``reserve`` where the allocator holds unused bytes) → bytes.
         typical_bytes: expected peak.
         safe_bytes: upper bound of the peak.
         host_bytes: offloaded states in host memory, with transfer buffers.
@@ -85,24 +110,59 @@ class MemoryModel:
 
     def stage(self, stage: StageClass) -> StageMemory:
         """Memory of one rank of ``stage``."""
-        constants = self.calibration.memory
-        components = dict(self.states.on_device(stage))
-        components["activations"] = self._activations(stage) * constants.activation_factor
-        components["logits"] = self._logits(stage) * constants.logits_bytes_per_entry
-        components["fixed"] = np.broadcast_to(
-            np.asarray(constants.fixed_bytes, dtype=np.float64), components["weights"].shape
-        )
-        typical = sum(components.values(), np.zeros_like(components["weights"]))
-        variable = typical - components["fixed"]
-        safe = components["fixed"] + constants.safe_fixed_bytes + variable * constants.safe_factor
+        moments = self.moments(stage)
+        components = moments[0] if len(moments) == 1 else _fullest(moments)
+        typical = total_bytes(components)
         return StageMemory(
             stage=stage,
             components=components,
             typical_bytes=typical,
-            safe_bytes=safe,
+            safe_bytes=self.calibration.memory.safe_bytes(components, self.calibration.recipe.most_reserve_share),
             host_bytes=self._host_bytes(stage),
             nvme_bytes=np.where(self.candidates.on_nvme, self.states.off_device(stage), 0.0),
         )
+
+    def moments(self, stage: StageClass) -> tuple[Components, ...]:
+        """Components of one rank at each moment that may be its peak.
+
+        The loss, with the activations and logits of the forward pass and the gradients of earlier micro-batches; the
+        end of the backward pass, with the gradients alone, where these are freed between steps and one micro-batch is
+        a step; and the loading of a checkpoint, where every rank holds all of it.
+        """
+        constants, recipe = self.calibration.memory, self.calibration.recipe
+        held = dict(self.states.on_device(stage))
+        held["activations"] = self._activations(stage) * constants.activation_factor
+        held["logits"] = self._logits(stage) * constants.logits_bytes_per_entry
+        held["fixed"] = self._fixed_bytes(held["weights"])
+        none = np.zeros(len(self.candidates))
+        moments = [held]
+        if recipe.frees_gradients and self.candidates.split.pipeline_parallel == 1:
+            is_step = self.candidates.num_microbatches == 1
+            moments = [
+                held | {"gradients": np.where(is_step, 0.0, held["gradients"])},
+                held | {name: np.where(is_step, 0.0, held[name]) for name in ("activations", "logits")},
+            ]
+        if recipe.loads_whole:
+            moments.append(dict.fromkeys(held, none) | {"weights": self._while_loading(stage), "fixed": held["fixed"]})
+        if recipe.reserve_share:
+            share = recipe.reserve_share / (1.0 - recipe.reserve_share)
+            moments = [one | {"reserve": (total_bytes(one) - one["fixed"]) * share} for one in moments]
+        return tuple(moments)
+
+    def _fixed_bytes(self, like: FloatArray) -> FloatArray:
+        """What a process takes whatever it trains, [n]: more where it talks to others."""
+        batch, constants = self.candidates, self.calibration.memory
+        devices = batch.tensor_parallel * batch.context_parallel * batch.data_parallel * batch.split.pipeline_parallel
+        fixed = constants.fixed_bytes + np.where(devices > 1, 1.0, 0.0) * constants.communication_bytes
+        return np.broadcast_to(np.asarray(fixed, dtype=np.float64), np.shape(like))
+
+    def _while_loading(self, stage: StageClass) -> FloatArray:
+        """All weights and a rank's shard of them, [n]; 0 where they are not sharded."""
+        batch = self.candidates
+        ranks = batch.data_parallel_shard * batch.context_parallel
+        sharded = (batch.zero_stage >= ZERO_PARAMETERS) & (ranks > 1)
+        parameters = self.states.dense_parameters(stage) + self.states.expert_parameters(stage)
+        return np.where(sharded, parameters * self.calibration.recipe.weight_bytes * (1.0 + 1.0 / ranks), 0.0)
 
     @property
     def states(self) -> StateModel:
@@ -132,15 +192,28 @@ class MemoryModel:
         batch = self.candidates
         return np.where(batch.sequence_parallel, batch.tensor_parallel, 1).astype(np.float64)
 
-    def attention_core_bytes(self) -> FloatArray:
-        """Activations of the attention core of one layer and micro-batch (dropped by selective recompute), [n]."""
-        if self.calibration.recipe.flash_attention:
+    @property
+    def _scores(self) -> FloatArray:
+        """Attention scores of one layer and micro-batch that are written to memory, [n]: 0 with flash attention."""
+        stated = self.workload.practice.flash_attention
+        if self.calibration.recipe.flash_attention if stated is None else stated:
             return np.zeros(len(self.candidates))
         scores = self.shape.num_attention_heads * self.workload.sequence_length
-        return PLAIN_ATTENTION_BYTES_PER_SCORE * scores * self._tokens / self.candidates.tensor_parallel
+        return scores * self._tokens / self.candidates.tensor_parallel
+
+    def attention_core_bytes(self) -> FloatArray:
+        """Activations of the attention core of one layer and micro-batch (dropped by selective recompute), [n]."""
+        each = EAGER_ATTENTION_BYTES_PER_SCORE if self.workload.is_eager else PLAIN_ATTENTION_BYTES_PER_SCORE
+        return each * self._scores
 
     def layer_bytes(self, kind: LayerKind) -> FloatArray:
         """Activations of one layer and micro-batch without recompute, attention core included, [n]."""
+        eager = EagerActivations(shape=self.shape, workload=self.workload, candidates=self.candidates)
+        extra = eager.bytes_per_token(kind, self._sequence_shards)
+        return self._fused_layer_bytes(kind) + activation_bytes(self.workload) / BYTES_16_BIT * self._tokens * extra
+
+    def _fused_layer_bytes(self, kind: LayerKind) -> FloatArray:
+        """The same where memory-bound operators are fused, [n]."""
         shape, t = self.shape, self.candidates.tensor_parallel
         h = shape.hidden_size * kind.num_blocks / BLOCKS_OF_A_LAYER
         # Frozen matrices need no input for a weight gradient: LoRA drops the second norm's output and the MLP's last
@@ -220,7 +293,8 @@ class MemoryModel:
             if count == 0:
                 continue
             whole = self.layer_bytes(kind)
-            selective = self._kept_by_selective(kind, whole)
+            # Selective recompute keeps named operators' outputs, fused or not.
+            selective = self._kept_by_selective(kind, self._fused_layer_bytes(kind))
             kept = np.select(
                 [batch.recompute == Recompute.FULL, batch.recompute == Recompute.SELECTIVE],
                 [inputs, selective],
@@ -228,6 +302,8 @@ class MemoryModel:
             )
             held = held + count * kept - again * (whole - inputs)
             largest = np.maximum(largest, whole - np.where(again > 0, inputs, kept))
+        if self.workload.is_eager:
+            largest = largest + EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE * self._scores
         flying = self._in_flight(stage)
         entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
         embedded = entering * (stage.has_embedding or stage.vocabulary_share > 0.0)
@@ -270,7 +346,8 @@ class MemoryModel:
             n, 0 if no recompute is needed; one more than the longest chunk if no n is enough.
         """
         batch, constants = self.candidates, self.calibration.memory
-        per_byte = np.asarray(constants.activation_factor) * constants.safe_factor
+        reserve = 1.0 - self.calibration.recipe.most_reserve_share
+        per_byte = np.asarray(constants.activation_factor) * constants.safe_activation_factor / reserve
         inputs = self.layer_input_bytes()
         dropped = np.stack([self.layer_bytes(kind) - inputs for kind in batch.split.kinds])
         least = np.zeros(len(batch), dtype=np.int64)
@@ -301,12 +378,16 @@ class MemoryModel:
         return self._sequence_shards
 
     def _logits(self, stage: StageClass) -> FloatArray:
+        """Logits of one micro-batch on a rank, in entries of an eager fp32 loss, [n]."""
         if stage.vocabulary_share:
-            return stage.vocabulary_share * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
-        if not stage.has_head:
+            heads = stage.vocabulary_share
+        elif stage.has_head:
+            heads = 1.0 + self.shape.num_nextn_predict_layers
+        else:
             return np.zeros(len(self.candidates))
-        predicted_tokens = 1 + self.shape.num_nextn_predict_layers
-        return predicted_tokens * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
+        own = self.calibration.recipe.logits_share
+        share = {WHOLE: 1.0, CHUNKED: min(own, FUSED_LOSS_SHARE)}.get(self.workload.practice.loss, own)
+        return heads * share * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
 
     def offloaded_input_bytes(self, stage: StageClass) -> FloatArray:
         """Layer inputs that one micro-batch keeps on a stage under full recompute, [n]."""

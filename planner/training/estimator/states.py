@@ -41,6 +41,7 @@ from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
 from meshplan.planner.training.problem.precisions import WEIGHT_COPY_BYTES
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
+from meshplan.planner.training.problem.switches import OPTIMIZER_STATES
 
 ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_PARAMETERS = 1, 2, 3
 # Layers whose gathered parameters a fully sharded rank holds: the one in use and the prefetched one.
@@ -52,7 +53,8 @@ NF4_BYTES = (_BITS + _CONSTANT_BITS / _BLOCK + _SECOND_BITS / (_BLOCK * _SECOND_
 DEQUANTISE_BYTES = NF4_BYTES + BYTES_16_BIT
 # Read 0.5, write 4; read 4, write 2; then mask, zeros and scales read and write 2 each; GPTQ's torch path.
 GPTQ_UNPACK_BYTES = 0.5 + 4 + 4 + 2 + 3 * 2 * BYTES_16_BIT
-# Embeddings, LM head and norms of a quantised model (PEFT, prepare_model_for_kbit_training: cast to fp32).
+# Embeddings, LM head and norms of a quantised model (PEFT, prepare_model_for_kbit_training: cast to fp32 beside NF4,
+# left in 16 bits beside GPTQ).
 UNQUANTISED_BYTES = 4.0
 
 
@@ -216,6 +218,22 @@ class StateModel:
         return self.workload.gradient_bytes or self.calibration.recipe.gradient_bytes
 
     @property
+    def optimizer_bytes(self) -> float:
+        """Bytes of one parameter's optimizer states, master copy included."""
+        recipe, chosen = self.calibration.recipe, OPTIMIZER_STATES.get(self.workload.practice.optimizer)
+        if chosen is None:
+            return recipe.optimizer_bytes
+        return chosen.moment_bytes + chosen.keeps_master * recipe.master_bytes
+
+    @property
+    def optimizer_step_bytes(self) -> float:
+        """Bytes of one owned parameter that the optimizer's step takes besides."""
+        chosen = OPTIMIZER_STATES.get(self.workload.practice.optimizer)
+        if chosen is None or chosen.step_bytes is None:
+            return self.calibration.recipe.optimizer_step_bytes
+        return chosen.step_bytes
+
+    @property
     def gradient_reduce_bytes(self) -> float:
         """Bytes of one gradient on the wire."""
         return self.workload.gradient_bytes or self.calibration.recipe.gradient_reduce_bytes
@@ -225,11 +243,11 @@ class StateModel:
     def on_device(self, stage: StageClass) -> Mapping[str, FloatArray]:
         """Bytes of weights, gradients and optimizer states on one rank's device, by name, [n] each."""
         recipe, batch, zero = self.calibration.recipe, self.candidates, self.candidates.zero_stage
-        extra = self.calibration.memory.extra_bytes_per_parameter
+        extra = self.calibration.memory.extra_bytes_per_parameter + self.optimizer_step_bytes
         weights: FloatArray = np.zeros(len(batch))
         gradients = optimizer = weights
         copies = WEIGHT_COPY_BYTES.get(self.workload.precision, 0.0)
-        on_device = np.where(batch.optimizer_offload, 0.0, recipe.optimizer_bytes)
+        on_device = np.where(batch.optimizer_offload, 0.0, self.optimizer_bytes)
         outer = self.outer_copies()
         has_shards = zero >= (ZERO_GRADIENTS if recipe.is_fsdp else ZERO_PARAMETERS)
         whole = self.accumulates_whole()
@@ -237,6 +255,7 @@ class StateModel:
             resident = self._weight_bytes(parameters, trained) + parameters * copies
             weights = weights + resident / np.where(has_shards, ranks, 1)
             sharded = trained * self.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
+            sharded = sharded * (not self.workload.practice.optimizer_in_backward)
             gradients = gradients + np.where(whole, trained * self.gradient_reduce_bytes, sharded)
             states = on_device + extra
             optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks * outer, 1)
@@ -257,7 +276,8 @@ class StateModel:
         """Frozen 4-bit weights, unquantised weights, adapters and one dequantised matrix, [n]."""
         batch = self.candidates
         packed = quantised_parameters(self.shape, stage, batch.tensor_parallel)
-        wide = (self.dense_parameters(stage) - packed) * UNQUANTISED_BYTES
+        upcast = self.calibration.recipe.upcasts_unquantised and self.workload.frozen_weights == "nf4"
+        wide = (self.dense_parameters(stage) - packed) * (UNQUANTISED_BYTES if upcast else BYTES_16_BIT)
         adapters = self.lora_parameters(stage) * self.calibration.recipe.weight_bytes
         ranks = np.where(batch.zero_stage >= ZERO_PARAMETERS, batch.data_parallel_shard * batch.context_parallel, 1)
         return (packed * NF4_BYTES + wide + adapters) / ranks + dequantised_bytes(self.shape)
@@ -286,7 +306,7 @@ class StateModel:
         batch = self.candidates
         if not batch.offloads_states.any():
             return np.zeros(len(batch))
-        optimizer = self.owned_parameters(stage) * self.calibration.recipe.optimizer_bytes
+        optimizer = self.owned_parameters(stage) * self.optimizer_bytes
         parameters = self.shard_bytes(stage)
         return np.where(batch.optimizer_offload, optimizer, 0.0) + np.where(batch.parameter_offload, parameters, 0.0)
 
@@ -308,8 +328,10 @@ class StateModel:
         recipe = self.calibration.recipe
         largest = (self.dense_parameters(stage) + self.expert_parameters(stage)) / layers
         if is_quantised(self.workload):
-            return GATHERED_LAYERS * self.gathered_dense_bytes(stage) / layers
+            gathered = GATHERED_LAYERS * self.gathered_dense_bytes(stage) / layers
+            return np.where(self.candidates.data_parallel_shard * self.candidates.context_parallel > 1, gathered, 0.0)
         in_use = GATHERED_LAYERS * largest * recipe.parameter_gather_bytes + largest * self.gradient_reduce_bytes
+        in_use = np.where(self.candidates.data_parallel_shard * self.candidates.context_parallel > 1, in_use, 0.0)
         second = self._second_copy_bytes(stage)
         return in_use if second is None else second + in_use
 

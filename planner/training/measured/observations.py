@@ -271,6 +271,7 @@ def _config(problem: TrainingProblem, choices: Section, recipe: Recipe) -> tuple
         activation_recompute=recompute,
         recompute_modules=workload.recompute_modules,
         recompute_num_layers=max(layers) // 2 if recompute == "block" else 0,
+        activation_offload=recompute == "full" and choices.flag("activation_offload", default=False),
         pipeline_schedule=_schedule(choices, pipeline, chunks),
         layers_per_chunk=layers,
         micro_batch_size=micro,

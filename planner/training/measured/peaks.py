@@ -1,10 +1,11 @@
 """Measured peaks that are not compared: those of runs that saved memory in a way that no plan can ask for, or of less
-than the run's own weights.
+than the run's own states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from meshplan.catalogs.units import format_bytes
@@ -14,15 +15,7 @@ from meshplan.planner.validation.fields import Section, caveats
 
 PEAKS = ("peak_memory_bytes", "total_memory_bytes")
 # How published rows name what saves memory and is no choice of a plan.
-SAVERS = (
-    "8-bit",
-    "paged optimizer",
-    "optimizer in backward",
-    "fused into the backward",
-    "chunked cross entropy",
-    "cpu offload",
-    "activation offloading",
-)
+SAVERS = ("paged optimizer", "cpu offload")
 # A published peak is rounded, and counts GB or GiB.
 LEAST_SHARE = 0.9
 
@@ -36,7 +29,7 @@ def peak_left_out(
 ) -> str:
     """Why the measured peak is not compared; empty where it is.
 
-    A rank holds its weights all the time. A peak below their bytes is that of another run.
+    A rank holds its weights and optimizer states all the time. A peak below their bytes is that of another run.
 
     Args:
         row: the observation.
@@ -50,21 +43,23 @@ def peak_left_out(
         return ""
     said = " ".join(caveats(row)).lower()
     used = [saver for saver in SAVERS if saver in said]
-    used += [key for key in ("cpu_offload", "activation_offload") if choices.flag(key, default=False)]
+    used += ["cpu_offload"] * choices.flag("cpu_offload", default=False)
     if used:
         return f"the run saved memory in a way that plans do not: {', '.join(used)}"
-    return below_weights(problem, config, peak)
+    return below_states(problem, config, peak)
 
 
-def below_weights(problem: TrainingProblem, config: TrainingConfig, peak: float) -> str:
-    """Why a peak is not that of the run, which holds its weights all the time; empty where it may be.
+def below_states(problem: TrainingProblem, config: TrainingConfig, peak: float) -> str:
+    """Why a peak is not that of the run, which holds weights and optimizer states all the time; empty where it may be.
 
     Args:
         problem: what was run.
         config: the choices that were run.
         peak: measured, bytes.
     """
-    weights = min(stage.components["weights"] for stage in price(problem, config).stages)
-    if peak < LEAST_SHARE * weights:
-        return f"{format_bytes(peak)} is less than the weights of a rank, {format_bytes(weights)}"
+    recipe = replace(problem.calibration.recipe, optimizer_step_bytes=0.0)
+    plain = replace(problem, calibration=replace(problem.calibration, recipe=recipe))
+    states = min(stage.components["weights"] + stage.components["optimizer"] for stage in price(plain, config).stages)
+    if peak < LEAST_SHARE * states:
+        return f"{format_bytes(peak)} is less than weights and optimizer states of a rank, {format_bytes(states)}"
     return ""

@@ -16,7 +16,7 @@ from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.exclusions import exclusion
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.own_runs import refine
-from meshplan.planner.training.measured.peaks import below_weights
+from meshplan.planner.training.measured.peaks import below_states
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.recorded import OUTLIER_WIDTHS, RecordedRun, Recording, contradiction
@@ -72,7 +72,7 @@ def recorded_training_run(
         filled=(),
         expects_oom=False,
     )
-    reason = contradiction(steps) or exclusion(run) or ("" if peak is None else below_weights(problem, config, peak))
+    reason = contradiction(steps) or exclusion(run) or ("" if peak is None else below_states(problem, config, peak))
     if reason:
         raise UnsupportedError(reason)
     if not run.measured:

@@ -9,12 +9,18 @@ from typing import Any
 from meshplan.catalogs.constants.training_benchmarks import TrainingBenchmark, practice_of
 from meshplan.planner.training.problem.problem import Phase
 from meshplan.planner.training.problem.switches import (
+    ADAMW_8BIT,
+    CHUNKED,
     CORE_ATTENTION,
     CUDA_GRAPHS,
     EXPERT_ACTIVATION,
+    FRAMEWORKS_OWN,
     LAYER_NORM,
+    LOSSES,
+    OPTIMIZERS,
     SHARED_EXPERTS,
     USUAL_MODULES,
+    WHOLE,
     Launches,
     TrainingPractice,
     in_order,
@@ -28,6 +34,10 @@ ROW_KEYS = {
     "launches": "cuda_graphs",
     "fused_dispatch": "expert_dispatcher",
     "overlaps_experts": "expert_parallel_overlap",
+    "optimizer": "optimizer",
+    "loss": "loss",
+    "optimizer_in_backward": "optimizer_in_backward",
+    "flash_attention": "flash_attention",
 }
 # Words of published tables for modules that selective recompute repeats → Megatron-Core's names.
 MODULE_WORDS = {
@@ -43,6 +53,14 @@ CAVEATS: Mapping[str, Mapping[str, Any]] = {
     "TE + DeepEP": {"fused_dispatch": True},
     "dispatcher A2A": {"fused_dispatch": False},
     "1f1b overlap": {"overlaps_experts": True},
+    "each step adds to the one above": {"loss": WHOLE},
+    "FlashAttention on": {"flash_attention": True},
+    "FlashAttention off": {"flash_attention": False},
+    "chunked cross entropy": {"loss": CHUNKED},
+    "optimizer in backward": {"optimizer_in_backward": True},
+    "fused into the backward": {"optimizer_in_backward": True},
+    "8-bit": {"optimizer": ADAMW_8BIT},
+    "without optimizer in backward and 8-bit": {"optimizer": FRAMEWORKS_OWN, "optimizer_in_backward": False},
 }
 
 
@@ -96,6 +114,14 @@ def observed_practice(
         settings["fused_dispatch"] = choices.one_of("expert_dispatcher", DISPATCHERS)
     if choices.states("expert_parallel_overlap"):
         settings["overlaps_experts"] = choices.flag("expert_parallel_overlap", default=False)
+    if choices.states("optimizer"):
+        settings["optimizer"] = choices.one_of("optimizer", {name: name for name in OPTIMIZERS})
+    if choices.states("loss"):
+        settings["loss"] = choices.one_of("loss", {name: name for name in LOSSES})
+    if choices.states("optimizer_in_backward"):
+        settings["optimizer_in_backward"] = choices.flag("optimizer_in_backward", default=False)
+    if choices.states("flash_attention"):
+        settings["flash_attention"] = choices.flag("flash_attention", default=True)
     unstated = tuple(ROW_KEYS[name] for name in known if not choices.states(ROW_KEYS[name]))
     settings["launches"] = Launches(settings.get("launches", Launches.EAGER))
     return TrainingPractice(**settings), unstated

@@ -52,19 +52,60 @@ GRADIENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "bf16": 2.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStates:
+    """What an optimizer keeps of a parameter, beside its gradient.
+
+    Args:
+        moment_bytes: its moments.
+        keeps_master: with an fp32 copy of 16-bit weights, where the framework keeps one.
+        step_bytes: what its step takes besides; None: as the framework's own.
+    """
+
+    moment_bytes: float
+    keeps_master: bool = True
+    step_bytes: float | None = None
+
+
+# ``optimizer``: which states it keeps. "default" is AdamW as the framework lays it out. 16-bit AdamW: moments in the
+# format of the weights and a temporary of one in PyTorch's multi-tensor step (torch/optim/adamw.py). 8-bit AdamW: two
+# moments of a byte and an fp32 constant for every 256 of each (block-wise quantisation, arXiv:2110.02861; the block is
+# assumed). Adafactor: a row and a column for each matrix, no first moment (arXiv:1804.04235).
+ADAMW_8BIT = "adamw-8bit"
+OPTIMIZER_STATES: Mapping[str, OptimizerStates] = {
+    "adamw-16bit": OptimizerStates(moment_bytes=4.0, keeps_master=False, step_bytes=2.0),
+    ADAMW_8BIT: OptimizerStates(moment_bytes=2.0 * (1.0 + 4.0 / 256.0), step_bytes=0.0),
+    "adafactor": OptimizerStates(moment_bytes=0.0),
+    "sgd": OptimizerStates(moment_bytes=0.0),
+}
+OPTIMIZERS = (FRAMEWORKS_OWN, *OPTIMIZER_STATES)
+# ``loss``: how the loss reads the logits: all of them in fp32, or a part of the tokens at once. "default" is the
+# framework's own way.
+WHOLE, CHUNKED = "whole", "chunked"
+LOSSES = (FRAMEWORKS_OWN, WHOLE, CHUNKED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPractice:
-    """Switches of a framework that change how long a step takes but not what it computes.
+    """Switches of a framework that change how long a step takes, or what it holds, but not what it computes.
 
     Args:
         launches: see :class:`Launches`.
         fused_dispatch: kernels of their own put tokens in the order of the experts while they travel, and send one copy
             to each domain (DeepEP, HybridEP); otherwise tokens are sorted in memory and an all-to-all sends every copy.
         overlaps_experts: dispatch and combine of one micro-batch run during the compute of another.
+        optimizer: of :data:`OPTIMIZERS`; which states it keeps.
+        loss: of :data:`LOSSES`.
+        flash_attention: attention scores never leave the chip; None: as the framework does. No plan asks for less.
+        optimizer_in_backward: each gradient is used and freed as soon as the backward pass has it.
     """
 
     launches: Launches = Launches.EAGER
     fused_dispatch: bool = False
     overlaps_experts: bool = False
+    optimizer: str = FRAMEWORKS_OWN
+    loss: str = FRAMEWORKS_OWN
+    optimizer_in_backward: bool = False
+    flash_attention: bool | None = None
 
 
 AS_IT_COMES = TrainingPractice()

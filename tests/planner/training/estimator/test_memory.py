@@ -240,3 +240,68 @@ def test_latent_layers_keep_their_ranks() -> None:
     eight = price(problem, configured(problem, tensor_parallel=8)).stages[0].components["activations"]
     one = price(problem, configured(problem)).stages[0].components["activations"]
     assert one / 8 < eight < one
+
+
+# --- operators that run one by one, moments of a step ---
+
+
+def test_eager_operators_keep_more_and_a_compiled_layer_keeps_what_it_kept() -> None:
+    """An eager RMSNorm keeps fp32 inputs and 16-bit outputs, a gated MLP its activation: 4h for each norm and 2w."""
+    problem = problem_of(DENSE, num_devices=1)
+    config = configured(problem)
+    eager = replace(problem, workload=replace(problem.workload, is_eager=True))
+    fused_bytes, eager_bytes = (price(one, config).stages[0].components["activations"] for one in (problem, eager))
+    tokens = config.micro_batch_size * config.sequence_length
+    more = 2 * 4.0 * DENSE.hidden_size + 2.0 * DENSE.intermediate_size
+    factor = problem.calibration.memory.activation_factor
+    assert eager_bytes - fused_bytes == pytest.approx(DENSE.num_hidden_layers * tokens * more * factor)
+
+
+def test_freed_gradients_and_logits_are_never_held_at_once() -> None:
+    """With one micro-batch a step the peak is the larger of both; with several they add."""
+    one = problem_of(DENSE, num_devices=1, global_batch_size=2)
+    frees = replace(one.calibration, recipe=replace(one.calibration.recipe, frees_gradients=True))
+    together = configured(one, micro_batch_size=2)
+    in_turn = configured(one, micro_batch_size=1)
+    kept = price(one, together).stages[0]
+    freed = price(replace(one, calibration=frees), together).stages[0]
+    work = kept.components["activations"] + kept.components["logits"]
+    least = min(work, kept.components["gradients"])
+    assert kept.typical_bytes - freed.typical_bytes == pytest.approx(least)
+    assert least > 0.0
+    assert price(replace(one, calibration=frees), in_turn).typical_bytes == price(one, in_turn).typical_bytes
+
+
+def test_states_of_other_optimizers() -> None:
+    """Of 12 bytes a parameter Adafactor keeps the fp32 copy, 8-bit AdamW that and two bytes, 16-bit AdamW 4 alone."""
+    problem = problem_of(DENSE, num_devices=1)
+    config = configured(problem, zero_stage=0)
+
+    def held(optimizer: str) -> float:
+        practice = replace(problem.workload.practice, optimizer=optimizer)
+        asked = replace(problem, workload=replace(problem.workload, practice=practice))
+        return price(asked, config).stages[0].components["optimizer"]
+
+    own = held("default")
+    assert held("adafactor") == pytest.approx(own * 4.0 / 12.0)
+    assert held("adamw-8bit") == pytest.approx(own * (4.0 + 2.03125) / 12.0)
+    assert held("adamw-16bit") == pytest.approx(own * (4.0 + 2.0) / 12.0)  # 2 of them its step's
+
+
+def test_a_whole_checkpoint_is_beside_the_shard_while_it_is_loaded() -> None:
+    problem = problem_of(DENSE, num_devices=8, phase=Phase.LORA)
+    whole = replace(problem.calibration, recipe=replace(problem.calibration.recipe, loads_whole=True))
+    config = configured(problem, data_parallel=8, zero_stage=3, activation_recompute="full")
+    stage = price(replace(problem, calibration=whole), config).stages[0]
+    loading = 2.0 * DENSE.num_parameters * (1.0 + 1.0 / 8.0)
+    assert stage.typical_bytes >= loading + stage.components["fixed"]
+    assert stage.typical_bytes >= price(problem, config).typical_bytes
+
+
+def test_one_device_gathers_nothing_and_talks_to_nobody() -> None:
+    problem = problem_of(DENSE, num_devices=1)
+    stage = price(problem, configured(problem, zero_stage=3)).stages[0]
+    assert stage.components["weights"] == pytest.approx(2.0 * DENSE.num_parameters, rel=1e-4)
+    talks = replace(problem.calibration.memory, communication_bytes=1e9)
+    alone = replace(problem, calibration=replace(problem.calibration, memory=talks))
+    assert price(alone, configured(alone, zero_stage=3)).typical_bytes == stage.typical_bytes

@@ -9,7 +9,7 @@ import pytest
 from meshplan.planner.training.measured.switches import observed_modules, observed_practice
 from meshplan.planner.training.problem.problem import Phase
 from meshplan.planner.training.problem.switches import Launches
-from meshplan.planner.validation.fields import Section
+from meshplan.planner.validation.fields import Section, UnsupportedError
 
 
 def row(**fields: Any) -> dict[str, Any]:
@@ -62,3 +62,28 @@ def test_a_stated_key_overrules_a_caveat() -> None:
     practice, _ = observed_practice(observed, Section(observed, "parallelism"), "bf16", Phase.PRETRAINING)
     assert not practice.fused_dispatch
     assert practice.launches is Launches.GRAPHED
+
+
+@pytest.mark.parametrize(
+    ("caveat", "settings"),
+    [
+        ("each step adds to the one above: packed", {"loss": "whole"}),
+        ("each step adds to the one above: packed, compile, chunked cross entropy", {"loss": "chunked"}),
+        (
+            "… chunked cross entropy, optimizer in backward, 8-bit AdamW",
+            {"loss": "chunked", "optimizer_in_backward": True, "optimizer": "adamw-8bit"},
+        ),
+        ("without optimizer in backward and 8-bit AdamW", {"optimizer_in_backward": False, "optimizer": "default"}),
+        ("FlashAttention off (attention matrix kept)", {"flash_attention": False}),
+    ],
+)
+def test_what_saves_memory_by_the_words_of_published_tables(caveat: str, settings: dict[str, Any]) -> None:
+    observed = row(caveats=[caveat])
+    practice, _ = observed_practice(observed, Section(observed, "parallelism"), "bf16", Phase.PRETRAINING)
+    assert {name: getattr(practice, name) for name in settings} == settings
+
+
+def test_a_stated_optimizer_that_nobody_knows_is_refused() -> None:
+    observed = row(parallelism={"optimizer": "lion"})
+    with pytest.raises(UnsupportedError, match="optimizer"):
+        observed_practice(observed, Section(observed, "parallelism"), "bf16", Phase.PRETRAINING)
