@@ -125,6 +125,9 @@ class FrameworkRecipe:
         gradient_reduce_bytes: size of one gradient on the wire.
         parameter_gather_bytes: size of one parameter on the wire.
         overlaps_data_parallel: gradient and parameter collectives run behind compute.
+        overlaps_pipeline: messages of a schedule that can hide them run behind compute.
+        broadcasts_parameters: under ZeRO-1 and 2 each rank broadcasts the parameters that it has updated, one rank
+            after the other; otherwise one all-gather collects them.
         balances_context_parallel: causal work is spread evenly over the context-parallel ranks (zig-zag).
         selective_kept_share: share of the activations that selective recompute keeps once the attention core's are
             dropped; below 1 where it also recomputes some of the matrix products.
@@ -148,6 +151,8 @@ class FrameworkRecipe:
     gradient_reduce_bytes: float = 4.0
     parameter_gather_bytes: float = 2.0
     overlaps_data_parallel: bool = True
+    overlaps_pipeline: bool = True
+    broadcasts_parameters: bool = False
     balances_context_parallel: bool = True
     selective_kept_share: float = 1.0
     overlaps_tensor_parallel: bool = True
