@@ -178,8 +178,11 @@ class Calibration:
         error_p90: kind of work → half-width of the interval of a step time on a cluster whose runs nobody knows: the
             interval is [predicted / (1 + w), predicted · (1 + w)] and holds 90 % of the runs of *sources held out
             whole*.
+        error_basis: kind of work → which sources that is expected from, in words.
         related_error_p90: the same where the set stands in for a related framework.
+        related_error_basis: its sources.
         unseen_error_p90: the same on a hardware generation that no run is from.
+        unseen_error_basis: its sources.
         cluster_error_p90: the same on a cluster that runs of other models are known from.
         model_error_p90: of a set of one cluster, kind of work → model → the same for a model that own runs are of.
         start_error_p90: of a set of one cluster, what ``error_p90`` was before its own runs; empty elsewhere.
@@ -198,8 +201,11 @@ class Calibration:
     memory: MemoryConstants = field(default_factory=MemoryConstants)
     recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
     error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    error_basis: Mapping[str, str] = field(default_factory=dict)
     related_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    related_error_basis: Mapping[str, str] = field(default_factory=dict)
     unseen_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    unseen_error_basis: Mapping[str, str] = field(default_factory=dict)
     cluster_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
     model_error_p90: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     start_error_p90: Mapping[str, float] = field(default_factory=dict)
@@ -212,13 +218,23 @@ class Calibration:
 
     def for_a_relative(self) -> Calibration:
         """The set as a framework uses it that has no runs on this generation."""
-        return replace(self, error_p90=self.related_error_p90, basis=Basis.RELATED.value)
+        return replace(
+            self,
+            error_p90=self.related_error_p90,
+            error_basis=self.related_error_basis,
+            basis=Basis.RELATED.value,
+        )
 
     def for_generation(self, architecture: str) -> Calibration:
         """The set of all frameworks as it is used on a hardware generation, which it may not have seen."""
         if architecture in self.generations:
             return self
-        return replace(self, error_p90=self.unseen_error_p90, basis=Basis.UNSEEN.value)
+        return replace(
+            self,
+            error_p90=self.unseen_error_p90,
+            error_basis=self.unseen_error_basis,
+            basis=Basis.UNSEEN.value,
+        )
 
     def for_model(self, model: str) -> Calibration:
         """The set as plans of a model use it: nearer and narrower where own runs are of that model.
