@@ -70,6 +70,8 @@ def half_width(folds: Folds, *, basis: Basis, kind: str, key: Key) -> Width:
         key: framework and hardware generation.
     """
     items = [item for fold in FOLDS_OF[basis] for item in folds.get(fold, ()) if item.evidence == basis]
+    if not items:  # a basis that nothing was predicted from: what is known of all others
+        items = [item for fold in FOLDS_OF[Basis.ANY] for item in folds.get(fold, ())]
     alike = [item for item in items if item.kind == kind]
     levels = [("all runs", items), (KIND_WORDS[kind], alike)]
     if basis is not Basis.UNSEEN:
