@@ -22,6 +22,7 @@ _FACTORS = (0.01, 100.0)  # what multiplies a rate or a size
 _CONSTANTS = (0.0, 1e12)  # seconds, bytes, shares
 _MOST_ERROR = 5.0  # of a 90th percentile; e^5 in the logarithm
 _MOST_SAMPLES = 10**9
+_ERROR_WORDS = ("error_basis", "related_error_basis", "unseen_error_basis")
 _OTHER_ERRORS = ("related_error_p90", "unseen_error_p90", "cluster_error_p90")
 _TEXTS = ("source", "date", "memory_basis")
 
@@ -90,6 +91,10 @@ def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:
     basis = document.get("basis", {} if serves else "")
     if serves and not (isinstance(basis, Mapping) and all(isinstance(text, str) for text in (*basis, *basis.values()))):
         yield f"basis must map metrics to texts, not {basis!r}"
+    for name in () if serves else _ERROR_WORDS:
+        words = document.get(name, {})
+        if not isinstance(words, Mapping) or not all(isinstance(text, str) for text in (*words, *words.values())):
+            yield f"{name} must map kinds of work to texts, not {words!r}"
     generations = document.get("generations", ())
     if not isinstance(generations, list | tuple) or not all(isinstance(name, str) for name in generations):
         yield f"generations must be a list of names, not {generations!r}"

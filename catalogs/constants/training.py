@@ -153,6 +153,9 @@ class FrameworkRecipe:
         gradient_reduce_bytes: size of one gradient on the wire.
         parameter_gather_bytes: size of one parameter on the wire.
         overlaps_data_parallel: gradient and parameter collectives run behind compute.
+        overlaps_pipeline: messages of a schedule that can hide them run behind compute.
+        broadcasts_parameters: under ZeRO-1 and 2 each rank broadcasts the parameters that it has updated, one rank
+            after the other; otherwise one all-gather collects them.
         balances_context_parallel: causal work is spread evenly over the context-parallel ranks (zig-zag).
         selective_kept_share: share of the activations that selective recompute keeps once the attention core's are
             dropped; below 1 where it also recomputes some of the matrix products.
@@ -186,6 +189,8 @@ class FrameworkRecipe:
     gradient_reduce_bytes: float = 4.0
     parameter_gather_bytes: float = 2.0
     overlaps_data_parallel: bool = True
+    overlaps_pipeline: bool = True
+    broadcasts_parameters: bool = False
     balances_context_parallel: bool = True
     selective_kept_share: float = 1.0
     overlaps_tensor_parallel: bool = True
@@ -217,8 +222,11 @@ class Calibration:
         error_p90: kind of work → half-width of the interval of a step time on a cluster whose runs nobody knows: the
             interval is [predicted / (1 + w), predicted · (1 + w)] and holds 90 % of the runs of *sources held out
             whole*.
+        error_basis: kind of work → which sources that is expected from, in words.
         related_error_p90: the same where the set stands in for a related framework.
+        related_error_basis: its sources.
         unseen_error_p90: the same on a hardware generation that no run is from.
+        unseen_error_basis: its sources.
         cluster_error_p90: the same on a cluster that runs of other models are known from.
         model_error_p90: of a set of one cluster, kind of work → model → the same for a model that own runs are of.
         start_error_p90: of a set of one cluster, what ``error_p90`` was before its own runs; empty elsewhere.
@@ -237,8 +245,11 @@ class Calibration:
     memory: MemoryConstants = field(default_factory=MemoryConstants)
     recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
     error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    error_basis: Mapping[str, str] = field(default_factory=dict)
     related_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    related_error_basis: Mapping[str, str] = field(default_factory=dict)
     unseen_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    unseen_error_basis: Mapping[str, str] = field(default_factory=dict)
     cluster_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
     model_error_p90: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     start_error_p90: Mapping[str, float] = field(default_factory=dict)
@@ -251,13 +262,23 @@ class Calibration:
 
     def for_a_relative(self) -> Calibration:
         """The set as a framework uses it that has no runs on this generation."""
-        return replace(self, error_p90=self.related_error_p90, basis=Basis.RELATED.value)
+        return replace(
+            self,
+            error_p90=self.related_error_p90,
+            error_basis=self.related_error_basis,
+            basis=Basis.RELATED.value,
+        )
 
     def for_generation(self, architecture: str) -> Calibration:
         """The set of all frameworks as it is used on a hardware generation, which it may not have seen."""
         if architecture in self.generations:
             return self
-        return replace(self, error_p90=self.unseen_error_p90, basis=Basis.UNSEEN.value)
+        return replace(
+            self,
+            error_p90=self.unseen_error_p90,
+            error_basis=self.unseen_error_basis,
+            basis=Basis.UNSEEN.value,
+        )
 
     def for_model(self, model: str) -> Calibration:
         """The set as plans of a model use it: nearer and narrower where own runs are of that model.

@@ -6,8 +6,8 @@ runs, so that a framework's constants do not have to stand for its flags.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -42,8 +42,9 @@ class _Preset:
 
     observed_as: str
     model: str
-    settings: Mapping[str, Any]
     source: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
@@ -51,10 +52,10 @@ class _Preset:
     before: str = ""
 
     def holds(self, run: TrainingBenchmark) -> bool:
-        """Whether the run had these settings; never where its release is not known."""
+        """Whether the run had these settings; never where they depend on a release that is not known."""
         release = release_numbers(run.release)
         return (
-            bool(run.release)
+            (bool(run.release) or not (self.since or self.before))
             and run.observed_as == self.observed_as
             and run.model.startswith(self.model)
             and all(
@@ -84,9 +85,22 @@ def _presets() -> tuple[_Preset, ...]:
 
 
 def practice_of(run: TrainingBenchmark) -> dict[str, Any]:
-    """The settings that the benchmark's scripts gave the run; empty where nothing is known."""
-    found: dict[str, Any] = {}
-    for preset in _presets():
-        if preset.holds(run):
-            found.update(preset.settings)
-    return found
+    """The switches that the benchmark's scripts gave the run, by their names in ``TrainingPractice``; empty where
+    nothing is known.
+    """
+    return _merged(preset.settings for preset in _presets() if preset.holds(run))
+
+
+def choices_of(run: TrainingBenchmark) -> dict[str, Any]:
+    """The choices that the benchmark's scripts gave the run and its table leaves out, by their keys in
+    ``parallelism`` of an observation; empty where nothing is known.
+    """
+    return _merged(preset.choices for preset in _presets() if preset.holds(run))
+
+
+def _merged(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """All of them, the later ones over the earlier ones."""
+    merged: dict[str, Any] = {}
+    for item in found:
+        merged.update(item)
+    return merged

@@ -115,7 +115,8 @@ def calibration(plan: Plan) -> str:
     runs, fitted = found["num_runs"], f"{found['framework']}, {found['architecture']}"
     published = counted(runs, "published run")
     width = _width(found["time_error_p90"])
-    held = f"{width}: 90 % of the runs of clusters left out of the fit are within"
+    rests_on = f", expected from {found['time_error_basis']}" if found.get("time_error_basis") else ""
+    held = f"{width} holds 90 % of the runs of a cluster that is not in the fit{rests_on}"
     unmeasured = f"no run of {target} on this generation of devices"
     match found.get("basis"):
         case Basis.CLUSTER:
@@ -129,7 +130,8 @@ def calibration(plan: Plan) -> str:
         case Basis.UNSEEN:
             seen = "no run of any framework on this generation of devices"
             return (
-                f"{seen}: constants of all frameworks ({published}); {width}: 90 % of generations left out are within"
+                f"{seen}: constants of all frameworks ({published}); {width} holds 90 % of the runs of such a "
+                f"generation{rests_on}"
             )
         case Basis.ANY:
             return f"{unmeasured}: constants of all frameworks ({published}); {held}"

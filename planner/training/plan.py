@@ -190,6 +190,7 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
             "architecture": calibration.architecture,
             "num_runs": calibration.num_runs,
             "time_error_p90": calibration.error_p90[problem.kind_of_work],
+            "time_error_basis": calibration.error_basis.get(problem.kind_of_work, ""),
             "basis": calibration.basis,
             "memory_basis": calibration.memory_basis,
             "source": calibration.source,

@@ -153,6 +153,7 @@ class _Calibration(Section):
     architecture: Text
     num_runs: Count
     time_error_p90: Number
+    time_error_basis: Text = ""
     start_error_p90: Number | None = None
     basis: Text = ""
     memory_basis: Text = ""

@@ -188,7 +188,7 @@ class TrainingModel:
             return np.zeros(len(batch))
         elements = self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
         payload = activation_bytes(self.workload) * elements
-        hides = SCHEDULES[split.schedule].hides_neighbour_messages
+        hides = SCHEDULES[split.schedule].hides_neighbour_messages and self.calibration.recipe.overlaps_pipeline
         all_waits = 1.0 * (batch.num_microbatches * split.virtual_pipeline_stages - 1)
         waits = UNHIDDEN_SHARE * all_waits if hides else all_waits
         stages = split.pipeline_parallel

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import KINDS_OF_WORK, Basis, Calibration, TimeConstants
 from meshplan.planner.core.arrays import FloatArray
@@ -24,17 +22,10 @@ from meshplan.planner.training.measured.constants_fit import (
     fit,
     linearised,
 )
+from meshplan.planner.training.measured.intervals import Folds, Width, half_width, with_coverage
 from meshplan.planner.training.measured.memory_fit import MemoryFit, UnseenBounds, calibrate_memory, unseen_bounds
 from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.training.measured.unseen import (
-    TOGETHER,
-    half_width,
-    left_out,
-    local_prior,
-    unseen_half_width,
-    with_coverage,
-    with_generations_covered,
-)
+from meshplan.planner.training.measured.unseen import TOGETHER, left_out, local_prior
 from meshplan.planner.validation.fitting import Linear, Prior
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, by_key, today
 
@@ -71,7 +62,7 @@ def calibrate(
             *(made.set_of((framework, ANY), made.overall, rows, Basis.ANY) for framework in sorted(memory)),
             *local,
         ),
-        folds={name: _covered(name, folds, made.found) for name in folds},
+        folds={name: with_coverage(items, folds) for name, items in folds.items()},
         memory=memory,
     )
 
@@ -125,17 +116,14 @@ class Evidence:
     source: str
     date: str | None
 
-    @property
-    def found(self) -> list[HeldOut]:
-        """What a new cluster meets: a device that was left out says nothing more, and would count its sources twice."""
-        return [*self.folds["source"], *self.folds["framework"]]
-
     def set_of(self, key: Key, theta: FloatArray, members: Sequence[Row], basis: Basis) -> Calibration:
         """The set with the constants ``theta``, fitted to ``members``."""
         framework, architecture = key
         fitted = self.memory.get(framework)
         held, rests_on = self.unseen.constants(framework) if fitted is None else (fitted.constants, fitted.basis)
-        found, groups, generations = self.found, self.folds["group"], self.folds["generation"]
+        own, related, unseen, cluster = (
+            _widths(self.folds, each, key) for each in (basis, Basis.RELATED, Basis.UNSEEN, Basis.CLUSTER)
+        )
         return Calibration(
             framework=framework,
             architecture=architecture,
@@ -146,31 +134,26 @@ class Evidence:
             num_runs=len(members),
             source=self.source,
             date=self.date or today(),
-            error_p90=_widths(found, basis, framework, groups),
-            related_error_p90=_widths(found, Basis.RELATED, framework),
-            unseen_error_p90={kind: _fraction(unseen_half_width(generations, kind)) for kind in KINDS_OF_WORK},
+            error_p90=_fractions(own),
+            error_basis=_words(own),
+            related_error_p90=_fractions(related),
+            related_error_basis=_words(related),
+            unseen_error_p90=_fractions(unseen),
+            unseen_error_basis=_words(unseen),
             generations=sorted({row.key[1] for row in self.rows}),
-            cluster_error_p90=_widths(groups, Basis.CLUSTER, framework),
+            cluster_error_p90=_fractions(cluster),
             basis=basis.value,
         )
 
 
-def _covered(name: str, folds: Mapping[str, tuple[HeldOut, ...]], found: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
-    """A fold's predictions, judged by the interval that a plan in the same place would have had."""
-    if name == "generation":
-        return with_generations_covered(folds[name], folds[name])
-    if name == "group":
-        return with_coverage(folds[name], folds["group"])
-    return with_coverage(folds[name], found, folds["group"])
+def _widths(folds: Folds, basis: Basis, key: Key) -> dict[str, Width]:
+    """Kind of work → half-width."""
+    return {kind: half_width(folds, basis=basis, kind=kind, key=key) for kind in KINDS_OF_WORK}
 
 
-def _widths(found: Sequence[HeldOut], basis: Basis, framework: str, known: Sequence[HeldOut] = ()) -> dict[str, float]:
-    """Kind of work → half-width as a fraction."""
-    return {
-        kind: _fraction(half_width(found, basis=basis, kind=kind, framework=framework, known=known))
-        for kind in KINDS_OF_WORK
-    }
+def _fractions(widths: Mapping[str, Width]) -> dict[str, float]:
+    return {kind: width.fraction for kind, width in widths.items()}
 
 
-def _fraction(log_width: float) -> float:
-    return round(float(np.expm1(log_width)), 4)
+def _words(widths: Mapping[str, Width]) -> dict[str, str]:
+    return {kind: width.rests_on for kind, width in widths.items()}

@@ -18,7 +18,12 @@ from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.measured.peaks import PEAKS, peak_left_out
-from meshplan.planner.training.measured.switches import observed_modules, observed_practice
+from meshplan.planner.training.measured.switches import (
+    observed_benchmark,
+    observed_modules,
+    observed_practice,
+    with_published_choices,
+)
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.problem.problem import (
@@ -69,6 +74,7 @@ class ObservedRun:
         problem: model, machine and workload; its calibration is set by whoever prices it.
         config: the choices that were run.
         framework: the framework's name in meshplan.
+        release: the framework's, as the row states it; empty where it does not.
         measured: metric → value, SI units.
         derived: metric → value that rests on an assumption.
         filled: choices that the observation left out.
@@ -86,6 +92,7 @@ class ObservedRun:
     filled: tuple[str, ...]
     expects_oom: bool
     peak_left_out: str = ""
+    release: str = ""
 
     @property
     def architecture(self) -> str:
@@ -123,9 +130,11 @@ class ObservationReader(MachineReader):
             raise UnsupportedError(str(error)) from error
 
     def _training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
-        sections = ("model", "hardware", "framework", "parallelism", "workload")
-        model, hardware, framework, choices, workload = (Section(row, name) for name in sections)
-        precision = _precision(row)
+        sections = ("model", "hardware", "framework", "workload")
+        model, hardware, framework, workload = (Section(row, name) for name in sections)
+        precision, phase = _precision(row), _phase(workload)
+        benchmark = observed_benchmark(row, precision, phase)
+        choices, published = with_published_choices(row, benchmark)
         recipe = recipe_observed_as(
             framework.text("name"),
             precision=precision,
@@ -133,9 +142,8 @@ class ObservationReader(MachineReader):
         )
         shape = shape_from_observation(model.values)
         machine = self.machine(hardware)
-        phase = _phase(workload)
         lora = Section(model.values, "lora", required=False)
-        practice, unstated_switches = observed_practice(row, choices, precision, phase)
+        practice, unstated_switches = observed_practice(row, choices, benchmark)
         problem = TrainingProblem(
             shape=shape,
             machine=machine,
@@ -147,7 +155,7 @@ class ObservationReader(MachineReader):
                 global_batch_size=choices.whole("global_batch_size"),
                 precision=precision,
                 phase=phase,
-                drops_tokens=DROPPING_MARK in str(model.values.get("name", "")),
+                drops_tokens=choices.flag("drops_tokens", default=DROPPING_MARK in str(model.values.get("name", ""))),
                 lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase.has_adapters else 0,
                 frozen_weights="gptq" if "gptq" in str(lora.values.get("base_weights") or "").lower() else "nf4",
                 trains_vocabulary=phase.has_adapters and "lm_head" in (lora.values.get("trained_fully") or ()),
@@ -173,9 +181,10 @@ class ObservationReader(MachineReader):
             framework=recipe.framework,
             measured={name: value for name, value in measured.items() if not (no_peak and name in PEAKS)},
             derived=Section(row, "derived", required=False).measurements(),
-            filled=filled + unstated_switches,
+            filled=filled + published + unstated_switches,
             expects_oom=bool(measured.get("oom", False)),
             peak_left_out=no_peak,
+            release=benchmark.release,
         )
 
 

@@ -32,7 +32,8 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.measured.constants_fit import NOISE, PARAMETERS, REFINED_SPREAD, Row, fit, key_of
 from meshplan.planner.training.measured.memory_fit import MemoryFit, calibrate_memory
 from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.training.measured.unseen import judged, log_size
+from meshplan.planner.training.measured.unseen import judged
+from meshplan.planner.validation.between_sources import log_size
 from meshplan.planner.validation.fitting import Prior
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, refined_sets, today
 
@@ -189,7 +190,7 @@ def _own_widths(members: Sequence[Row], found: Sequence[HeldOut], start: Calibra
         if models:
             widths = {name: _fraction(scale * own_width(unknown, known, models, name)) for name in sorted(models)}
             by_model[kind] = widths
-    return {"error_p90": own, "model_error_p90": by_model, "start_error_p90": start.error_p90}
+    return {"error_p90": own, "error_basis": {}, "model_error_p90": by_model, "start_error_p90": start.error_p90}
 
 
 def _half_widths(start: Calibration, kind: str) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshplan.catalogs.constants.training_benchmarks import TrainingBenchmark, practice_of
+from meshplan.catalogs.constants.training_benchmarks import TrainingBenchmark, choices_of, practice_of
 from meshplan.planner.training.problem.problem import Phase
 from meshplan.planner.training.problem.switches import (
     ADAMW_8BIT,
@@ -75,16 +75,45 @@ def observed_modules(choices: Section) -> tuple[str, ...]:
     return in_order(named) or USUAL_MODULES
 
 
+def observed_benchmark(row: Mapping[str, Any], precision: str, phase: Phase) -> TrainingBenchmark:
+    """What decides which scripts a measured run was started by.
+
+    Args:
+        row: the whole row.
+        precision: of matrix products.
+        phase: what was trained.
+    """
+    model, hardware, framework = (Section(row, name) for name in ("model", "hardware", "framework"))
+    return TrainingBenchmark(
+        observed_as=framework.text("name"),
+        release=str(framework.values.get("version") or ""),
+        model=str(model.values.get("name") or ""),
+        device=hardware.text("device"),
+        precision=precision,
+        phase=phase.value,
+    )
+
+
+def with_published_choices(row: Mapping[str, Any], benchmark: TrainingBenchmark) -> tuple[Section, tuple[str, ...]]:
+    """``parallelism`` of a measured run with the choices of its benchmark's scripts where the row leaves them out.
+
+    Returns:
+        The section, and the keys that the scripts filled.
+    """
+    stated = Section(row, "parallelism")
+    unstated = {key: value for key, value in choices_of(benchmark).items() if not stated.states(key)}
+    return Section({"parallelism": {**stated.values, **unstated}}, "parallelism"), tuple(unstated)
+
+
 def observed_practice(
-    row: Mapping[str, Any], choices: Section, precision: str, phase: Phase
+    row: Mapping[str, Any], choices: Section, benchmark: TrainingBenchmark
 ) -> tuple[TrainingPractice, tuple[str, ...]]:
     """CUDA graphs and the transport of expert tokens in a measured run.
 
     Args:
         row: the whole row.
         choices: its ``parallelism``.
-        precision: of matrix products.
-        phase: what was trained.
+        benchmark: what decides the settings of the scripts.
 
     Returns:
         The switches, and the keys of those that come from the benchmark's scripts because the row does not state them.
@@ -92,17 +121,7 @@ def observed_practice(
     Raises:
         UnsupportedError: a value that is none of the known ones.
     """
-    model, hardware, framework = (Section(row, name) for name in ("model", "hardware", "framework"))
-    known = practice_of(
-        TrainingBenchmark(
-            observed_as=framework.text("name"),
-            release=str(framework.values.get("version") or ""),
-            model=str(model.values.get("name") or ""),
-            device=hardware.text("device"),
-            precision=precision,
-            phase=phase.value,
-        )
-    )
+    known = practice_of(benchmark)
     settings = dict(known)
     said = " | ".join(caveats(row))
     for words, setting in CAVEATS.items():

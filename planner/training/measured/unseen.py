@@ -1,22 +1,19 @@
-"""What was left out whole – a source, a framework, a device, a group – and the intervals that its errors justify.
+"""What was left out whole – a source, a framework, a device, a group – predicted by what was fitted to the others.
 
 A user's cluster is in no published source. What he meets is therefore the error on a *source held out whole*: all its
 runs are priced with constants that were fitted without it, found as for a plan, and nothing else is known about it.
 
 *Basis.* Constants come from the nearest :class:`~meshplan.catalogs.constants.training.Basis` that is left: what was
-found in other sources of the same framework and generation is closer than what all frameworks share.
+found in other sources of the same framework and generation is closer than what all frameworks share, which is closer
+where runs on the generation are left.
 
-*Intervals.* The half-width at a level is the 90th percentile of |ln(predicted/measured)| over the runs that were priced
-from it, each source weighing the same, because the next cluster is a new source and not a new run of an old one. A
-source is judged by the width that the *other* sources give, so that no run decides its own interval.
+Which intervals these errors justify: :mod:`meshplan.planner.training.measured.intervals`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 import numpy as np
 
@@ -42,11 +39,6 @@ LINEAR_ROUNDS = 6
 WARM_ITERATIONS = 2
 OWN_ITERATIONS = 3
 FAR = 0.6
-COVERED = 0.9  # share of the runs that an interval is to hold
-FEWEST_SOURCES = 3  # below these a level has no percentile of its own, and takes that of all levels
-UNJUDGED = 0.5  # half-width where nothing at all could be held out
-# A hundredth of what was measured: what a prediction is worse than is not told apart.
-LEAST_ERROR = -0.99
 
 
 # What is left out together. The source is the headline: whoever asks brings a cluster that no source has measured.
@@ -66,11 +58,13 @@ class Sets:
     Args:
         overall: the global set.
         local: key → set of a framework on a generation; where it has runs.
+        generations: hardware generations that these runs are from.
         own: (source, key) → set adapted to the source's own runs; where they count as the user's.
     """
 
     overall: FloatArray
     local: Mapping[Key, FloatArray]
+    generations: Collection[str]
     own: Mapping[tuple[str, Key], FloatArray] = field(default_factory=dict)
 
     def of(self, row: Row) -> tuple[FloatArray, Basis]:
@@ -83,7 +77,7 @@ class Sets:
         for relative in recipe_named(row.run.framework).relatives:
             if (relative, generation) in self.local:
                 return self.local[relative, generation], Basis.RELATED
-        return self.overall, Basis.ANY
+        return self.overall, Basis.ANY if generation in self.generations else Basis.UNSEEN
 
 
 def local_prior(overall: FloatArray) -> Prior:
@@ -116,7 +110,7 @@ def sets_without(rows: Sequence[Row], linear: Linear, literature: Prior, togethe
     def fitted_without(left: str) -> Sets:
         others = [row for row in rows if label(row) != left]
         if not others:
-            return Sets(overall=literature.mean, local={})
+            return Sets(overall=literature.mean, local={}, generations=())
         overall = _global_without(rows, linear, lambda row: label(row) != left, literature)
         members = {
             key: [row for row in sets.get(key, ()) if label(row) != left]
@@ -126,7 +120,7 @@ def sets_without(rows: Sequence[Row], linear: Linear, literature: Prior, togethe
             key: fit(kept, local_prior(overall), iterations=OWN_ITERATIONS) for key, kept in members.items() if kept
         }
         own = _own(rows, left, members, local) if together == "group" else {}
-        return Sets(overall=overall, local=local, own=own)
+        return Sets(overall=overall, local=local, generations={row.key[1] for row in others}, own=own)
 
     return fitted_without
 
@@ -183,101 +177,4 @@ def judged(row: Row, theta: FloatArray, basis: str = "") -> HeldOut:
         strategy=row.run.strategy,
         kind=row.run.problem.kind_of_work,
         evidence=basis,
-    )
-
-
-def half_width(
-    found: Sequence[HeldOut], *, basis: str, kind: str, framework: str, known: Sequence[HeldOut] = ()
-) -> float:
-    """Half-width in the logarithm of the interval of a step time.
-
-    Args:
-        found: errors on what was held out.
-        basis: what its constants were fitted to.
-        kind: of work.
-        framework: that ran it.
-        known: errors on groups that were held out of sources that are otherwise known.
-
-    Returns:
-        :func:`balanced_p90` of the framework's runs with that basis of that kind, if :data:`FEWEST_SOURCES` sources
-        have such runs. Else that of all frameworks' runs with that basis of that kind, else of that kind, else of all –
-        and no less than the framework has shown on clusters that were known: one that is missed on its own cluster is
-        not hit on another.
-    """
-    alike = [item for item in found if item.kind == kind]
-    near = [item for item in alike if item.evidence == basis]
-    own = [item for item in near if item.key[0] == framework]
-    if _is_enough(own):
-        return balanced_p90(own)
-    pooled = balanced_p90(next((items for items in (near, alike) if _is_enough(items)), found))
-    shown = [item for item in (*known, *own) if item.kind == kind and item.key[0] == framework]
-    return max(pooled, balanced_p90(shown)) if shown else pooled
-
-
-def unseen_half_width(found: Sequence[HeldOut], kind: str) -> float:
-    """The same on a hardware generation that no run is from.
-
-    Args:
-        found: errors on generations that were held out whole.
-        kind: of work.
-
-    Returns:
-        :func:`balanced_p90` of the runs of that kind, each generation weighing the same, if :data:`FEWEST_SOURCES`
-        generations have such runs, else of all.
-    """
-    alike = [item for item in found if item.kind == kind]
-    enough = len({item.key[1] for item in alike}) >= FEWEST_SOURCES
-    return balanced_p90(alike if enough else found, lambda item: item.key[1])
-
-
-def _source(item: HeldOut) -> str:
-    return item.source
-
-
-def _is_enough(items: Sequence[HeldOut]) -> bool:
-    return len({item.source for item in items}) >= FEWEST_SOURCES
-
-
-def balanced_p90(items: Sequence[HeldOut], label: Callable[[HeldOut], str] = _source) -> float:
-    """90th percentile of |ln(predicted/measured)|, every source – or other label – weighing the same."""
-    if not items:
-        return float(np.log1p(UNJUDGED))
-    counts = Counter(map(label, items))
-    sizes = np.array([log_size(item) for item in items])
-    weight = np.array([1.0 / counts[label(item)] for item in items])
-    order = np.argsort(sizes)
-    passed = np.cumsum(weight[order]) / weight.sum()
-    return float(sizes[order][min(int(np.searchsorted(passed, COVERED)), len(order) - 1)])
-
-
-def with_generations_covered(items: Iterable[HeldOut], found: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
-    """The predictions, each with whether the interval that the other generations in ``found`` justify holds the run."""
-
-    @cache
-    def width(generation: str, kind: str) -> float:
-        return unseen_half_width([item for item in found if item.key[1] != generation], kind)
-
-    return tuple(replace(item, is_covered=log_size(item) <= width(item.key[1], item.kind)) for item in items)
-
-
-def log_size(item: HeldOut) -> float:
-    """|ln(predicted/measured)|."""
-    return float(abs(np.log1p(max(item.error, LEAST_ERROR))))
-
-
-def with_coverage(
-    items: Iterable[HeldOut], found: Sequence[HeldOut], known: Sequence[HeldOut] = ()
-) -> tuple[HeldOut, ...]:
-    """The predictions, each with whether the interval that the other sources justify holds the run; see
-    :func:`half_width`.
-    """
-
-    @cache
-    def width(source: str, basis: str, kind: str, framework: str) -> float:
-        others, clusters = ([item for item in items if item.source != source] for items in (found, known))
-        return half_width(others, basis=basis, kind=kind, framework=framework, known=clusters)
-
-    return tuple(
-        replace(item, is_covered=log_size(item) <= width(item.source, item.evidence, item.kind, item.key[0]))
-        for item in items
     )

@@ -17,7 +17,7 @@ from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.measured.exclusions import exclusion
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.measured.pools import is_pooled, validate_pooled
-from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.problem.problem import Phase, TrainingProblem
 from meshplan.planner.training.resolve import calibration_for
 from meshplan.planner.validation.summary import ValidatedRow
 
@@ -87,7 +87,7 @@ def validate_run(run: ObservedRun) -> ValidatedRow:
     return ValidatedRow(
         id=run.id,
         group=run.group,
-        question=_question(run),
+        question=question(run),
         labels=_labels(run),
         status="ok" if reason is None else "excluded",
         reason=reason or (f"peak memory is not compared: {run.peak_left_out}" if run.peak_left_out else ""),
@@ -110,11 +110,17 @@ def _admitted(run: ObservedRun, priced: Priced) -> str:
     return figure.value if admission(run.problem, again) is Admission.NONE else WITH_RECOMPUTE
 
 
-def _question(run: ObservedRun) -> str:
-    problem = run.problem
+def question(run: ObservedRun) -> str:
+    """What the plans that are ranked against each other share: framework and release, model, machine, what is trained.
+
+    Adapters and all weights, or two formats of frozen weights, are different work; two releases are different code.
+    """
+    problem, workload = run.problem, run.problem.workload
+    frozen = f", frozen in {workload.frozen_weights}" if workload.phase is Phase.QLORA else ""
     return (
-        f"{run.framework}: {problem.shape.name} on {problem.machine.num_devices} × {problem.machine.device.slug}, "
-        f"{problem.workload.global_batch_size} × {problem.workload.sequence_length} {problem.workload.precision}"
+        f"{run.framework} {run.release}: {problem.shape.name} on {problem.machine.num_devices} × "
+        f"{problem.machine.device.slug}, {workload.global_batch_size} × {workload.sequence_length} "
+        f"{workload.precision}, {workload.phase.value}{frozen}"
     )
 
 

@@ -178,6 +178,7 @@ def _provenance(resolved: MixedResolved, priced: MixedPriced, rows: tuple[dict[s
             "architecture": ", ".join(dict.fromkeys(pool.calibration.architecture for pool in pools)),
             "num_runs": widest.num_runs,
             "time_error_p90": widest.error_p90[kind],
+            "time_error_basis": widest.error_basis.get(kind, ""),
             "basis": widest.basis,
             "memory_basis": widest.memory_basis,
             "source": widest.source,

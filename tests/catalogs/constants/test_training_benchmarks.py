@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from meshplan.catalogs.constants.training_benchmarks import TrainingBenchmark, practice_of
+from meshplan.catalogs.constants.training_benchmarks import TrainingBenchmark, choices_of, practice_of
 from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.yaml_reader import load_yaml
 from meshplan.planner.training.problem.switches import Launches, TrainingPractice
@@ -49,11 +49,24 @@ def test_nothing_is_said_of_other_runs(change: dict[str, str]) -> None:
     assert practice_of(replace(RUN, **change)) == {}
 
 
+def test_choices_hold_where_no_release_is_asked_for() -> None:
+    run = replace(RUN, observed_as="NeMo AutoModel (PyTorch FSDP2)", release="", model="GPT-OSS 120B")
+    assert choices_of(run) == {"activation_recompute": "none", "expert_parallel": 64}
+    nemo = replace(RUN, observed_as="NeMo / Megatron-Core", model="DeepSeekV3", precision="bf16")
+    assert choices_of(replace(nemo, release="recipe 25.05.04")) == {
+        "activation_recompute": "core_attn",
+        "drops_tokens": True,
+    }
+    assert choices_of(replace(nemo, release="")) == {}  # these scripts began with a release
+
+
 def test_every_setting_is_a_switch_that_the_estimator_knows() -> None:
     known = {item.name for item in fields(TrainingPractice)}
     content = load_yaml((SEED_FOLDER / "training_benchmarks.yaml").read_bytes())
     for benchmark in content["benchmarks"]:
         for entry in benchmark["runs"]:
-            assert set(entry["settings"]) <= known
-            Launches(entry["settings"].get("launches", "eager"))
+            settings = entry.get("settings", {})
+            assert set(settings) <= known
+            Launches(settings.get("launches", "eager"))
             assert entry["source"]
+            assert settings or entry["choices"]

@@ -109,6 +109,18 @@ class CommunicationModel:
         ring = (size - 1) / size * total_bytes * np.maximum(spacing, 1.0 / self.scale_up_bytes_per_s)
         return np.where(issued, ring + self._tree_s(size, spacing > 0.0, latency), 0.0)
 
+    def broadcasts_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
+        """Every member broadcasts its part of ``total_bytes`` to all others, one after the other, [n].
+
+        The bytes of an all-gather, but each of the g broadcasts passes a chain of g − 1 hops, one of them for each
+        further domain over the network (NCCL's ring broadcast): g·((d − 1)·α_network + (g − d)·α_scale-up) in all.
+        """
+        gathered = self.gather_s(total_bytes, size, stride)
+        spacing, latency = self._across(RING, size, stride)
+        domains = np.where(spacing > 0.0, np.maximum(size / self.fewest(size, stride), 1.0), 1.0)
+        chain = (domains - 1.0) * latency + (size - domains) * self.machine.scale_up_latency_s
+        return np.where((size > 1) & (total_bytes > 0.0), gathered + size * chain, 0.0)
+
     def all_reduce_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
         """All-reduce of ``total_bytes`` on each member, as reduce-scatter and all-gather, [n]."""
         return 2.0 * self.gather_s(total_bytes, size, stride)
@@ -122,9 +134,10 @@ class CommunicationModel:
             sent_bytes: bytes that one member sends, its own part included [n].
             size: members [n].
             stride: distance between members in ranks [n].
-            copies_per_token: experts k that a token visits, for dispatchers that send one copy per domain:
-                domains·(1 − (1 − 1/domains)^k) of k copies cross the network, with as many domains as if all held as
-                few members as the one with fewest. None: every copy crosses.
+            copies_per_token: experts k that a token visits, for dispatchers that send one copy to each member, and over
+                the network one to each domain: of k copies n·(1 − (1 − 1/n)^k) are left, which k uniform draws out of
+                n visit; n is the members, and across domains as many of these as if all held as few members as the one
+                with fewest. None: every copy is sent.
         """
         issued = (size > 1) & (sent_bytes > 0.0)
         if not np.any(issued):
@@ -133,9 +146,11 @@ class CommunicationModel:
         leaving = sent_bytes * spacing
         if copies_per_token is not None:
             domains = np.maximum(size / self.fewest(size, stride), 1.0)
-            leaving = leaving * domains * (1.0 - (1.0 - 1.0 / domains) ** copies_per_token) / copies_per_token
+            leaving = leaving * _share_left(domains, copies_per_token)
         beside = most_on_a_slot(size, stride, self.machine.domain_size) - 1
         near = sent_bytes * beside / size / self.scale_up_bytes_per_s
+        if copies_per_token is not None:
+            near = near * _share_left(size, copies_per_token)
         return np.where(issued, np.maximum(near, leaving) + self._tree_s(size, spacing > 0.0, latency), 0.0)
 
     def ring_step_s(self, sent_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
@@ -162,3 +177,12 @@ class CommunicationModel:
         # A fit prices one candidate under many constants.
         sent, stage_devices, inside, waits = np.broadcast_arrays(sent, stage_devices, inside, waits)
         return self._network.pipelines_s(sent, num_stages, stage_devices, inside, waits, wraps=wraps)
+
+
+def _share_left(places: FloatArray, copies: float) -> FloatArray:
+    """Share of the copies of a token that are sent where each place gets no more than one.
+
+    >>> float(_share_left(np.array(1.0), 8.0)), round(float(_share_left(np.array(8.0), 8.0)), 3)
+    (0.125, 0.656)
+    """
+    return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** copies) / copies)

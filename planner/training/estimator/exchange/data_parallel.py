@@ -145,7 +145,8 @@ class DataParallelModel:
             whole = links.all_reduce_s(gradient_bytes, *everyone)
             sharded = links.gather_s(gradient_bytes, *shard) + self._replica_reduce_s(gradient_bytes, shard[0])
             reduce_s = reduce_s + np.where(batch.zero_stage == 0, whole, sharded)
-            gathered = links.gather_s(parameters * recipe.parameter_gather_bytes, *shard)
+            collect = links.broadcasts_s if recipe.broadcasts_parameters else links.gather_s
+            gathered = collect(parameters * recipe.parameter_gather_bytes, *shard)
             gather_s = gather_s + np.where(batch.zero_stage == 0, 0.0, gathered)
         return reduce_s, gather_s
 

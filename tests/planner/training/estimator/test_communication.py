@@ -185,3 +185,24 @@ def test_a_candidate_can_be_priced_under_many_constants() -> None:
     assert many.all_to_all_s(np.array([1e9]), ints(16), ints(1)) == pytest.approx(
         [one.all_to_all_s(np.array([1e9]), ints(16), ints(1))[0] for one in each]
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "hops_inside", "hops_across"), [(8, 1, 7, 0), (64, 1, 56, 7), (64, 2, 48, 15), (64, 8, 0, 63)]
+)
+def test_broadcasts_move_the_bytes_of_a_gather_and_wait_for_each_hop(
+    size: int, stride: int, hops_inside: int, hops_across: int
+) -> None:
+    """A chain through all members for each member: one hop for each further domain, the others inside."""
+    inside_s, across_s, total = 1e-6, 1e-5, np.array([8e9])
+    model = links(scale_up_latency_s=inside_s, scale_out_latency_s=across_s)
+    waited = model.broadcasts_s(total, ints(size), ints(stride)) - model.gather_s(total, ints(size), ints(stride))
+    assert waited == pytest.approx(size * (hops_inside * inside_s + hops_across * across_s))
+    assert model.broadcasts_s(total, ints(1), ints(1)) == 0.0
+
+
+def test_a_fused_dispatcher_sends_a_token_once_to_each_device_of_a_node() -> None:
+    plain = links().all_to_all_s(np.array([8e9]), ints(8), ints(1))
+    fused = links().all_to_all_s(np.array([8e9]), ints(8), ints(1), copies_per_token=8.0)
+    # Eight uniform draws visit 8·(1 − (7/8)⁸) = 5.25 of eight devices.
+    assert fused == pytest.approx(plain * 5.25 / 8.0, rel=0.01)

@@ -1,4 +1,4 @@
-"""A row that is faster than its devices can be is set aside, whatever is predicted for it."""
+"""A row that contradicts itself is set aside, whatever is predicted for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import replace
 from core_cases import DENSE, configured, machine_with, problem_of
 
 from meshplan.planner.training.estimator.compute import peak_flops_per_s
+from meshplan.planner.training.estimator.flops import forward_flops_per_token
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.exclusions import exclusion
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.validate import validate_run
+from meshplan.planner.training.problem.problem import Phase
 
 
 def run_of(share_of_peak: float, recompute: str) -> ObservedRun:
@@ -43,3 +45,24 @@ def test_beyond_the_peak_nothing_was_measured() -> None:
 
 def test_without_a_step_time_there_is_nothing_to_say() -> None:
     assert exclusion(replace(run_of(2.0, "none"), measured={})) is None
+
+
+def test_a_run_that_counts_no_weight_gradients_is_one_with_adapters() -> None:
+    run = run_of(0.3, "none")
+    problem = run.problem
+    matrix = forward_flops_per_token(problem.shape, problem.workload.sequence_length).matrix
+
+    def counted(passes: float, phase: Phase = Phase.PRETRAINING) -> str | None:
+        workload = replace(problem.workload, phase=phase, lora_rank=16 if phase.has_adapters else 0)
+        measured = {
+            **run.measured,
+            "model_flops_per_s_per_device": passes * matrix * 1e3,
+            "tokens_per_s_per_device": 1e3,
+        }
+        return exclusion(replace(run, problem=replace(problem, workload=workload), measured=measured))
+
+    assert counted(3.0) is None
+    assert counted(2.0, Phase.LORA) is None
+    reason = counted(2.1)
+    assert reason is not None
+    assert "adapters" in reason

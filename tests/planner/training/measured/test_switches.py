@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from meshplan.planner.training.measured.switches import observed_modules, observed_practice
+from meshplan.planner.training.measured.switches import (
+    observed_benchmark,
+    observed_modules,
+    observed_practice,
+    with_published_choices,
+)
 from meshplan.planner.training.problem.problem import Phase
-from meshplan.planner.training.problem.switches import Launches
+from meshplan.planner.training.problem.switches import Launches, TrainingPractice
 from meshplan.planner.validation.fields import Section, UnsupportedError
 
 
@@ -20,6 +25,11 @@ def row(**fields: Any) -> dict[str, Any]:
         "parallelism": {},
         **fields,
     }
+
+
+def practice_in(observed: dict[str, Any]) -> tuple[TrainingPractice, tuple[str, ...]]:
+    benchmark = observed_benchmark(observed, "bf16", Phase.PRETRAINING)
+    return observed_practice(observed, Section(observed, "parallelism"), benchmark)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +61,7 @@ def test_modules_by_the_words_of_published_tables(stated: str | None, modules: t
 )
 def test_switches_that_a_caveat_states(caveats: list[str], fused: bool, overlaps: bool) -> None:
     observed = row(caveats=caveats)
-    practice, unstated = observed_practice(observed, Section(observed, "parallelism"), "bf16", Phase.PRETRAINING)
+    practice, unstated = practice_in(observed)
     assert (practice.fused_dispatch, practice.overlaps_experts) == (fused, overlaps)
     assert practice.launches is Launches.EAGER
     assert unstated == ()
@@ -59,7 +69,7 @@ def test_switches_that_a_caveat_states(caveats: list[str], fused: bool, overlaps
 
 def test_a_stated_key_overrules_a_caveat() -> None:
     observed = row(caveats=["dispatcher DeepEP"], parallelism={"expert_dispatcher": "alltoall", "cuda_graphs": "full"})
-    practice, _ = observed_practice(observed, Section(observed, "parallelism"), "bf16", Phase.PRETRAINING)
+    practice, _ = practice_in(observed)
     assert not practice.fused_dispatch
     assert practice.launches is Launches.GRAPHED
 
@@ -87,3 +97,14 @@ def test_a_stated_optimizer_that_nobody_knows_is_refused() -> None:
     observed = row(parallelism={"optimizer": "lion"})
     with pytest.raises(UnsupportedError, match="optimizer"):
         observed_practice(observed, Section(observed, "parallelism"), "bf16", Phase.PRETRAINING)
+
+
+def test_scripts_fill_what_a_row_leaves_out_and_nothing_else() -> None:
+    observed = row(
+        framework={"name": "NeMo AutoModel (PyTorch FSDP2)"},
+        model={"name": "GPT-OSS 120B"},
+        parallelism={"activation_recompute": "full"},
+    )
+    choices, filled = with_published_choices(observed, observed_benchmark(observed, "bf16", Phase.PRETRAINING))
+    assert choices.values == {"activation_recompute": "full", "expert_parallel": 64}
+    assert filled == ("expert_parallel",)
