@@ -53,7 +53,8 @@ def main() -> None:
     options = parser.parse_args()
     catalog = Catalog.open("sqlite://")
     rows = {
-        name: read_rows(options.observations / f"serving-{name}.jsonl") for name in (*fitted_sources(), *JUDGED_ONLY)
+        name: list(read_rows(options.observations / f"serving-{name}.jsonl"))
+        for name in (*fitted_sources(), *JUDGED_ONLY)
     }
     fitted = [row for name in fitted_sources() for row in rows[name]]
     runs = serving_runs(fitted, catalog, options.traces).runs
