@@ -12,6 +12,7 @@ before. Blocks of the cache are shared whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,17 @@ from meshplan.planner.validation.fields import Section
 SEED = 0
 MOST_REQUESTS = 1_000_000  # of one stage: more say nothing more
 ALL_STAGES = "all"
-# Prompt tokens of benchmarks that print none, one constant for all rows of a set of prompts: chat turns with their
-# history, questions with choices, code around a gap. From the rates of the ML.ENERGY leaderboard v3.0. Chat: five dense
-# groups (model, device) each by itself ask for 350 to 500; with 1,000, Llama-3.1-70B would multiply above the peak of
-# two B200. Code: Qwen3-Coder-30B asks for 2,000 on H100, for 3,000 on B200, where its experts are priced too fast.
-# Answers to the questions are so long that their prompts hardly matter.
-UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 400, "gpqa": 250, "sourcegraph-fim": 2000}
+# Prompt tokens of benchmarks that print none, one mean for all rows of a set of prompts: chat turns with their history,
+# questions with choices, code around a gap. From rates and gaps of the ML.ENERGY leaderboard v3.0. Chat: of 100, 200,
+# 300 and 400, each with the spread below, 300 errs least on rates and p99 gaps of three dense models together, whatever
+# the host's time for each request. Code: Qwen3-Coder-30B asks for 2,000 on H100. Answers to the questions are so long
+# that their prompts hardly matter.
+UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 300, "gpqa": 250, "sourcegraph-fim": 2000}
+# Standard deviation of the logarithm of such lengths, where services of their kind print theirs: prompts of the Azure
+# LLM inference traces 2023, conversation and code (AzurePublicDataset, CC-BY 4.0; Patel et al., ISCA 2024), 19,366 and
+# 8,819 requests. Questions with choices are taken as equally long.
+PROMPT_SPREAD: Mapping[str, float] = {"lm-arena-chat": 0.985, "sourcegraph-fim": 1.36}
+MOST_OF_SPREAD = 0.98  # share of such lengths that is drawn, without the longest and the shortest
 # Quantiles that sources print of a distribution of lengths.
 QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 # How a row may give a length: ``input_length``, ``input_length_mean`` and so on.
@@ -128,10 +134,18 @@ def _lengths(asked: Section, name: str, num: int, rng: np.random.Generator) -> I
         prompts = str(asked.values.get("prompt_set") or "")
         if name != "input_length" or prompts not in UNPRINTED_PROMPTS:
             return np.full(num, asked.whole(name), dtype=np.int64)  # refused: nothing says how long
-        drawn = np.full(num, float(UNPRINTED_PROMPTS[prompts]))
+        drawn = _log_normal(float(UNPRINTED_PROMPTS[prompts]), PROMPT_SPREAD.get(prompts, 0.0), shares)
     if asked.states(f"{name}_mean"):
         drawn = drawn * (asked.number(f"{name}_mean") / float(np.mean(drawn)))
     return np.maximum(np.rint(drawn), 1).astype(np.int64)
+
+
+def _log_normal(mean: float, spread: float, shares: FloatArray) -> FloatArray:
+    """Draws whose logarithm is normal with the standard deviation ``spread``, scaled to their mean."""
+    quantile = NormalDist(sigma=spread).inv_cdf if spread else (lambda _: 0.0)
+    inner = 0.5 + MOST_OF_SPREAD * (shares - 0.5)
+    drawn = np.exp([quantile(share) for share in inner])
+    return np.asarray(drawn * (mean / drawn.mean()))
 
 
 def _from_histogram(printed: Section, shares: FloatArray) -> FloatArray:

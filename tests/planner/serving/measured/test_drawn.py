@@ -49,6 +49,14 @@ def test_quantiles_come_back() -> None:
     assert drawn.max() <= 500
 
 
+def test_unprinted_prompts_are_spread_as_services_of_their_kind_print_theirs() -> None:
+    chat = drawn_requests(asked(prompt_set="lm-arena-chat", output_length=5, num_requests=4000), Arrival.ALL_AT_ONCE)
+    assert chat.input_length.mean() == pytest.approx(300, rel=0.01)
+    assert np.log(chat.input_length).std() == pytest.approx(0.985, rel=0.1)  # the outermost hundredth is left out
+    questions = drawn_requests(asked(prompt_set="gpqa", output_length=5, num_requests=100), Arrival.ALL_AT_ONCE)
+    assert set(questions.input_length.tolist()) == {250}
+
+
 def test_stages_follow_each_other_and_a_stage_comes_after_those_before_it() -> None:
     stages = [{"rate_per_s": 2.0, "duration_s": 100}, {"rate_per_s": 8.0, "duration_s": 50}]
     both = drawn_requests(asked(**FIXED, stages=stages, stage="all"), Arrival.POISSON).arrival_s
