@@ -393,7 +393,7 @@ def test_unknown_sources_are_named() -> None:
     ("name", "text", "said"),
     [
         ("run.sh", "set -e\ntorchrun --nproc_per_node 8 \\\n  mine.py --lr 1\n", "line 2: torchrun"),
-        ("one.sh", "torchrun --nproc_per_node 8 \\\n  mine.py --lr 1\n", "mine.py .* line 2: --lr"),
+        ("one.sh", "torchrun --nproc_per_node 8 \\\n  mine.py --lr 1\n", "mine.py .*line 2: --lr"),
         ("a.yaml", "apiVersion: v1\nkind: Pod\nspec: {containers: [{image: a/b}]}\n", r"\(a/b\)"),
     ],
 )
