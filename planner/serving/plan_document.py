@@ -83,7 +83,11 @@ class _Pool(Closed):
     layout: Annotated[Layout, AfterValidator(_sound_layout)]
     num_workers: _Devices
     num_devices: _Devices
-    limits: Annotated[EngineLimits, AfterValidator(_sound_limits), _stated("max_num_seqs", "max_batched_tokens")]
+    limits: Annotated[
+        EngineLimits,
+        AfterValidator(_sound_limits),
+        _stated("max_num_seqs", "max_batched_tokens", "chunked_prefill", "memory_fraction", "prefix_caching"),
+    ]
     quantization: Annotated[
         Quantization, AfterValidator(_sound_formats), _stated("attention", "mlp", "experts", "kv_cache")
     ]
