@@ -16,7 +16,7 @@ from meshplan.catalogs.untrusted.limits import MAX_YAML_BYTES
 from meshplan.planner.core.reading.documents import parse_document
 from meshplan.planner.emit.terms import Arguments, flattened
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
-from meshplan.planner.imports.containers import commands_of, is_manifest, task_of
+from meshplan.planner.imports.containers import commands_of, is_manifest, silent_images, task_of
 from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options
 from meshplan.planner.imports.reading import Assumption, Given, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _CONFIGURATION_FLAGS = ("--config-file", "--deepspeed-config", "--deepspeed", "--job.config-file")
 _READS_A_FILE = frozenset({"llamafactory-cli", "axolotl", "swift"})
 _OURS = "plan_digest"
+_MOST_TOLD = 5  # arguments of an unknown program, commands of a script; the last commands are the likelier ones
 _DOCUMENTS = re.compile(r"^---\s*$", re.MULTILINE)
 _OUTSIDE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]?)\b")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -72,13 +73,23 @@ def read_inputs(
                 f"the command reads {missing!r}, which is not here: run this where it is, or give the file too"
             )
         known = "; ".join(f"{one.name}: {one.summary}" for one in SOURCES)
-        raise _refused(f"nothing here is known ({known}); name its kind with --from NAME")
+        raise _refused(f"{_unknown(given, where)} ({known}); name its kind with --from NAME")
     reading = found.read(given)
     reading.assumed += notes
     reading.unread = [where(entry) for entry in reading.unread]
     reading.problems = [_with_variable(one) for one in reading.problems]
     reading.unread += [f"{name} (a variable from outside or a substitution; set it with --env)" for name in unknown]
     return reading
+
+
+def _unknown(given: Given, where: Callable[[str], str]) -> str:
+    """What it was that no source knows, with the line where it stands."""
+    words = given.launch.program
+    if not words:
+        return "no command stands here that starts a framework"
+    flags = [where(word) for word in words[1:] if word.startswith("-")]
+    told = f", nor its arguments ({', '.join(flags[:_MOST_TOLD])}{' …' if len(flags) > _MOST_TOLD else ''})"
+    return f"{shlex.quote(words[0])} is nothing that is known{told if flags else ''}"
 
 
 def _with_variable(problem: Problem) -> Problem:
@@ -119,6 +130,8 @@ def _given(
                 Statement(line=1, words=one.words, num_hosts=one.num_hosts, num_replicas=one.num_replicas)
                 for one in commands_of(content, variables)
             ]
+            if not deployed and (images := silent_images(content)):
+                raise _refused(f"no container says what it runs, and what its image starts is not known ({images})")
         elif _OURS in content and isinstance(content.get("config"), dict):
             known |= {name: value for name, value in content["config"].items() if isinstance(value, str | int | bool)}
         else:
@@ -196,8 +209,9 @@ def _statement(script: Script, source: str | None, documents: Arguments) -> tupl
         fitting = list(statements)
     if not fitting:
         if statements and not documents:
+            told = ", ".join(f"line {one.line}: {' '.join(one.words[:2])}" for one in statements[-_MOST_TOLD:])
             raise _refused(
-                f"none of the {len(statements)} commands of the script starts a framework that is known; "
+                f"none of the {len(statements)} commands of the script starts a framework that is known ({told}); "
                 "give the command itself after --, or name its kind with --from NAME"
             )
         return None, []

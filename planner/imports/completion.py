@@ -53,6 +53,10 @@ def _replicas(reading: Reading, num_devices: int | None) -> None:
 def _shards(reading: Reading) -> None:
     values = reading.values
     replicas, groups = values["data_parallel"], values.pop("num_shard_groups", 1)
+    if replicas * values["context_parallel"] == 1 and "zero_stage" not in reading.source_flags and values["zero_stage"]:
+        reading.assumed = [one for one in reading.assumed if one.term != "zero_stage"]
+        del values["zero_stage"]
+        reading.assume("zero_stage", 0, "one device has nothing to shard with")
     if values["zero_stage"] == 0:
         values["data_parallel_shard"] = 1
     elif replicas % groups:

@@ -175,6 +175,20 @@ def _deployed(node: Any, depth: int, sizes: tuple[int, int], variables: Mapping[
             yield from _deployed(value, depth + 1, (hosts, replicas), variables)
 
 
+def silent_images(document: Any, depth: int = 0) -> str:
+    """Images of a manifest's containers, which are named where none says what it runs.
+
+    >>> silent_images({"spec": {"containers": [{"image": "a/b:1"}]}})
+    'a/b:1'
+    """
+    if depth > MAX_DEPTH or not isinstance(document, Mapping | list):
+        return ""
+    nodes = document if isinstance(document, list) else document.values()
+    own = document.get("image") if isinstance(document, Mapping) else None
+    found = [own if isinstance(own, str) else "", *(silent_images(node, depth + 1) for node in nodes)]
+    return ", ".join(dict.fromkeys(filter(None, found)))
+
+
 def _kserve(model: Mapping[str, Any]) -> tuple[str, ...]:
     """KServe's own runtime of Hugging Face models starts vLLM (kserve.github.io, "LLM serving runtime")."""
     arguments = [part.replace("--model_id", "--model") for part in _words(model.get("args"))]

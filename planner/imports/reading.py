@@ -9,6 +9,9 @@ from typing import Any
 from meshplan.catalogs.errors import Problem
 from meshplan.planner.emit.terms import Arguments, ReadBack
 
+# What emitted folders hand to training scripts: every choice of the plan.
+OUR_FILE = "training_config.json"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:

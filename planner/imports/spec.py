@@ -11,7 +11,7 @@ from meshplan.catalogs.errors import Problem, SpecError, closest_names
 from meshplan.catalogs.hardware import NodeType
 from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
-from meshplan.planner.imports.reading import Assumption, Reading
+from meshplan.planner.imports.reading import OUR_FILE, Assumption, Reading
 from meshplan.planner.serving.problem.spec import ServingFixedSpec, read_serving_spec
 from meshplan.planner.training.problem.layers import layers_by_weights
 from meshplan.planner.training.problem.precisions import PRECISIONS
@@ -233,6 +233,9 @@ def _num_devices(reading: Reading, answers: Answers, node: NodeType | None) -> i
     if per_host is None:
         return launch.num_devices
     hosts = answers.nodes * (node.num_hosts if node is not None else 1)
+    # Our own file states every degree: a plan may use fewer devices than its nodes have.
+    if launch.num_devices is None and OUR_FILE in reading.source_flags.values():
+        return min(_devices(reading), hosts * per_host)
     # torchrun's --nnodes defaults to 1, so only a stated number contradicts.
     if named and "--nnodes" in launch.options and launch.num_hosts not in {None, hosts}:
         reading.report(

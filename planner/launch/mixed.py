@@ -40,7 +40,7 @@ def flagscale_files(plan: Plan, catalog: Catalog) -> EmittedPlan:
     nodes = []
     for name, devices in used.items():
         per_host = catalog.node_type(name).devices_per_host
-        nodes.append(flagscale.NodeHosts(node_type=name, hosts=-(-devices // per_host), devices_per_host=per_host))
+        nodes.append(flagscale.NodeHosts(node_type=name, devices=devices, devices_per_host=per_host))
     return flagscale.files(plan, shape, _like_the_first(plan.config), nodes)
 
 

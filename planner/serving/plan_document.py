@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from meshplan.planner.core.plan_document import (
     Closed,
@@ -77,13 +78,31 @@ def _sound_tiers(tiers: WeightTiers) -> WeightTiers:
     return tiers
 
 
+def _stated(*names: str) -> BeforeValidator:
+    """These keys are there: reports show the document's own values, not the defaults of what is read from it."""
+
+    def check(value: Any) -> Any:
+        missing = [name for name in names if isinstance(value, Mapping) and name not in value]
+        if missing:
+            raise ValueError(f"{', '.join(missing)}: missing")
+        return value
+
+    return BeforeValidator(check)
+
+
 class _Pool(Closed):
     role: Role
     layout: Annotated[Layout, AfterValidator(_sound_layout)]
     num_workers: _Devices
     num_devices: _Devices
-    limits: Annotated[EngineLimits, AfterValidator(_sound_limits)]
-    quantization: Annotated[Quantization, AfterValidator(_sound_formats)]
+    limits: Annotated[
+        EngineLimits,
+        AfterValidator(_sound_limits),
+        _stated("max_num_seqs", "max_batched_tokens", "chunked_prefill", "memory_fraction", "prefix_caching"),
+    ]
+    quantization: Annotated[
+        Quantization, AfterValidator(_sound_formats), _stated("attention", "mlp", "experts", "kv_cache")
+    ]
     node_type: Name
     kv_tier: KvTier | None = None
     weight: Annotated[Count, Field(ge=1)] = 1

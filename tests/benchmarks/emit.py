@@ -1,7 +1,8 @@
 """CPU milliseconds to emit one plan, and to read it back, for every training target (design: below 50 ms a plan).
 
 Then random plans to every target: how many become files, how many are refused, and what is wrong: devices other than
-the plan's, refusals without reason. ``emit.py 500`` draws 500 of each kind (the default is 100).
+the plan's, refusals without reason. "legal" are plans that the framework's rules allow, none of which may be refused.
+``emit.py 500`` draws 500 of each kind (the default is 100).
 """
 
 from __future__ import annotations
@@ -11,15 +12,27 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from emit_cases import LLAMA_70B, LLAMA_70B_ON_64, config_for, plan_for, request_for
-from emitted import random_serving, random_training, serving_outcomes, training_outcomes
+from emitted import (
+    Outcome,
+    framework_outcomes,
+    random_serving,
+    random_training,
+    serving_outcomes,
+    training_outcomes,
+)
+from emitted_others import image_outcomes, random_images, random_stages, stage_outcomes
 from read_back_cases import FILES, read_back
 
-from meshplan.planner.launch.registry import TARGETS, emit
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.launch.registry import TARGETS, emit, framework_names
+from meshplan.planner.service import load_catalog
 
 REPEATS = 50
 RANDOM_PLANS = 100
@@ -59,20 +72,32 @@ def main() -> None:
     random_plans(int(sys.argv[1]) if len(sys.argv) > 1 else RANDOM_PLANS)
 
 
+def outcomes(num_plans: int, catalog: Catalog) -> Iterator[Outcome]:
+    """What becomes of ``num_plans`` random plans of each kind, and of as many that each framework's rules allow."""
+    draw = random.Random(500)
+    for _ in range(num_plans):
+        yield from serving_outcomes(random_serving(draw))
+        yield from training_outcomes(random_training(draw))
+        yield from image_outcomes(random_images(draw, catalog), catalog)
+        yield from stage_outcomes(random_stages(draw, catalog), catalog)
+    for framework in framework_names():
+        for outcome in framework_outcomes(framework, draw, num_plans):
+            yield replace(outcome, target=f"{outcome.target}, legal")
+
+
 def random_plans(num_plans: int) -> None:
     """Print a line for each target."""
-    draw = random.Random(500)
     emitted: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    wrong: list[str] = []
-    for _ in range(num_plans):
-        for outcome in (*serving_outcomes(random_serving(draw)), *training_outcomes(random_training(draw))):
+    wrong: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for outcome in outcomes(num_plans, load_catalog(str(Path(folder) / "catalog.sqlite"))):
             (emitted if outcome.is_emitted else refused)[outcome.target] += 1
             if outcome.wrong:
-                wrong.append(f"{outcome.target}: {outcome.wrong}")
+                wrong[f"{outcome.target}: {outcome.wrong}"] += 1
     for target in sorted(emitted.keys() | refused.keys()):
-        print(f"{target:<22} {num_plans} random plans: {emitted[target]:>4} emitted, {refused[target]:>4} refused")
-    print(f"wrong: {len(wrong)}", *wrong[:20], sep="\n  ")
+        print(f"{target:<26} {num_plans} random plans: {emitted[target]:>4} emitted, {refused[target]:>4} refused")
+    print(f"wrong: {wrong.total()}", *(f"{times} × {text}" for text, times in wrong.most_common(20)), sep="\n  ")
 
 
 if __name__ == "__main__":

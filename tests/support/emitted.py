@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import yaml
-from emit_cases import GPT2_XL, LLAMA_70B, MIXTRAL, QWEN3_4B, config_for, plan_for, request_for
+from emit_cases import GPT2_XL, LLAMA_70B, MIXTRAL, QWEN3_4B, SHAPES, config_for, plan_for, request_for
 from serving_cases import random_config, serving_plan, serving_request
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
@@ -23,6 +23,8 @@ from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import TARGETS, emit, emit_serving, framework_names
 from meshplan.planner.serving.problem.config import Router
 from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 
 DEVICES_PER_HOST = 8
 _SCRIPTED = ("torchrun", "deepspeed", "accelerate")
@@ -138,6 +140,32 @@ def random_training(draw: random.Random) -> TrainingRequest:
     return replace(request, devices_per_host=DEVICES_PER_HOST)
 
 
+def random_allowed(framework: str, draw: random.Random) -> TrainingRequest:
+    """A plan that a search for this framework may choose: no rule of it is broken."""
+    rules = FRAMEWORKS.get(framework, ANY_FRAMEWORK)
+    while True:
+        shape: ModelShape = draw.choice((LLAMA_70B, QWEN3_4B) if framework == "torchtune" else SHAPES)
+        tensor, context = draw.choice((1, 1, 2, 4, 8)), draw.choice((1, 1, 2))
+        replicas, precision = draw.choice((1, 2, 4, 8, 16)), draw.choice(rules.precisions)
+        config = config_for(
+            shape,
+            tensor_parallel=tensor,
+            pipeline_parallel=draw.choice((1, 1, 2, 4)),
+            context_parallel=context,
+            data_parallel=replicas,
+            expert_parallel=draw.choice((1, 2, 4)) if shape.moe is not None else 1,
+            zero_stage=draw.choice((0, 1, 2, 3, 3)) if replicas * context > 1 else 0,
+            activation_recompute=draw.choice(rules.recompute_modes),
+            precision=precision,
+            sequence_parallel=tensor > 1 and rules.sequence_parallel,
+        )
+        if not rules.broken(shape, config) and rules.splits_as(config.layers_per_chunk):
+            break
+    spec = {"kind": "training", "model": shape.slug, "workload": {"phase": "sft"}}
+    request = request_for(shape, config, plan=plan_for(shape, config, spec=spec), hosts=())
+    return replace(request, devices_per_host=DEVICES_PER_HOST, script="mine.py" if framework in _SCRIPTED else "")
+
+
 # --- reasons ----------------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +248,22 @@ def training_outcomes(request: TrainingRequest) -> Iterator[Outcome]:
                 yield Outcome(name, is_emitted=False, wrong=wrong)
                 continue
             used, wanted = devices_of(emit(target, request, framework=framework)), request.config.world_size
+            wrong = "" if used == wanted else f"{used} devices, the plan has {wanted}"
+            yield Outcome(name, is_emitted=True, wrong=wrong)
+
+
+def framework_outcomes(framework: str, draw: random.Random, count: int) -> Iterator[Outcome]:
+    """Plans that the framework's rules allow, in its own files and under each orchestrator: none is refused."""
+    targets = [(framework, None), *((one.name, framework) for one in TARGETS if one.wraps and not one.serves)]
+    for _ in range(count):
+        request = random_allowed(framework, draw)
+        for target, started in targets:
+            name = target if started is None else f"{target}/{framework}"
+            try:
+                used, wanted = devices_of(emit(target, request, framework=started)), request.config.world_size
+            except EmitError as error:
+                yield Outcome(name, is_emitted=False, wrong=f"refused what its rules allow: {error}")
+                continue
             wrong = "" if used == wanted else f"{used} devices, the plan has {wanted}"
             yield Outcome(name, is_emitted=True, wrong=wrong)
 

@@ -4,7 +4,8 @@ FlagScale (FlagOpen/FlagScale) starts Megatron-LM with ``hetero_*`` arguments; e
 with underscores. A mesh is [tensor, context, expert, data, pipeline]; ranks fill the meshes in order.
 
 Source of the rules: FlagScale at commit 01397a03, ``flagscale/train/arguments.py``, ``pre_validate_args`` and
-``post_validate_args``; layout of the files: its Qwen3 example for mixed devices (``examples/qwen3``).
+``post_validate_args``; processes of a host: ``flagscale/runner/utils.py``, ``get_nproc_per_node``; layout of the files:
+its Qwen3 example for mixed devices (``examples/qwen3``).
 """
 
 from __future__ import annotations
@@ -46,13 +47,19 @@ class NodeHosts:
 
     Args:
         node_type: as the plan names it.
-        hosts: how many are in use.
+        devices: how many are in use; each host is filled before the next.
         devices_per_host: devices of each.
     """
 
     node_type: str
-    hosts: int
+    devices: int
     devices_per_host: int
+
+    @property
+    def slots(self) -> list[int]:
+        """Processes of each host: the last one's may be fewer than it has devices."""
+        full, rest = divmod(self.devices, self.devices_per_host)
+        return [self.devices_per_host] * full + [rest] * (rest > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +178,9 @@ def files(plan: Plan, shape: ModelShape, first_stage: TrainingConfig, nodes: Seq
     system = {**arguments, **_recompute(plan), "hetero": _hetero(made, ties=ties)}
     head = commented(stamp(plan, None))
     hosts = "".join(
-        f"{node.node_type}-{number} slots={node.devices_per_host} type={node.node_type}\n"
+        f"{node.node_type}-{number} slots={slots} type={node.node_type}\n"
         for node in sorted(nodes, key=lambda node: order.index(node.node_type))
-        for number in range(node.hosts)
+        for number, slots in enumerate(node.slots)
     )
     return EmittedPlan(
         target=TARGET,
@@ -249,8 +256,9 @@ def _experiment(nodes: Sequence[NodeHosts]) -> dict[str, Any]:
             "task": {"type": "train", "backend": "megatron", "entrypoint": "flagscale/train/train_gpt.py"},
             "runner": {
                 "backend": "torchrun",
-                "nnodes": sum(node.hosts for node in nodes),
-                "nproc_per_node": max(node.devices_per_host for node in nodes),
+                "nnodes": sum(len(node.slots) for node in nodes),
+                # The runner starts the lesser of this and a host's slots.
+                "nproc_per_node": max(slots for node in nodes for slots in node.slots),
                 "hostfile": "./hostfile",
             },
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from meshplan.planner.emit.terms import read_all
 from meshplan.planner.emit.training.torchtune import NO_CHOICES, TERMS
@@ -57,8 +58,9 @@ def read(given: Given) -> Reading:
     reading.assume("precision", "bf16", "not stated; the dtype of torchtune's own configurations")
     known = {key for term in (*TERMS, *_ONLY_READ) for key in term.keys} | set(_READ_BELOW) | NO_CHOICES
     reading.unread += [as_written(key, value) for key, value in document.items() if key not in known]
-    if "distributed" in recipe or (reading.launch.num_devices or 1) > 1:
-        reading.assume("zero_stage", 3, "a distributed recipe shards parameters (FSDP2)")
+    if "single_device" in recipe:
+        reading.launch = replace(reading.launch, num_hosts=1, devices_per_host=1, num_devices=1)
+    reading.assume("zero_stage", 3, "recipes for several devices shard parameters (FSDP2)")
     if reading.values.get("tensor_parallel", 1) > 1:
         reading.target = "any"  # the rules of the target torchtune are those of data parallelism
     trainer.complete(reading)

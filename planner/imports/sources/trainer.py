@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshplan.planner.emit.terms import Arguments, ReadBack, Term, count, read_all, stated
-from meshplan.planner.imports.reading import Assumption, Given, Reading, as_written, with_dashes
+from meshplan.planner.imports.reading import OUR_FILE, Assumption, Given, Reading, as_written, with_dashes
 
 SOURCE = "trainer"
 _CONFIGURATIONS = frozenset({"--deepspeed", "--deepspeed-config", "--config-file", "--ds-config"})
@@ -91,8 +91,10 @@ def _arguments(given: Given) -> dict[str, Any]:
 
 
 def recognises(given: Given) -> bool:
-    """Whether the flags are those of a script with the Trainer."""
+    """Whether the flags are those of a script with the Trainer, or a plan's choices for one."""
     arguments = _arguments(given)
+    if given.known and not given.document:
+        return True
     has_batch = any(flag in arguments for flag in (*_OWN_BATCH, *_OWN_PASSES))
     return (
         _BATCH in arguments
@@ -123,7 +125,7 @@ def take(reading: Reading, given: Given) -> None:
     arguments = with_dashes(given.arguments)
     reading.take(read_all(TERMS, arguments))
     stated_values = {term: value for term, value in given.known.items() if value is not None}
-    reading.take(ReadBack(values=stated_values, source_flags=dict.fromkeys(stated_values, "training_config.json")))
+    reading.take(ReadBack(values=stated_values, source_flags=dict.fromkeys(stated_values, OUR_FILE)))
     reading.model = reading.model or next((str(arguments[key]) for key in _MODEL if arguments.get(key)), "")
     adapter = str(arguments.get("--finetuning-type", "lora" if _is_on(arguments, "--use-peft") else ""))
     narrow = _is_on(arguments, "--load-in-4bit") or str(arguments.get("--quantization-bit")) == "4"

@@ -95,8 +95,8 @@ def _mixed(family: Family, counts: Counts) -> Candidate:
         else:
             at = int(np.argmax(np.where(kind.feasible, steady.rate_per_s, -1.0)))
         each = -(-workload.concurrency // count) if workload.concurrency is not None else int(steady.num_seqs[at])
-        # A closed loop is capped at what runs; under open arrivals as much may run as the cache holds.
-        cap = None if rate is not None else each
+        # A closed loop is capped at what runs, but for a pin; under open arrivals as much may run as the cache holds.
+        cap = None if rate is not None or "max_num_seqs" in problem.pinned.of(Role.MIXED) else each
         pools.append(replace(pool_of(problem, kind.placed, count, cap), weight=weight))
         running += each * count
         latency += share * float(steady.tpot_s[at])

@@ -20,6 +20,7 @@ from meshplan.planner.imports.reading import Reading
 from meshplan.planner.imports.shell import read_script
 from meshplan.planner.imports.shell_words import whole_number
 from meshplan.planner.imports.spec import Answers, complete
+from meshplan.planner.service import emit_plan, estimate_plan
 
 MEGATRON = """#!/bin/bash
 #SBATCH --nodes=4
@@ -386,3 +387,50 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, me
 def test_unknown_sources_are_named() -> None:
     with pytest.raises(SpecError, match="did you mean 'megatron'"):
         read_inputs(["torchrun a.py --x 1"], source="megatorn")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("run.sh", "set -e\ntorchrun --nproc_per_node 8 \\\n  mine.py --lr 1\n", "line 2: torchrun"),
+        ("one.sh", "torchrun --nproc_per_node 8 \\\n  mine.py --lr 1\n", "mine.py .*line 2: --lr"),
+        ("a.yaml", "apiVersion: v1\nkind: Pod\nspec: {containers: [{image: a/b}]}\n", r"\(a/b\)"),
+    ],
+)
+def test_what_is_not_known_is_told_by_its_line_or_image(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=said):
+        read_inputs([str(tmp_path / name)])
+
+
+@pytest.mark.parametrize(("node_type", "stage"), [("dgx-h100", 3), ("rtx-4090-pcie-1", 0)])
+def test_a_torchtune_recipe_shards_over_all_devices_of_the_node(
+    catalog: Catalog, tmp_path: Path, node_type: str, stage: int
+) -> None:
+    recipe = "model: {_component_: torchtune.models.llama3_2.lora_llama3_2_1b, lora_rank: 8}\nbatch_size: 2\n"
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    answers = Answers(node_type=node_type, nodes=1, sequence_length=2048)
+    spec = complete(read_inputs([str(tmp_path / "recipe.yaml")]), answers, catalog).spec
+    assert spec["fixed"]["zero_stage"] == stage
+    assert estimate_plan(spec, catalog).config["zero_stage"] == stage
+
+
+def test_the_choices_that_a_plan_hands_to_a_script_come_back_without_the_command(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    spec = {
+        "kind": "training",
+        "model": "llama-3.1-8b",
+        "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+        "workload": {"sequence_length": 2048, "global_batch_size": 8, "precision": "bf16"},
+        "constraints": {"target": "any", "max_devices": 4},
+        "fixed": {"data_parallel": 4, "zero_stage": 3, "micro_batch_size": 2},
+    }
+    plan = estimate_plan(spec, catalog)
+    file = next(
+        one for one in emit_plan(plan, "torchrun", catalog, script="mine.py").artifacts if "config" in str(one.path)
+    )
+    (tmp_path / "training_config.json").write_text(file.content)
+    answers = Answers(model="llama-3.1-8b", node_type="dgx-h100", nodes=1)
+    again = complete(read_inputs([str(tmp_path / "training_config.json")]), answers, catalog).spec
+    assert estimate_plan(again, catalog).config == plan.config

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
-from emitted import random_serving, random_training, serving_outcomes, training_outcomes
+from emitted import framework_outcomes, random_serving, random_training, serving_outcomes, training_outcomes
+from emitted_others import image_outcomes, random_images, random_stages, stage_outcomes
 
-from meshplan.planner.launch.registry import TARGETS
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.launch.registry import TARGETS, framework_names
 
 PLANS = 25
 
@@ -24,3 +26,18 @@ def test_training_plans() -> None:
     assert [(one.target, one.wrong) for one in outcomes if one.wrong] == []
     orchestrators = {one.name for one in TARGETS if one.wraps and not one.serves}
     assert {one.target.partition("/")[0] for one in outcomes if one.is_emitted} == orchestrators
+
+
+def test_a_framework_takes_what_its_rules_allow() -> None:
+    draw = random.Random(9)
+    outcomes = [outcome for name in framework_names() for outcome in framework_outcomes(name, draw, 6)]
+    assert [(one.target, one.wrong) for one in outcomes if one.wrong] == []
+    assert {one.target.rpartition("/")[2] for one in outcomes if one.is_emitted} == set(framework_names())
+
+
+def test_images_and_several_node_types(catalog: Catalog) -> None:
+    draw = random.Random(10)
+    outcomes = [one for _ in range(6) for one in image_outcomes(random_images(draw, catalog), catalog)]
+    outcomes += [one for _ in range(6) for one in stage_outcomes(random_stages(draw, catalog), catalog)]
+    assert [(one.target, one.wrong) for one in outcomes if one.wrong] == []
+    assert {one.target for one in outcomes if one.is_emitted} == {"xdit", "flagscale"}

@@ -313,3 +313,9 @@ def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
     made = make_plan(small("l4", fixed={"tensor_parallel": 1, "pipeline_parallel": 1}), catalog)
     assert made.solution["binding_constraint"].startswith("memory: ")
     assert "are missing" in made.solution["binding_constraint"]
+
+
+def test_a_pinned_number_of_requests_stays_where_fewer_are_in_flight(catalog: Catalog) -> None:
+    asked = spec(model="llama-3.1-8b", slo={}, workload=load(concurrency=16), fixed={"max_num_seqs": 64})
+    estimate = estimate_plan(asked, catalog, beyond=False)
+    assert estimate.config["pools"][0]["limits"]["max_num_seqs"] == 64
