@@ -18,7 +18,7 @@ from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.run import ServingRun
 
 # Requests of a run for which Numba is loaded, and of one that is worth it once it is. Of processor time a request takes
-# 60 µs in Python; loading Numba and what it has compiled 0.7 s, compiling 31 s, once a machine and release (2026-11-24).
+# 60 µs in Python; loading Numba and its stored code 0.7 s, compiling 31 s, once a machine and release (2026-11-24).
 LEAST_TO_LOAD, LEAST_LOADED = 50_000, 2_000
 # Most requests times workers: each has four queues of all of them, of which only what is used takes memory.
 MOST_QUEUED = 2**26
