@@ -1,4 +1,4 @@
-"""Sweeps: python tests/benchmarks/sweep.py questions [--ray WHERE] [--kill] | study [--requests N] [--full N]
+"""Sweeps: python tests/benchmarks/sweep.py questions [--ray WHERE] [--kill] | study [--requests N] [--every K] [--plan]
 
 ``questions``: 200 small questions on two local processes, and with ``--ray WHERE`` on a Ray cluster of two cores (needs
 meshplan[ray]; ``local-ray`` starts one, ``ray start --head --num-cpus 2`` leaves one running for ``auto``); with
@@ -6,16 +6,15 @@ meshplan[ray]; ``local-ray`` starts one, ``ray start --head --num-cpus 2`` leave
 and how many points were begun more than once.
 
 ``study``: 256 pinned deployments (tensor parallelism × workers × running requests × tokens of a batch) of one model
-under a generated trace of 500,000 requests, on two processes: every one over the ``--first`` requests, those with the
-cheapest tokens within the SLO over the whole trace, and one ``meshplan plan`` over the whole trace, whose search holds
-them all and more. Prints seconds, processor seconds and peak memory of each, and what every deployment over the whole
-trace would take, from those that were simulated so. The trace is stationary, so that its beginning stands for it; a
-recorded one need not be.
+under a generated trace of 500,000 requests, all of it, on two processes (``--every K``: each K-th of them); with
+``--plan`` also one ``meshplan plan`` over the whole trace, whose search holds them all and more. Prints seconds,
+processor seconds, peak memory, and how many deployments keep the SLO.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -150,43 +149,32 @@ def begun(db: Path) -> str:
 # --- 256 deployments ------------------------------------------------------------------------------------------------
 
 
-def study(folder: Path, num_requests: int, num_first: int, num_full: int) -> None:
+def study(folder: Path, num_requests: int, every: int, *, plans: bool) -> None:
     write_trace(folder / "trace.csv", num_requests)
     db = database(folder, "study")
-    base = {**SERVED, "workload": {"trace": "trace.csv", "num_requests": num_first}}
-    common = {"kind": "sweep", "ask": "estimate", "base": base}
-    run = ("-n", PROCESSES, "--db", db)
-    total = [0.0, 0.0]
-
-    screen = timed("sweep", write(folder, "screen", {**common, "over": DEPLOYMENTS}), *run)
-    shown(f"{len(screen[3]['points'])} deployments over {num_first:,} requests", screen, total)
-    kept = [row for row in screen[3]["points"] if row["keeps_slo"] and "usd_per_million_tokens" in row]
+    base = {**SERVED, "workload": {"trace": "trace.csv"}}
+    combinations = list(itertools.product(*DEPLOYMENTS.values()))[::every]
+    points = [dict(zip(DEPLOYMENTS, values, strict=True)) for values in combinations]
+    sweep = write(folder, "study", {"kind": "sweep", "ask": "estimate", "base": base, "points": points})
+    measured = timed("sweep", sweep, "-n", PROCESSES, "--db", db)
+    shown(f"{len(points)} deployments over {num_requests:,} requests", measured)
+    kept = [row for row in measured[3]["points"] if row["keeps_slo"] and "usd_per_million_tokens" in row]
     kept.sort(key=lambda row: row["usd_per_million_tokens"])
-    print(f"  {len(kept)} keep the SLO")
-
-    chosen = [{name: row[name] for name in DEPLOYMENTS} for row in kept[:num_full]]
-    base["workload"] = {"trace": "trace.csv"}
-    full = timed("sweep", write(folder, "full", {**common, "points": chosen}), *run)
-    shown(f"{len(chosen)} deployments over {num_requests:,} requests", full, total)
-    for row in sorted(full[3]["points"], key=lambda row: row["usd_per_million_tokens"]):
-        choices = [row[name] for name in DEPLOYMENTS]
-        print(f"  {choices} {row['usd_per_million_tokens']:.4f} $/Mtok, keeps the SLO: {row['keeps_slo']}")
-    print(f"both: {total[0]:.0f} s, {total[1]:.0f} processor seconds")
-    each = full[1] / len(chosen)
-    print(f"all 256 over the whole trace, at {each:.0f} processor seconds each: {256 * each / PROCESSES / 60:.0f} min")
-
+    print(f"  {len(kept)} keep the SLO; {measured[1] / len(points):.1f} processor seconds each")
+    for row in kept[:4]:
+        print(f"  {[row[name] for name in DEPLOYMENTS]} {row['usd_per_million_tokens']:.4f} $/Mtok")
+    if not plans:
+        return
     plan = timed("plan", write(folder, "plan", base), "--memory-limit", "4 GiB", "--db", db)
-    shown(f"one plan over {num_requests:,} requests, one process", plan, [0.0, 0.0])
+    shown(f"one plan over {num_requests:,} requests, one process", plan)
     found, solution = plan[3], plan[3]["solution"]
     usd = found["predicted"]["usd_per_million_tokens"]["value"]
     print(f"  {solution['num_candidates']} deployments, {solution['num_simulated']} simulated, gap {solution['gap']}")
     print(f"  {usd:.4f} $/Mtok: {[(one['num_workers'], one['layout']) for one in found['config']['pools']]}")
 
 
-def shown(what: str, measured: tuple[float, float, float, Any], total: list[float]) -> None:
+def shown(what: str, measured: tuple[float, float, float, Any]) -> None:
     wall_s, cpu_s, peak_gib, _ = measured
-    total[0] += wall_s
-    total[1] += cpu_s
     print(
         f"{what}: {wall_s:.0f} s, {cpu_s:.0f} processor seconds, largest process so far {peak_gib:.2f} GiB", flush=True
     )
@@ -197,16 +185,16 @@ def main() -> None:
     parser.add_argument("what", choices=["questions", "study"])
     parser.add_argument("--ray", metavar="WHERE")
     parser.add_argument("--kill", action="store_true")
-    parser.add_argument("--first", type=int, default=20_000)
     parser.add_argument("--requests", type=int, default=500_000)
-    parser.add_argument("--full", type=int, default=8)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--plan", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as scratch:
         if given.what == "questions":
             questions(Path(scratch), ray=given.ray, kills=given.kill)
         else:
-            study(Path(scratch), given.requests, given.first, given.full)
+            study(Path(scratch), given.requests, given.every, plans=given.plan)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,20 @@ class Table(Sequence[float]):
         share = (index - knots[above - 1]) / (knots[above] - knots[above - 1])
         return seconds[above - 1] + share * (seconds[above] - seconds[above - 1])
 
+    def whole(self) -> FloatArray:
+        """[most + 1] every entry, each to the bit what reading it gives."""
+        found = np.empty(self._most + 1)
+        found[: len(self._head)] = self._head
+        index = np.arange(len(self._head), self._most + 1, dtype=np.float64)
+        if len(index):
+            knots, seconds = np.array(self._knots), np.array(self._seconds)
+            above = np.searchsorted(knots, index, side="right")
+            inside = np.minimum(above, len(knots) - 1)
+            share = (index - knots[inside - 1]) / (knots[inside] - knots[inside - 1])
+            between = seconds[inside - 1] + share * (seconds[inside] - seconds[inside - 1])
+            found[len(self._head) :] = np.where(above == len(knots), seconds[-1], between)
+        return found
+
 
 def token_knots(most: int) -> FloatArray:
     """Token counts at which tables are priced: whole numbers, eight per doubling, up to ``most``."""

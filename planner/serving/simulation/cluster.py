@@ -26,6 +26,8 @@ from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import EngineLimits, Role, Router
 from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.simulation.arrivals import check_requests
+from meshplan.planner.serving.simulation.compiled.choice import serve_compiled
+from meshplan.planner.serving.simulation.compiled.member import Member
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.engine import (
     KV_BLOCK_TOKENS,
@@ -133,9 +135,35 @@ def simulate_together(requests: Requests, system: ServingSystem, stopping: Early
     check_requests(requests)
     for pool in system.pools:
         check_limits(pool.limits, pool.cost, system.kv_block_tokens)
+    served = _servable(requests, system)
+    run = _compiled(requests, system, served, stopping)
+    if run is not None:
+        return run
     cluster = _Cluster(requests, system)
-    cluster.run(stopping if requests.concurrency is None else None)
+    cluster.run(served, stopping if requests.concurrency is None else None)
     return finished(requests, cluster.state, [worker for pool in cluster.pools for worker in pool.workers])
+
+
+def _servable(requests: Requests, system: ServingSystem) -> BoolArray:
+    """[n] whether every worker can serve a request."""
+    block = system.kv_block_tokens
+    fitting = [servable(requests, pool.cost, pool.role, pool.kv_capacity_tokens, block) for pool in system.pools]
+    return np.asarray(np.logical_and.reduce(fitting))
+
+
+def _compiled(
+    requests: Requests, system: ServingSystem, served: BoolArray, stopping: EarlyStopping | None
+) -> ServingRun | None:
+    """A long run of mixed workers in machine code; None where that is not for it."""
+    if any(pool.role is not Role.MIXED or pool.tier is not None for pool in system.pools):
+        return None
+    members = [
+        Member(cost=pool.cost, limits=pool.limits, kv_capacity_tokens=pool.kv_capacity_tokens, weight=pool.weight)
+        for pool in system.pools
+        for _ in range(pool.num_workers)
+    ]
+    block, router = system.kv_block_tokens, system.router
+    return serve_compiled(requests, members, served, kv_block_tokens=block, router=router, stopping=stopping)
 
 
 def _check_system(system: ServingSystem) -> None:
@@ -200,10 +228,10 @@ class _Cluster:
         weights = [pool.weight for pool in behind]
         return Pool(workers, self.system.router, self.state, first=first, expected_output=output, weights=weights)
 
-    def run(self, stopping: EarlyStopping | None) -> None:
-        """Handle events until none is left, or the run is stopped early."""
+    def run(self, served: BoolArray, stopping: EarlyStopping | None) -> None:
+        """Handle events until none is left, or the run is stopped early; ``served`` [n] says who can be served."""
         requests, events = self.requests, self.events
-        first, self.following = in_flight_first(requests, self._servable())
+        first, self.following = in_flight_first(requests, served)
         arrivals = requests.arrival_s.tolist()
         events.extend((arrivals[request], ARRIVES, request, 0) for request in first)
         heapq.heapify(events)
@@ -221,13 +249,6 @@ class _Cluster:
             elif self.workers[subject].wake_s == now:
                 self.workers[subject].run(math.nextafter(now, math.inf), lazily=True)
                 self._wake(subject)
-
-    def _servable(self) -> BoolArray:
-        block = self.system.kv_block_tokens
-        fitting = [
-            servable(self.requests, pool.cost, pool.role, pool.kv_capacity_tokens, block) for pool in self.system.pools
-        ]
-        return np.asarray(np.logical_and.reduce(fitting))
 
     def _wake(self, number: int) -> None:
         wake_s = self.workers[number].wake_s

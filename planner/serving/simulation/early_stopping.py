@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.simulation.metrics import QUANTILES
-from meshplan.planner.serving.simulation.request_state import RequestState
 
 # Checks of a run while its requests arrive: each costs about a hundredth of a run of a thousand requests.
 NUM_LOOKS = 12
@@ -28,6 +28,29 @@ class SloViolatedError(Exception):
     def __init__(self, slo: Slo) -> None:
         super().__init__(f"{slo.key} is beyond its limit whatever the rest of the run brings")
         self.slo = slo
+
+
+class Seen(Protocol):
+    """What a look needs of a running simulation: one value per request, infinite times where they are not known yet."""
+
+    @property
+    def arrival_s(self) -> ArrayLike:
+        """When it arrived."""
+
+    @property
+    def first_token_s(self) -> ArrayLike:
+        """When its first token came."""
+
+    @property
+    def finish_s(self) -> ArrayLike:
+        """When its last token came."""
+
+    @property
+    def output_length(self) -> ArrayLike:
+        """Tokens of its answer."""
+
+    def __len__(self) -> int:
+        """Requests of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +78,7 @@ class EarlyStopping:
         num = len(arrival_s)
         return sorted({num * i // NUM_LOOKS for i in range(1, NUM_LOOKS)} - {0})
 
-    def look(self, state: RequestState, now_s: float) -> None:
+    def look(self, state: Seen, now_s: float) -> None:
         """Check a run that has been simulated up to ``now_s``.
 
         Raises:

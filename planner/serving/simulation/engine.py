@@ -14,6 +14,8 @@ from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import EngineLimits, Role
 from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.simulation.arrivals import check_requests
+from meshplan.planner.serving.simulation.compiled.choice import serve_compiled
+from meshplan.planner.serving.simulation.compiled.member import Member
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.request_state import RequestState, fits
 from meshplan.planner.serving.simulation.run import Segments, ServingRun, WorkerRun
@@ -55,8 +57,39 @@ def simulate(
     check_requests(requests)
     check_limits(limits, cost, kv_block_tokens)
     _check_role(requests, role)
+    served = servable(requests, cost, role, kv_capacity_tokens, kv_block_tokens)
+    if role is Role.MIXED:
+        member = Member(cost=cost, limits=limits, kv_capacity_tokens=kv_capacity_tokens)
+        block = kv_block_tokens
+        run = serve_compiled(requests, [member], served, kv_block_tokens=block, router=None, stopping=stopping)
+        if run is not None:
+            return run
+    return _event_by_event(
+        requests,
+        cost,
+        limits,
+        served,
+        kv_tokens=kv_capacity_tokens,
+        block=kv_block_tokens,
+        role=role,
+        stopping=stopping,
+    )
+
+
+def _event_by_event(
+    requests: Requests,
+    cost: StepCost,
+    limits: EngineLimits,
+    served: BoolArray,
+    *,
+    kv_tokens: int,
+    block: int,
+    role: Role,
+    stopping: EarlyStopping | None,
+) -> ServingRun:
+    """The run in Python; ``served`` [n] says who can be served, the rest is as for :func:`simulate`."""
     state = RequestState(requests)
-    first, following = in_flight_first(requests, servable(requests, cost, role, kv_capacity_tokens, kv_block_tokens))
+    first, following = in_flight_first(requests, served)
 
     def submit(request: int, at_s: float) -> None:
         state.arrival_s[request] = at_s
@@ -73,8 +106,8 @@ def simulate(
         cost,
         limits,
         state,
-        kv_capacity_tokens=kv_capacity_tokens,
-        kv_block_tokens=kv_block_tokens,
+        kv_capacity_tokens=kv_tokens,
+        kv_block_tokens=block,
         role=role,
         on_leave=None if requests.concurrency is None else start_next,
     )

@@ -1,6 +1,7 @@
 """One engine instance as a discrete-event simulation: all iterations of an unchanged decode batch are one event.
 
-The rules (:mod:`meshplan.planner.serving.simulation.reference` applies the same ones iteration by iteration):
+The rules (:mod:`meshplan.planner.serving.simulation.reference` applies the same ones iteration by iteration,
+:mod:`meshplan.planner.serving.simulation.compiled` to the bit in machine code):
 
 1. Iterations follow each other. A request that arrives during one waits for its end, for the scheduler's next poll
    (receive_interval), for admission_steps more iterations on average (⌊k(i + 1)⌋ − ⌊ki⌋ for the i-th arrival), and for

@@ -1,0 +1,56 @@
+"""Which runs are simulated in machine code: long ones of open arrivals, where Numba is installed.
+
+The figures are the same to the bit, so only the time depends on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+
+from meshplan.planner.core.arrays import BoolArray
+from meshplan.planner.serving.problem.config import Router
+from meshplan.planner.serving.problem.requests import Requests
+from meshplan.planner.serving.simulation.compiled.member import Member
+from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
+from meshplan.planner.serving.simulation.run import ServingRun
+
+# Requests of a run for which Numba is loaded, and of one that is worth it once it is. Of processor time a request takes
+# 60 µs in Python; loading Numba and its stored code 0.7 s, compiling 31 s, once a machine and release (2026-11-24).
+LEAST_TO_LOAD, LEAST_LOADED = 50_000, 2_000
+# Most requests times workers: each has four queues of all of them, of which only what is used takes memory.
+MOST_QUEUED = 2**26
+_ENTRY = "meshplan.planner.serving.simulation.compiled.serve"
+
+
+def pays(requests: Requests, num_workers: int) -> bool:
+    """Whether a run of mixed workers is long enough for machine code, which knows open arrivals without prefixes."""
+    least = LEAST_LOADED if _ENTRY in sys.modules else LEAST_TO_LOAD
+    is_known = requests.concurrency is None and requests.prefix is None
+    return is_known and len(requests) >= least and len(requests) * num_workers <= MOST_QUEUED and _is_here()
+
+
+def serve_compiled(
+    requests: Requests,
+    members: Sequence[Member],
+    served: BoolArray,
+    *,
+    kv_block_tokens: int,
+    router: Router | None,
+    stopping: EarlyStopping | None,
+) -> ServingRun | None:
+    """As :func:`~meshplan.planner.serving.simulation.compiled.serve.serve`; None: to be simulated in Python."""
+    if not pays(requests, len(members)):
+        return None
+    try:
+        from meshplan.planner.serving.simulation.compiled.serve import serve
+    except (ImportError, OSError, RuntimeError):  # installed, but not for this system; or nowhere to keep its code
+        return None
+    return serve(requests, members, served, kv_block_tokens=kv_block_tokens, router=router, stopping=stopping)
+
+
+@lru_cache(maxsize=1)
+def _is_here() -> bool:
+    return find_spec("numba") is not None
