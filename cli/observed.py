@@ -43,7 +43,7 @@ def training_runs(rows: Iterable[Mapping[str, Any]], catalog: Catalog) -> Observ
 
     def read(row: Mapping[str, Any]) -> ObservedRun | None:
         run = reader.training_run(row)
-        return None if exclusion(run) else run
+        return None if exclusion(run.problem, run.config, run.measured) else run
 
     training = [row for row in rows if row.get("task") == "training"]
     return _readable(training, read, name="runs", verb="priced")

@@ -186,7 +186,7 @@ def _with_engine(
     """The spec with the engine that serves it where it names none and states host memory."""
     if spec.cluster.host_memory is None or not machines:
         return spec
-    from meshplan.planner.serving.tiers.question import engine_for
+    from meshplan.planner.serving.tiers.question import engine_for  # start-up: most questions have no tiers
 
     engine = engine_for(spec, shape, machines, checkpoint_formats(shape, schemes[0], spec.kv_cache))
     return spec.model_copy(update={"constraints": spec.constraints.model_copy(update={"target": engine})})
@@ -202,7 +202,7 @@ def _tiering(
     """What may lie in host memory; None where the spec neither states nor pins any."""
     if spec.cluster.host_memory is None and spec.fixed.device_experts is None:
         return None
-    from meshplan.planner.serving.tiers.question import host_tiering
+    from meshplan.planner.serving.tiers.question import host_tiering  # start-up: most questions have no tiers
 
     return host_tiering(spec, shape, machines, experts, problems)
 

@@ -152,7 +152,7 @@ def test_figures_of_another_run_are_left_out_with_the_reason(own: Catalog) -> No
     record(own, made, 0.25)
     reasons = [item.reason for item in calibrated(own, accepted=(made.plan_id,)).left_out]
     assert "another model, batch or number of devices" in reasons[0]
-    assert "less than the weights" in reasons[1]
+    assert "less than weights and optimizer states" in reasons[1]
     assert "peak rate" in reasons[2]
     assert estimate_plan(SPEC, own).plan_id == made.plan_id
 

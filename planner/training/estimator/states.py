@@ -243,7 +243,9 @@ class StateModel:
     def on_device(self, stage: StageClass) -> Mapping[str, FloatArray]:
         """Bytes of weights, gradients and optimizer states on one rank's device, by name, [n] each."""
         recipe, batch, zero = self.calibration.recipe, self.candidates, self.candidates.zero_stage
-        extra = self.calibration.memory.extra_bytes_per_parameter + self.optimizer_step_bytes
+        # An offloaded optimizer steps on the host.
+        stepping = np.where(batch.optimizer_offload, 0.0, self.optimizer_step_bytes)
+        extra = self.calibration.memory.extra_bytes_per_parameter + stepping
         weights: FloatArray = np.zeros(len(batch))
         gradients = optimizer = weights
         copies = WEIGHT_COPY_BYTES.get(self.workload.precision, 0.0)

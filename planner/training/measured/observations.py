@@ -17,7 +17,7 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
-from meshplan.planner.training.measured.peaks import PEAKS, peak_left_out
+from meshplan.planner.training.measured.exclusions import PEAKS, peak_left_out
 from meshplan.planner.training.measured.switches import (
     observed_benchmark,
     observed_modules,

@@ -13,10 +13,9 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.planner.core.measurable import PEAK
 from meshplan.planner.core.plan import Interval
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.measured.exclusions import exclusion
+from meshplan.planner.training.measured.exclusions import below_states, exclusion
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.own_runs import refine
-from meshplan.planner.training.measured.peaks import below_states
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.recorded import OUTLIER_WIDTHS, RecordedRun, Recording, contradiction
@@ -72,7 +71,9 @@ def recorded_training_run(
         filled=(),
         expects_oom=False,
     )
-    reason = contradiction(steps) or exclusion(run) or ("" if peak is None else below_states(problem, config, peak))
+    reason = contradiction(steps) or exclusion(problem, config, run.measured)
+    if not reason and peak is not None:
+        reason = below_states(problem, config, peak)
     if reason:
         raise UnsupportedError(reason)
     if not run.measured:

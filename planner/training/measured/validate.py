@@ -82,7 +82,7 @@ def validate_run(run: ObservedRun) -> ValidatedRow:
     for name in dict.fromkeys(["iteration_s", "peak_memory_bytes", *measured]):
         if name in METRICS:
             predicted[name] = interval_of(run.problem, name, priced, METRICS[name](run, priced))
-    reason = exclusion(run)
+    reason = exclusion(run.problem, run.config, run.measured)
     error = {name: predicted[name].value / measured[name] - 1.0 for name in predicted if measured.get(name)}
     return ValidatedRow(
         id=run.id,

@@ -40,7 +40,7 @@ def test_its_numbers_are_those_of_the_plans(tmp_path: Path) -> None:
     assert small["tokens"] == pytest.approx(100e9)
     assert large["tokens"] == pytest.approx(100e9 * 2 / 1.25)
     assert large["run_s"] == pytest.approx(large["tokens"] / large["tokens_per_s"])
-    assert answer["schedule_s"] <= answer["best_fixed_s"]
+    assert answer["schedule_s"] <= answer["best_fixed_s"] * (1.0 + 1e-12)  # sums of the same numbers
 
 
 @pytest.mark.parametrize(

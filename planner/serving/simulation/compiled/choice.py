@@ -45,7 +45,7 @@ def serve_compiled(
     if not pays(requests, len(members)):
         return None
     try:
-        from meshplan.planner.serving.simulation.compiled.serve import serve
+        from meshplan.planner.serving.simulation.compiled.serve import serve  # optional
     except (ImportError, OSError, RuntimeError):  # installed, but not for this system; or nowhere to keep its code
         return None
     return serve(requests, members, served, kv_block_tokens=kv_block_tokens, router=router, stopping=stopping)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulation_cases import linear_cost, random_requests
 
@@ -16,6 +16,8 @@ from meshplan.planner.serving.simulation.reference import ReferenceRequest, refe
 from meshplan.planner.serving.simulation.run import ServingRun
 
 EQUAL = {"rel": 1e-9, "abs": 1e-12}
+# Events nearer than this are one moment.
+TIE_S = 1e-9
 ADMISSIONS = [
     Admission(),
     Admission(),
@@ -48,6 +50,18 @@ def gap_sums(run: ServingRun) -> tuple[float, float, float]:
 def reference_gap_sums(everyone: list[ReferenceRequest]) -> tuple[float, float, float]:
     gaps = np.concatenate([np.diff(request.token_s) for request in everyone] or [np.zeros(0)])
     return len(gaps), gaps.sum(), (gaps**2).sum()
+
+
+def arrives_with_a_token(everyone: list[ReferenceRequest]) -> bool:
+    """Whether a request comes within rounding of another's token.
+
+    A client that thinks and then waits an iteration, and one that waits and then thinks, meet exactly; which of them is
+    first depends on the order of two additions.
+    """
+    tokens = np.sort(np.concatenate([request.token_s for request in everyone] or [np.zeros(0)]))
+    arrivals = np.array([request.arrival_s for request in everyone if request.arrival_s > 0])
+    after = np.searchsorted(tokens, arrivals - TIE_S)
+    return bool((after < np.searchsorted(tokens, arrivals + TIE_S)).any())
 
 
 @settings(max_examples=300, deadline=None)
@@ -125,6 +139,7 @@ def test_worker_agrees_with_the_reference(
     everyone, preemptions = reference_run(
         requests, cost, limits, kv_capacity_tokens=blocks * block, kv_block_tokens=block, role=role
     )
+    assume(not (think_s and arrives_with_a_token(everyone)))
     assert run.finish_s.tolist() == pytest.approx([request.finish_s for request in everyone], **EQUAL)
     assert run.is_served.tolist() == [math.isfinite(request.finish_s) for request in everyone]
     assert run.num_preemptions == preemptions

@@ -33,10 +33,14 @@ def run_of(share_of_peak: float, recompute: str) -> ObservedRun:
     )
 
 
+def excluded(run: ObservedRun) -> str | None:
+    return exclusion(run.problem, run.config, run.measured)
+
+
 def test_beyond_the_peak_nothing_was_measured() -> None:
-    assert exclusion(run_of(0.9, "none")) is None
-    assert exclusion(run_of(0.7, "full")) is None
-    reason = exclusion(run_of(0.9, "full"))  # a third more with recompute
+    assert excluded(run_of(0.9, "none")) is None
+    assert excluded(run_of(0.7, "full")) is None
+    reason = excluded(run_of(0.9, "full"))  # a third more with recompute
     assert reason is not None
     assert "peak" in reason
     validated = validate_run(run_of(0.9, "full"))
@@ -44,7 +48,7 @@ def test_beyond_the_peak_nothing_was_measured() -> None:
 
 
 def test_without_a_step_time_there_is_nothing_to_say() -> None:
-    assert exclusion(replace(run_of(2.0, "none"), measured={})) is None
+    assert excluded(replace(run_of(2.0, "none"), measured={})) is None
 
 
 def test_a_run_that_counts_no_weight_gradients_is_one_with_adapters() -> None:
@@ -59,7 +63,7 @@ def test_a_run_that_counts_no_weight_gradients_is_one_with_adapters() -> None:
             "model_flops_per_s_per_device": passes * matrix * 1e3,
             "tokens_per_s_per_device": 1e3,
         }
-        return exclusion(replace(run, problem=replace(problem, workload=workload), measured=measured))
+        return excluded(replace(run, problem=replace(problem, workload=workload), measured=measured))
 
     assert counted(3.0) is None
     assert counted(2.0, Phase.LORA) is None

@@ -89,14 +89,14 @@ def test_a_stated_key_overrules_a_caveat() -> None:
 )
 def test_what_saves_memory_by_the_words_of_published_tables(caveat: str, settings: dict[str, Any]) -> None:
     observed = row(caveats=[caveat])
-    practice, _ = observed_practice(observed, Section(observed, "parallelism"), "bf16", Phase.PRETRAINING)
+    practice, _ = practice_in(observed)
     assert {name: getattr(practice, name) for name in settings} == settings
 
 
 def test_a_stated_optimizer_that_nobody_knows_is_refused() -> None:
     observed = row(parallelism={"optimizer": "lion"})
     with pytest.raises(UnsupportedError, match="optimizer"):
-        observed_practice(observed, Section(observed, "parallelism"), "bf16", Phase.PRETRAINING)
+        practice_in(observed)
 
 
 def test_scripts_fill_what_a_row_leaves_out_and_nothing_else() -> None:
