@@ -64,12 +64,20 @@ CASES = (
     Case("plans tag", ("plans", "tag", "latest", "other{n}")),
     Case("plans record", ("plans", "record", "measured", "--from", "log.txt")),
     Case("catalog import", ("catalog", "import", "entries.yaml")),
-    Case("catalog export", ("catalog", "export", "-o", "out.yaml", "--force"), "out.yaml",
-         lambda text: text.endswith("\n")),
-    Case("picture", ("explain", "served", "--pareto", "page.html", "--force"), "page.html",
-         lambda text: text.rstrip().endswith("</html>")),
+    Case(
+        "catalog export",
+        ("catalog", "export", "-o", "out.yaml", "--force"),
+        "out.yaml",
+        lambda text: text.endswith("\n"),
+    ),
+    Case(
+        "picture",
+        ("explain", "served", "--pareto", "page.html", "--force"),
+        "page.html",
+        lambda text: text.rstrip().endswith("</html>"),
+    ),
     Case("calibrate", ("calibrate", "--recorded")),
-)  # fmt: skip
+)  # fmt: skip - a command with its words on one line
 
 
 def in_child(words: Sequence[str]) -> int:

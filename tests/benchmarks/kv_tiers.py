@@ -12,16 +12,19 @@ import csv
 import gzip
 import sys
 import time
-from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from tier_caches import blocks_served
 
 from meshplan.planner.serving.tiers.prefix_reuse import break_even_bytes_per_s, prefix_reuse
 
 BLOCK_TOKENS = 512
 KV_BYTES_PER_TOKEN = 327_680.0  # Llama-3.1-70B: 2·8·128·2·80
-PREFILL_TOKENS_PER_S = 10_000.0  # a worker of four H100, for the break-even rate
+PREFILL_TOKENS_PER_S = 10_000.0  # assumed of a worker of four H100; only the break-even rate uses it
 GIB = 2.0**30
 TIERS_GIB = (100.0, 1_000.0, 5_000.0)  # device, host, NVMe
 
@@ -30,25 +33,6 @@ def read_prompts(path: Path) -> list[list[int]]:
     """The hashes of each prompt."""
     with gzip.open(path, "rt") as file:
         return [[int(one) for one in row["hash_ids"].replace(";", " ").split()] for row in csv.DictReader(file)]
-
-
-def replayed(prompts: list[list[int]], capacities: list[int]) -> list[int]:
-    """Blocks that each tier serves, caches simulated block by block."""
-    caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in capacities]
-    served = [0] * len(capacities)
-    for prompt in prompts:
-        for block in prompt:
-            tier = next((which for which, cache in enumerate(caches) if block in cache), None)
-            if tier is None:
-                break
-            served[tier] += 1
-        for cache, size in zip(caches, capacities, strict=True):
-            for block in reversed(prompt):
-                cache.pop(block, None)
-                cache[block] = None
-            while len(cache) > size:
-                cache.popitem(last=False)
-    return served
 
 
 def main(path: Path) -> None:
@@ -64,7 +48,7 @@ def main(path: Path) -> None:
         size = reuse.size_for(share)
         print(f"{share:.0%} of that: {size:,.0f} blocks, {size * block_bytes / GIB:,.0f} GiB")
     capacities = [int(size * GIB / block_bytes) for size in TIERS_GIB]
-    rates, served = reuse.tier_rates(capacities), replayed(prompts, capacities)
+    rates, served = reuse.tier_rates(capacities), blocks_served(prompts, capacities)
     for size, rate, blocks in zip(TIERS_GIB, rates, served, strict=True):
         exact = "the same" if round(rate * reuse.num_blocks) == blocks else "NOT the same"
         print(f"tier of {size:,.0f} GiB serves {rate:.2%} ({blocks:,} blocks simulated block by block: {exact})")

@@ -172,7 +172,7 @@ def table(path: Path) -> None:
         judge(name, cells, lambda g, s, p=parameters: times(p, g, s))
 
 
-def judge(name, cells, times) -> None:  # type: ignore[no-untyped-def]
+def judge(name: str, cells: list[tuple[float, str, float]], times: Callable[[float, str], float]) -> None:
     """Errors relative to the all-on-host cell of the strategy, and the order of the cells."""
     at_zero = {s: rate for g, s, rate in cells if g == 0.0}
     held = [cell for cell in cells if round(10 * cell[0]) % 2 == 1]

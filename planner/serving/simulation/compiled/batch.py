@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from meshplan.planner.serving.simulation import decode_batch
 from meshplan.planner.serving.simulation.compiled.heaps import discard, push
 from meshplan.planner.serving.simulation.compiled.jit import machine_code
 from meshplan.planner.serving.simulation.compiled.memory import FINISHING, Memory
@@ -115,17 +116,5 @@ def steps_that_fit(m: Memory, worker: Any, most: int) -> int:
     return low
 
 
-@machine_code
-def steps_to_reach(seconds: float, first: float, half: float) -> int:
-    """The least k ≥ 1 with k·first + half·k(k − 1) ≥ seconds."""
-    if half > 0.0:
-        linear = first - half
-        steps = math.ceil((math.sqrt(linear * linear + 4.0 * half * seconds) - linear) / (2.0 * half))
-    else:
-        steps = math.ceil(seconds / first)
-    steps = max(steps, 1)
-    while steps > 1 and (steps - 1) * (first + half * (steps - 2)) >= seconds:
-        steps -= 1
-    while steps * (first + half * (steps - 1)) < seconds:
-        steps += 1
-    return steps
+# The same lines as in Python: a function of numbers alone.
+steps_to_reach = machine_code(decode_batch.steps_to_reach)

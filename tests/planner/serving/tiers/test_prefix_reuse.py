@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tier_caches import blocks_served
 
 from meshplan.planner.serving.tiers.prefix_reuse import NEVER, prefix_reuse
 
 Prompts = list[list[int]]
-
-
-def simulated(prompts: Prompts, capacities: list[int]) -> list[int]:
-    """Blocks that each tier serves: separate LRU caches, a block is served by the first that holds it.
-
-    Walks a prompt from its first block and stops at the first that no tier holds, as engines do.
-    """
-    caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in capacities]
-    served = [0] * len(capacities)
-    for prompt in prompts:
-        for block in prompt:
-            tier = next((which for which, cache in enumerate(caches) if block in cache), None)
-            if tier is None:
-                break
-            served[tier] += 1
-        for cache, size in zip(caches, capacities, strict=True):
-            for block in reversed(prompt):
-                cache.pop(block, None)
-                cache[block] = None
-            while len(cache) > size:
-                cache.popitem(last=False)
-    return served
 
 
 def conversations(seed: int, num: int = 120) -> Prompts:
@@ -56,7 +33,7 @@ def test_tiers_serve_what_separate_caches_serve(seed: int, capacities: list[int]
     prompts = conversations(seed)
     reuse = prefix_reuse(prompts)
     rates = reuse.tier_rates(capacities)
-    assert [round(rate * reuse.num_blocks) for rate in rates] == simulated(prompts, capacities)
+    assert [round(rate * reuse.num_blocks) for rate in rates] == blocks_served(prompts, capacities)
     assert sum(rates) == pytest.approx(reuse.hit_rate(max(capacities)))
 
 
