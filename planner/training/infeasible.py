@@ -23,7 +23,7 @@ from meshplan.catalogs.units import (
 )
 from meshplan.planner.training.plan import config_document
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingObjective, TrainingProblem
-from meshplan.planner.training.search.degrees import search_degrees
+from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
 from meshplan.planner.training.search.report import LIMITS, ScoredConfig, SearchReport
 
 # More than this many times the cluster is no longer advice.
@@ -193,8 +193,11 @@ def _devices_needed(problem: TrainingProblem) -> dict[str, Any] | None:
 
     def feasible(domains: int) -> bool:
         devices = domains * step
+        if devices == problem.machine.num_devices == problem.limits.max_devices:
+            return False  # the question itself, which has had its answer
         limits = replace(problem.limits, max_devices=devices)
-        return _try(replace(problem, limits=limits, machine=replace(problem.machine, num_devices=devices))) is not None
+        asked = replace(problem, limits=limits, machine=replace(problem.machine, num_devices=devices))
+        return DegreeSearch(asked, keep=1, usual_splits=True).has_plan()
 
     start = max(problem.limits.max_devices // step, 1)
     high = start

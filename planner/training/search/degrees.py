@@ -146,6 +146,14 @@ class DegreeSearch:
         self.unseen = min(bound, self.open_splits.bound)
         return self._solution("" if is_done else budget.stopped, wall, cpu)
 
+    def has_plan(self) -> bool:
+        """Whether any usual split of the layers stays within the limits: ends with the first that does, unlike `run`."""
+        queue: list[Portion] = []
+        self._queue_splits(queue)
+        while queue and not self.best:
+            self._visit(queue)
+        return bool(self.best)
+
     def _least_of_all(self) -> float:
         """A bound before any split was looked at."""
         steps_alone = Objective(replace(self.problem, run=None))  # interruptions only add to it
