@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,6 +66,28 @@ def database(seeded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     shutil.copy(seeded, path)
     monkeypatch.setenv("MESHPLAN_DB", str(path))
     return path
+
+
+@pytest.fixture(scope="session")
+def stored(seeded: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``stored(question, ...)``: a seeded database with the plans of these questions, tagged by position: 0, 1, …
+
+    It is made once a session: copy it before a command may change it.
+    """
+    from meshplan.cli.main import run
+
+    @functools.cache
+    def of(*questions: str) -> Path:
+        folder = tmp_path_factory.mktemp("stored")
+        database = Path(shutil.copy(seeded, folder / "catalog.sqlite"))
+        for number, question in enumerate(questions):
+            (folder / "spec.yaml").write_text(question)
+            with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit) as exit_:
+                run([*map(str, ("plan", folder / "spec.yaml", "--db", database, "--tag", number))])
+            assert not exit_.value.code
+        return database
+
+    return of
 
 
 @pytest.fixture

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from command_line import SPEC, Command
 
 
-@pytest.fixture
-def plan_id(meshplan: Command, spec: Path) -> str:
-    outcome = meshplan("plan", spec, "--format", "json", "--tag", "base")
-    return str(json.loads(outcome.out)["plan_id"])
+OTHER = f"{SPEC}fixed: {{activation_recompute: full}}\n"
 
 
 @pytest.fixture
-def other_id(meshplan: Command, tmp_path: Path) -> str:
-    path = tmp_path / "other.yaml"
-    path.write_text(f"{SPEC}fixed: {{activation_recompute: full}}\n")
-    return str(json.loads(meshplan("plan", path, "--format", "json").out)["plan_id"])
+def database(
+    request: pytest.FixtureRequest,
+    stored: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """A database that keeps the plan, and the other one where a test asks for it."""
+    questions = (SPEC, OTHER) if "other_id" in request.fixturenames else (SPEC,)
+    path = Path(shutil.copy(stored(*questions), tmp_path / "catalog.sqlite"))
+    monkeypatch.setenv("MESHPLAN_DB", str(path))
+    return path
+
+
+def id_of(meshplan: Command, tag: str) -> str:
+    return str(meshplan("plans", "show", tag, "--format", "json").json["plan_id"])
+
+
+@pytest.fixture
+def plan_id(meshplan: Command) -> str:
+    found = id_of(meshplan, "0")
+    assert meshplan("plans", "tag", found, "base").code == 0
+    return found
+
+
+@pytest.fixture
+def other_id(meshplan: Command) -> str:
+    found = id_of(meshplan, "1")
+    assert meshplan("plans", "tag", "1", "--remove").code == 0
+    return found
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
