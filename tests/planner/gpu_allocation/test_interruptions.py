@@ -76,7 +76,7 @@ def test_pools_that_serve_together_fail_apart() -> None:
 
 def test_promises_hold_through_interruptions_and_cost_more(catalog: Catalog) -> None:
     costs = []
-    for often in (0.0, 0.2, 2.0):
+    for often in (0.0, 2.0):
         made = make_plan(spot(interruptions_per_hour=often, interruption_s=300.0), catalog)
         assert made.solution["kept"]
         assert made.answer is not None

@@ -88,7 +88,7 @@ def test_pods_are_pods(target: str) -> None:
                 assert kind.from_dict(document).to_dict() == document
 
 
-@pytest.mark.parametrize(("target", "num_plans"), [("lws", 500), ("kserve", 60), ("dynamo", 60), ("llm-d", 60)])
+@pytest.mark.parametrize(("target", "num_plans"), [("lws", 100), ("kserve", 60), ("dynamo", 60), ("llm-d", 60)])
 def test_random_plans_ask_for_their_devices(target: str, num_plans: int) -> None:
     """LeaderWorkerSets are held against the API's own fields as well, their pods against the pod types."""
     from kubeflow_trainer_api import models

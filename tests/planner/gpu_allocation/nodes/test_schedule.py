@@ -158,7 +158,7 @@ def test_a_constant_load_costs_the_constant_fleet() -> None:
 def test_dearer_switching_switches_less_and_costs_more() -> None:
     problem = market([1.0, 2.3], [[1.0, 0.5], [2.0, 3.0]], [9.0, 7.0])
     rng = np.random.default_rng(5)
-    factors = (0.6 + 0.4 * np.sin(np.arange(96) / 24 * 2 * np.pi) * rng.uniform(0.9, 1.0, 96)).clip(0.05).tolist()
+    factors = (0.6 + 0.4 * np.sin(np.arange(48) / 24 * 2 * np.pi) * rng.uniform(0.9, 1.0, 48)).clip(0.05).tolist()
     seen = [solve_schedule(problem, factors, start_usd=usd, stop_usd=0.0) for usd in (0.0, 0.5, 5.0)]
     costs = [one.objective or 0.0 for one in seen]
     switches = [one.assignment.num_switches for one in seen if one.assignment is not None]
