@@ -66,6 +66,11 @@ class Mesh:
         """Share of a device's bandwidth to the device ``distance`` ranks farther on its node, the worst pair, [n]."""
         return np.array([_boundary_share(self, int(one)) for one in np.ravel(distance)]).reshape(np.shape(distance))
 
+    @property
+    def least_pair_share(self) -> float:
+        """The same between the two devices that are joined worst, whatever their distance."""
+        return min(_boundary_share(self, distance) for distance in range(1, max(len(self.links), 2)))
+
     def _each(self, kind: str, size: IntArray, stride: IntArray, world_size: IntArray) -> FloatArray:
         groups = np.stack(np.broadcast_arrays(size, stride, world_size), axis=-1)
         distinct, which = np.unique(groups.reshape(-1, 3), axis=0, return_inverse=True)

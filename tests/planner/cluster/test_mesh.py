@@ -154,6 +154,7 @@ def test_collectives_and_messages_have_the_links_of_their_members(catalog: Catal
     assert model.all_to_all_s(sent, pair, one) == pytest.approx(0.5 * 9e9 * 7 / 450e9)
     assert model.ring_step_s(sent, pair, one) == pytest.approx(9e9 * 7 / 450e9)
     assert model.pipeline_s(sent, 2, one, np.array([0.0]), wraps=False) == pytest.approx(2 * 9e9 * 7 / 450e9)
+    assert model.pair_bytes_per_s == pytest.approx(450e9 / 7)
     across = model.gather_s(sent, np.array([2]), np.array([8]))
     assert across == pytest.approx(0.5 * 9e9 / 50e9)
 

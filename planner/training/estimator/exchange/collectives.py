@@ -64,6 +64,12 @@ class CommunicationModel:
         return np.asarray(self.machine.scale_up_bytes_per_s * self.calibration.time.scale_up_efficiency)
 
     @property
+    def pair_bytes_per_s(self) -> FloatArray:
+        """Attained bandwidth between any two devices of a domain, the worst joined ones where no switch is between."""
+        share = 1.0 if self.machine.mesh is None else self.machine.mesh.least_pair_share
+        return np.asarray(share * self.scale_up_bytes_per_s)
+
+    @property
     def network_efficiency(self) -> Constant:
         """Attained over nominal bandwidth; 1 for measured links."""
         return 1.0 if self.machine.link_level is EvidenceLevel.MEASURED else self.calibration.time.network_efficiency
