@@ -37,6 +37,12 @@ LEVEL_RANK: Mapping[str, int] = {level.value: rank for rank, level in enumerate(
 PEAK_PREFIX = "peak_flops_per_s."
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "int8", "int4")
 
+# Devices of a node whose links are described pair by pair, as many as the planner can price
+# (meshplan.planner.cluster.mesh).
+MOST_MESHED = 16
+PAIR_PREFIX = "pair_links."
+EVERY_PAIR = "links_per_pair"
+
 # Longest suffix first: ``_bytes_per_s`` also ends with ``_s``. Counts have no unit, hence None.
 _DIMENSION_BY_SUFFIX: tuple[tuple[str, Dimension | None], ...] = (
     ("_flops_per_s", Dimension.FLOPS_PER_S),
@@ -91,6 +97,13 @@ FIELDS: Mapping[str, tuple[Field, ...]] = {
         Field(name="devices_per_host", required=True, low=1, high=64, integer=True),
         Field(name="nics_per_host", required=True, low=0, high=128, integer=True),
         Field(name="host_memory_bytes", required=False, low=1e9, high=1e14, integer=True),
+        # Links between every two devices of a node without a switch, or between two of them: ``pair_links.0-3``.
+        Field(name=EVERY_PAIR, required=False, low=1, high=36, integer=True),
+        *(
+            Field(name=f"{PAIR_PREFIX}{first}-{second}", required=False, low=1, high=36, integer=True)
+            for second in range(MOST_MESHED)
+            for first in range(second)
+        ),
     ),
 }
 

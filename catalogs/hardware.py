@@ -137,6 +137,8 @@ class NodeType:
         scale_out_link: one NIC of the compute network; None when the node has no network for jobs.
         nics_per_host: number of such NICs in each host.
         host_memory_bytes: memory of each host, bytes; None where unknown.
+        pair_links: [device][device] links between each pair of devices of the node, of which ``scale_up_link`` is all
+            that one device has; empty where a switch joins them.
         prices: known prices, any order; empty when nobody rents it out.
         evidence: field name → where the number comes from.
     """
@@ -150,6 +152,7 @@ class NodeType:
     scale_out_link: Link | None
     nics_per_host: int
     host_memory_bytes: int | None
+    pair_links: tuple[tuple[int, ...], ...] = ()
     prices: tuple[Price, ...] = ()
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
 

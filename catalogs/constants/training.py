@@ -143,6 +143,7 @@ class FrameworkRecipe:
 
     Args:
         flash_attention: attention scores never leave the chip; otherwise they are stored (5·a·s²·b bytes a layer).
+        fused_softmax: where scores are stored, one kernel scales, masks, normalises and drops them.
         dropout_masks: dropout after attention and MLP keeps its masks.
         weight_bytes: size of one parameter as used in compute.
         gradient_bytes: size of one resident gradient.
@@ -180,6 +181,7 @@ class FrameworkRecipe:
     """
 
     flash_attention: bool = True
+    fused_softmax: bool = False
     dropout_masks: bool = False
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0

@@ -24,6 +24,7 @@ from typing import Any, TypeGuard
 from meshplan.catalogs.constants.checks import calibration_problems
 from meshplan.catalogs.errors import Problem, closest_names, did_you_mean
 from meshplan.catalogs.facts import FIELDS, PEAK_PREFIX, fact_problems, source_problems
+from meshplan.catalogs.meshed import pair_links
 from meshplan.catalogs.untrusted.text import control_character
 
 FORMAT = "meshplan-catalog/1"
@@ -175,6 +176,11 @@ def _facts_problems(kind: str, path: str, facts: object, *, complete: bool) -> I
             yield Problem(path=f"{path}.facts", message=f"no fact for {field.name!r}, which every {kind} needs")
     if kind == "device" and not any(name.startswith(PEAK_PREFIX) for name in values):
         yield Problem(path=f"{path}.facts", message=f"no peak; give at least one fact like '{PEAK_PREFIX}bf16'")
+    if kind == "node_type" and sound and {"num_hosts", "devices_per_host"} <= values.keys():
+        try:
+            pair_links(values)
+        except ValueError as error:
+            yield Problem(path=f"{path}.facts", message=str(error))
     usable, nominal = values.get("usable_memory_bytes"), values.get("memory_bytes")
     if sound and usable is not None and nominal is not None and usable > nominal:
         message = f"usable_memory_bytes {usable:g} is more than memory_bytes {nominal:g}"

@@ -24,6 +24,7 @@ from meshplan.catalogs.efficiency import gemm_curves, operator_scales
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
 from meshplan.catalogs.facts import PEAK_PREFIX, Fact, ruling_facts
 from meshplan.catalogs.hardware import Device, Evidence, EvidenceLevel, Link, NodeType, Price
+from meshplan.catalogs.meshed import pair_links
 from meshplan.catalogs.names import ModelName, hardware_name, model_name
 
 if TYPE_CHECKING:
@@ -408,9 +409,19 @@ def _node_type(
         scale_out_link=links[row["scale_out_link"]] if row["scale_out_link"] else None,
         nics_per_host=int(_value(ruling, "nics_per_host", row)),
         host_memory_bytes=None if memory is None else int(memory.value),
+        pair_links=_pair_links(ruling, row),
         prices=prices,
         evidence=_evidence(ruling),
     )
+
+
+def _pair_links(ruling: Mapping[str, Fact], row: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    try:
+        return pair_links({field: fact.value for field, fact in ruling.items()})
+    except ValueError as error:
+        raise CatalogError(
+            f"{row['slug']}: {error}; meshplan catalog remove {row['slug']}, or import it anew"
+        ) from error
 
 
 def _value(ruling: Mapping[str, Fact], field: str, row: Mapping[str, Any]) -> float:

@@ -110,7 +110,7 @@ def with_stated_links(node: NodeType, spec: ClusterSpec) -> NodeType:
         return node
     if links.intra_node is not None:
         inside = _stated("intra-node", links.intra_node, node.scale_up_link.technology)
-        node = replace(node, scale_up_link=inside)
+        node = replace(node, scale_up_link=inside, pair_links=())  # stated for each device, whatever its peer
     if links.inter_node is not None:  # stated for each device
         outside = _stated("inter-node", links.inter_node, IN_PLACE)
         node = replace(node, scale_out_link=outside, nics_per_host=node.devices_per_host)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshplan.catalogs.hardware import Cluster, Device, EvidenceLevel, NodeType
+from meshplan.planner.cluster.mesh import Mesh, mesh_of
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import NetworkModel
 
@@ -30,6 +31,8 @@ class Machine:
         network: the links between nodes where they differ or some nodes are excluded; None: uniform.
         network_model: rates of groups of ranks on that network under a rank mapping; None: ``scale_out_bytes_per_s``
             holds for every group.
+        mesh: the links between pairs of devices of a domain; None where a switch joins them, so that any two devices
+            have the whole of ``scale_up_bytes_per_s``.
     """
 
     device: Device
@@ -47,6 +50,7 @@ class Machine:
     usd_per_hour_per_device: float | None = None
     network: Network | None = None
     network_model: NetworkModel | None = None
+    mesh: Mesh | None = None
 
     @property
     def is_joined(self) -> bool:
@@ -83,4 +87,5 @@ def machine_of(cluster: Cluster, *, usd_per_hour_per_device: float | None = None
         scale_out_latency_s=0.0 if network is None else network.latency_s,
         host_memory_bytes=node.host_memory_bytes,
         usd_per_hour_per_device=usd_per_hour_per_device,
+        mesh=mesh_of(node.pair_links, node.num_devices),
     )

@@ -12,6 +12,7 @@ from meshplan.catalogs.hardware import NodeType
 from meshplan.catalogs.untrusted.documents import DocumentError, parse
 from meshplan.catalogs.untrusted.streams import long_lines
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.cluster.mesh import mesh_of
 from meshplan.planner.validation.fields import Section, UnsupportedError
 
 if TYPE_CHECKING:
@@ -81,16 +82,18 @@ class MachineReader:
         slices = hardware.whole("slices", 0, least=0, most=num_devices)
         domain = max(node.num_devices, per_host) if node.num_hosts > 1 else per_host
         link = node.scale_out_link
+        used = num_devices // slices if slices else _used_of_domain(num_devices, domain, per_host)
         return Machine(
             device=device,
             num_devices=num_devices,
             devices_per_host=per_host,
-            domain_size=num_devices // slices if slices else _used_of_domain(num_devices, domain, per_host),
+            domain_size=used,
             scale_up_bytes_per_s=node.scale_up_link.bandwidth_bytes_per_s,
             scale_up_latency_s=node.scale_up_link.latency_s,
             scale_up_technology=node.scale_up_link.technology,
             scale_out_bytes_per_s=network or node.scale_out_bytes_per_s_per_device,
             scale_out_latency_s=0.0 if link is None else link.latency_s,
+            mesh=mesh_of(node.pair_links, used),
         )
 
 

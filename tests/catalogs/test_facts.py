@@ -59,6 +59,7 @@ def test_the_order_of_levels_is_the_declared_one() -> None:
 
 def test_every_field_has_the_dimension_of_its_name() -> None:
     counts = {"num_hosts", "devices_per_host", "nics_per_host"}
+    counts |= {field.name for field in FIELDS["node_type"] if field.name.startswith(("links_per_pair", "pair_links."))}
     ratios = ("gemm_inner_saturation.", "operator_time_scale.")
     counts |= {field.name for field in FIELDS["device"] if field.name.startswith(ratios)}
     for fields in FIELDS.values():

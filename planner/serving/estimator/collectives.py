@@ -9,6 +9,8 @@ Which links a group or a boundary between stages uses is the layout's of a worke
 - A curve was measured on links of one rate. On links that are r times slower, r times fewer bytes take as long; a
   longer latency is added for each hop. So the links of the machine count whatever was measured, and slower links are
   never faster.
+- Where no switch joins the devices of a node, a group has the share of a device's links that lie between its members
+  (:mod:`~meshplan.planner.cluster.mesh`).
 - expert exchange of a layer: each attention data-parallel rank sends its tokens to the devices of the chosen experts
   and receives the results. Engines use all-to-all (dispatch in the activations' bytes, combine in 16 bits; a token goes
   to a domain once) or all-gather and reduce-scatter; the cheaper is priced.
@@ -161,11 +163,18 @@ class Exchange:
         curve = self._all_reduce_curve(group) or self._extended_curve(group)
         hops = 2.0 * np.ceil(np.log2(group))
         if curve is None or curve.device not in MEASURED_LINKS:
-            ring = 2.0 * (group - 1) / group * size_bytes / self.scale_up_bytes_per_s
+            ring = 2.0 * (group - 1) / group * size_bytes / (self._ring_share(group) * self.scale_up_bytes_per_s)
             return COLLECTIVE_S + hops * self.machine.scale_up_latency_s + ring
         rate, latency_s = MEASURED_LINKS[curve.device]
         longer = hops * max(self.machine.scale_up_latency_s - latency_s, 0.0)
         return curve.time_s(size_bytes * rate / self.machine.scale_up_bytes_per_s) + longer
+
+    def _ring_share(self, group: int) -> float:
+        """Share of a device's links that a ring of ``group`` neighbours can use; 1 where a switch joins the devices."""
+        if self.machine.mesh is None:
+            return 1.0
+        world = np.array(max(self.world_size, group))
+        return float(self.machine.mesh.ring_share(np.array(group), np.array(1), world))
 
     def _extended_curve(self, group: int) -> CollectiveCurve | None:
         """A group size that was not measured; None where fewer than two smaller groups were measured."""
@@ -209,7 +218,10 @@ class Exchange:
         copies = inside_copies(top_k, group)
         nearby = near * rank_tokens * copies * row * (most - 1) / group / self.scale_up_bytes_per_s
         latency = 2.0 * (COLLECTIVE_S + (self.machine.scale_out_latency_s if nodes > 1 else 0.0))
-        to_all, slowest = latency + nearby, 1.0 / self.scale_up_bytes_per_s
+        if self.machine.mesh is not None:
+            world = np.array(max(self.world_size, group))
+            nearby = nearby / self.machine.mesh.all_to_all_share(np.array(group), np.array(1), world)
+        to_all, slowest = latency + nearby, 1.0 / (self._ring_share(group) * self.scale_up_bytes_per_s)
         if nodes > 1:
             domains = group / fewest  # as if every node held as few of them as the one with fewest
             far_copies = domains * (1.0 - (1.0 - 1.0 / domains) ** top_k)
@@ -222,7 +234,10 @@ class Exchange:
         """One batch's messages over all boundaries between stages, of the pipeline with the slowest ones."""
         if num_stages <= 1:
             return np.zeros_like(size_bytes)
-        inside_s = self.machine.scale_up_latency_s + size_bytes / self.scale_up_bytes_per_s
+        near = size_bytes / self.scale_up_bytes_per_s
+        if self.machine.mesh is not None:
+            near = near / self.machine.mesh.boundary_share(np.array(stage_devices))
+        inside_s = self.machine.scale_up_latency_s + near
         links = EqualLinks(
             bytes_per_s=self.network_bytes_per_s,
             link_latency_s=self.machine.scale_out_latency_s,

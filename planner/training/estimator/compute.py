@@ -41,6 +41,9 @@ BYTES_32_BIT = 4.0
 # softmax read and write them, at once in 16 bits (Megatron's fused kernel), in two steps in fp32; dropout reads and
 # writes; the second product reads.
 PLAIN_ATTENTION_PASSES = {BYTES_16_BIT: 6.0, BYTES_32_BIT: 8.0}
+# The same where one kernel does all between the products (OneFlow's fused_scale_tril_softmax_dropout): written, read,
+# written, read.
+FUSED_SOFTMAX_PASSES = 4.0
 # Times that each routed token copy (h elements) is read or written in the forward of an expert layer: sorted by expert
 # before dispatch and after arrival, and both undone.
 ROUTED_HIDDEN_PASSES = 8.0
@@ -293,7 +296,10 @@ class ComputeModel:
         forward = 2.0 * self.tokens * sequence * attention_width(self.shape) / t * stretch / rate
         products = Cost(forward_s=forward, backward_s=PLAIN_BACKWARD_RATIO * forward)
         scores = self.tokens * sequence * self.shape.num_attention_heads / t
-        return products + self.memory_op(PLAIN_ATTENTION_PASSES[self.activation_bytes] * self.activation_bytes * scores)
+        passes = PLAIN_ATTENTION_PASSES[self.activation_bytes]
+        if self.calibration.recipe.fused_softmax:
+            passes = FUSED_SOFTMAX_PASSES
+        return products + self.memory_op(passes * self.activation_bytes * scores)
 
     def mixer_products(self, kind: LayerKind) -> Cost:
         """Weight products of the mixers of one layer."""

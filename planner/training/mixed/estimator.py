@@ -291,7 +291,7 @@ def hop_s(problem: MixedProblem, first: int, second: int, sent_bytes: float) -> 
     for pool in (first, second):
         own = problem.pools[pool]
         links = CommunicationModel(machine=own.machine, calibration=own.calibration)
-        inside.append(sent_bytes / float(links.scale_up_bytes_per_s) + own.machine.scale_up_latency_s)
+        inside.append(sent_bytes / float(links.pair_bytes_per_s) + own.machine.scale_up_latency_s)
         efficiencies.append(float(np.asarray(links.network_efficiency)))
     machine = problem.pools[first].machine
     rate, latency = machine.scale_out_bytes_per_s, machine.scale_out_latency_s

@@ -13,6 +13,7 @@ from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.training.admission import Admission, admission, by_typical_figure
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.explanation import fit
+from meshplan.planner.training.resolve import calibration_for
 
 SPEC: dict[str, Any] = {
     "kind": "training",
@@ -54,6 +55,15 @@ def test_the_strictest_figure_within_the_limit_counts() -> None:
         assert admission(limited, priced) is expected
     generous = by_typical_figure(problem)
     assert price(generous, priced.config).safe_bytes == pytest.approx(priced.typical_bytes)
+
+
+def test_the_typical_figure_has_no_factor_of_the_bound(catalog: Catalog) -> None:
+    """Whatever the framework's own bound is made of: factors of states and of activations, an allocator's reserve."""
+    for framework in ("megatron", "torchtitan", "deepspeed", "torchtune", "ms-swift", "litgpt"):
+        problem = replace(problem_of(DENSE), calibration=calibration_for(catalog, framework, "hopper"))
+        priced = price(by_typical_figure(problem), configured(problem, data_parallel=8))
+        typical = price(problem, priced.config).typical_bytes
+        assert priced.safe_bytes == pytest.approx(typical), framework
 
 
 def test_pins_are_admitted_by_the_typical_figure_and_the_plan_says_so(catalog: Catalog) -> None:

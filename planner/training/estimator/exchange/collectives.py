@@ -5,7 +5,8 @@ A group has ``size`` members with stride ``stride`` in ranks. In the rank order 
 uses is the layout's (:mod:`~meshplan.planner.cluster.rank_layout`), what they carry the network's
 (:mod:`~meshplan.planner.cluster.network_model`): the slowest group of a kind decides.
 
-- A group inside one domain runs at β = scale-up bandwidth.
+- A group inside one domain runs at β = scale-up bandwidth; where no switch joins the devices of a domain, at the share
+  of it that the links between the members have (:mod:`~meshplan.planner.cluster.mesh`), as do messages.
 - A group over several domains is limited by the network: its members in a domain drive their NICs together,
   β = min(c·network share, scale-up bandwidth), c the members on the domain that holds fewest.
 - all-gather, reduce-scatter of S bytes: (g−1)/g·S/β + ⌈log₂ g⌉·α; all-reduce: twice that (ring volume, tree depth;
@@ -63,6 +64,12 @@ class CommunicationModel:
         return np.asarray(self.machine.scale_up_bytes_per_s * self.calibration.time.scale_up_efficiency)
 
     @property
+    def pair_bytes_per_s(self) -> FloatArray:
+        """Attained bandwidth between any two devices of a domain, the worst joined ones where no switch is between."""
+        share = 1.0 if self.machine.mesh is None else self.machine.mesh.least_pair_share
+        return np.asarray(share * self.scale_up_bytes_per_s)
+
+    @property
     def network_efficiency(self) -> Constant:
         """Attained over nominal bandwidth; 1 for measured links."""
         return 1.0 if self.machine.link_level is EvidenceLevel.MEASURED else self.calibration.time.network_efficiency
@@ -106,7 +113,10 @@ class CommunicationModel:
         if not np.any(issued):  # every other call of a search: dense models have no experts, most plans no copies
             return np.zeros(np.shape(issued))
         spacing, latency = self._across(RING, size, stride)
-        ring = (size - 1) / size * total_bytes * np.maximum(spacing, 1.0 / self.scale_up_bytes_per_s)
+        near = 1.0 / self.scale_up_bytes_per_s
+        if self.machine.mesh is not None:
+            near = near / self.machine.mesh.ring_share(size, stride, self._ranks)
+        ring = (size - 1) / size * total_bytes * np.maximum(spacing, near)
         return np.where(issued, ring + self._tree_s(size, spacing > 0.0, latency), 0.0)
 
     def broadcasts_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
@@ -149,6 +159,8 @@ class CommunicationModel:
             leaving = leaving * _share_left(domains, copies_per_token)
         beside = most_on_a_slot(size, stride, self.machine.domain_size) - 1
         near = sent_bytes * beside / size / self.scale_up_bytes_per_s
+        if self.machine.mesh is not None:
+            near = near / self.machine.mesh.all_to_all_share(size, stride, self._ranks)
         if copies_per_token is not None:
             near = near * _share_left(size, copies_per_token)
         return np.where(issued, np.maximum(near, leaving) + self._tree_s(size, spacing > 0.0, latency), 0.0)
@@ -157,7 +169,10 @@ class CommunicationModel:
         """Every member sends to the next one of its ring; the slowest link decides, [n]."""
         spacing, latency = self._across(NEIGHBOURS, size, stride)
         far = np.where(spacing > 0.0, sent_bytes * spacing + latency, 0.0)
-        near = sent_bytes / self.scale_up_bytes_per_s + self.machine.scale_up_latency_s
+        near = sent_bytes / self.scale_up_bytes_per_s
+        if self.machine.mesh is not None:
+            near = near / self.machine.mesh.neighbour_share(size, stride, self._ranks)
+        near = near + self.machine.scale_up_latency_s
         return np.where(most_on_a_slot(size, stride, self.machine.domain_size) > 1, np.maximum(near, far), far)
 
     def pipeline_s(
@@ -172,7 +187,10 @@ class CommunicationModel:
             waits: micro-batches after the first that wait for the slowest stage's exchanges [n].
             wraps: the last stage sends to the first one.
         """
-        inside = 2.0 * (sent_bytes / self.scale_up_bytes_per_s + self.machine.scale_up_latency_s)
+        near = sent_bytes / self.scale_up_bytes_per_s
+        if self.machine.mesh is not None:
+            near = near / self.machine.mesh.boundary_share(stage_devices)
+        inside = 2.0 * (near + self.machine.scale_up_latency_s)
         sent = sent_bytes / self.network_efficiency
         # A fit prices one candidate under many constants.
         sent, stage_devices, inside, waits = np.broadcast_arrays(sent, stage_devices, inside, waits)

@@ -6,19 +6,24 @@ from functools import cache
 from typing import Any
 
 import pytest
-from core_cases import DENSE, MOE, problem_of
+from core_cases import DENSE, MOE, machine_with, problem_of
 from degree_brute_force import Costed, brute_force, price_all
 
+from meshplan.planner.cluster.mesh import Mesh
 from meshplan.planner.core.solution import Status
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingObjective
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.report import TIE_WIDTH
 
+# A quad of V100 with slow links: a pair is slower than all four, so that smaller groups are not the faster ones.
+QUAD = Mesh(links=((0, 1, 1, 2), (1, 0, 2, 1), (1, 2, 0, 2), (2, 1, 2, 0)), device_links=6)
+ON_A_MESH = machine_with(4, mesh=QUAD, domain_size=4, scale_up_bytes_per_s=30e9)
 QUESTIONS: dict[str, dict[str, Any]] = {
     "dense": {"shape": DENSE, "num_devices": 4, "global_batch_size": 4},
     "Megatron": {"shape": DENSE, "num_devices": 6, "global_batch_size": 6, "rules": MEGATRON},
     "experts": {"shape": MOE, "num_devices": 4, "global_batch_size": 4, "rules": MEGATRON},
+    "no switch": {"shape": DENSE, "num_devices": 4, "global_batch_size": 4, "machine": ON_A_MESH},
     "pinned": {"shape": DENSE, "num_devices": 4, "global_batch_size": 8, "fixed": {"pipeline_parallel": 2}},
 }
 # question → limits that rule out its fastest plan
