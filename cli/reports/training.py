@@ -74,7 +74,8 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
         emit = f"meshplan emit {plan.plan_id}{where} --target flagscale --out plans"
         return explained if emitted else [*explained, emit]
     if plan.far_apart is not None:
-        return [f"meshplan explain {plan.plan_id}{where}"]
+        explained = [f"meshplan explain {plan.plan_id}{where}"]
+        return explained if emitted else [*explained, f"meshplan emit {plan.plan_id}{where} --out plans"]
     tensor = int(plan.config["tensor_parallel"])
     other = tensor // 2 if tensor > 1 else 2
     commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]

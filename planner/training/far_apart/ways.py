@@ -275,7 +275,8 @@ def _outer_states(setting: Setting, largest_share: float) -> tuple[States, str]:
     ]
     reasons += [_over_host(one, extra) for one, extra in zip(setting.workers, on_host, strict=True)]
     states = States(device_bytes=max(under_way), host_bytes=max(on_host), outer_state=HOST)
-    return states, next(filter(None, reasons), "")
+    reason = next(filter(None, reasons), "")
+    return states, f"{over[0]}; {reason}" if reason and over and asked == "auto" else reason
 
 
 def _over(worker: Worker, extra_bytes: float) -> str:
