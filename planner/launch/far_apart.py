@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import EmittedPlan
-from meshplan.planner.emit.training import readme, torchrun, torchtitan_sites
+from meshplan.planner.emit.training import readme, torchrun
 from meshplan.planner.emit.training.request import TrainingRequest
+from meshplan.planner.launch import torchtitan_sites
 
 
 def files(request: TrainingRequest, target: str) -> EmittedPlan:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
 from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
-from meshplan.planner.emit.training import flagscale, own_script, torchtitan_sites, torchtune
+from meshplan.planner.emit.training import flagscale, own_script, torchtune
 from meshplan.planner.emit.training.adapters import TRAINERS_OF_EVERY_WEIGHT, no_adapters
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.launch import far_apart, mixed
+from meshplan.planner.launch import far_apart, mixed, torchtitan_sites
 from meshplan.planner.launch.registry import emit, is_orchestrator
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.problem import Phase

@@ -6,8 +6,8 @@ the plan's model is written. The global batch is that of all groups, which share
 
 Source of names and rules: torchtitan 0.3.0, experiments/torchft (config/job_config.py, manager.py, trainer.py,
 llama3/config_registry.py); torchft-nightly 2026.10.26, local_sgd.py (H is a multiple of the fragments, τ < H/F, the
-kept copy lies on the host, the momentum on the device) and collectives.py (quantised exchanges need NCCL). Read, not run:
-its parser is not among the tests.
+kept copy lies on the host, the momentum on the device) and collectives.py (quantised exchanges need NCCL).
+Read, not run: its parser is not among the tests.
 """
 
 from __future__ import annotations
