@@ -17,6 +17,7 @@ from meshplan.cli.reports import advice, mixed, serving, training
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
+from meshplan.cli.reports.whole_run.far_apart import devices_text, far_apart_sentence, far_apart_table
 from meshplan.cli.reports.whole_run.forecast import run_sentence
 from meshplan.cli.reports.whole_run.lengths import lengths_sentence
 from meshplan.planner.core.plan import Plan
@@ -87,7 +88,7 @@ def _training(plan: Plan, width: int) -> str:
         paragraph(_training_answer(plan), width),
     ]
     tail = [
-        _side_by_side(_memory_bars(plan), _time_bars(plan.breakdown, "Where the step's time goes")),
+        _bars(plan),
         _why_not(plan, width),
         training.calibration_text(plan, width),
     ]
@@ -95,19 +96,26 @@ def _training(plan: Plan, width: int) -> str:
     return _fitted([*head, mapping], lambda count: _training_table(plan, count, width), tail)
 
 
+def _bars(plan: Plan) -> str:
+    """Memory and time side by side; the table of ways over sites takes their place."""
+    if plan.far_apart is not None:
+        return ""
+    return _side_by_side(_memory_bars(plan), _time_bars(plan.breakdown, "Where the step's time goes"))
+
+
 def _training_answer(plan: Plan) -> str:
     """The plan and what it will take, in one sentence or two."""
     step, predicted = plan.predicted["iteration_s"], plan.predicted
     between = interval_text("iteration_s", {"low": step.low, "high": step.high})
     text = (
-        f"Answer: {config_text(plan.config)} on {plan.config['world_size']} devices: {format_duration(step.value)} a "
+        f"Answer: {config_text(plan.config)} on {devices_text(plan)}: {format_duration(step.value)} a "
         f"step ({between}), {metric_text('tokens_per_s', predicted['tokens_per_s'].value)} tokens/s, "
         f"MFU {percent(predicted['mfu'].value)}."
     )
     run = [metric_text(key, predicted[key].value) for key in ("run_time_s", "usd_per_run") if key in predicted]
     if run:
         text += f" The run takes {' and '.join(run)}."
-    text += run_sentence(plan) + lengths_sentence(plan)
+    text += run_sentence(plan) + lengths_sentence(plan) + far_apart_sentence(plan)
     worst = plan.memory["worst"]["safe_bytes"]
     return (
         f"{text} The fullest device holds at most {format_bytes(worst)} of {format_bytes(plan.memory['limit_bytes'])}."
@@ -117,6 +125,8 @@ def _training_answer(plan: Plan) -> str:
 def _training_table(plan: Plan, count: int, width: int) -> str:
     if mixed.is_mixed(plan.config):
         return mixed.stages_section(plan, width) + mixed.alone_section(plan, width)
+    if plan.far_apart is not None:
+        return far_apart_table(plan, width)
     rows = training.top_rows(plan)[:count]
     return rendered_rows(rows, TOP_COLUMNS, Format.TABLE, width=width)
 

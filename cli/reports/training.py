@@ -25,6 +25,7 @@ from meshplan.cli.reports.quantities import (
     signed_percent,
 )
 from meshplan.cli.reports.whole_run.batches import batch_section
+from meshplan.cli.reports.whole_run.far_apart import far_apart_section
 from meshplan.cli.reports.whole_run.forecast import run_section
 from meshplan.cli.reports.whole_run.lengths import lengths_section
 from meshplan.planner.core.plan import Plan
@@ -51,6 +52,7 @@ def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
         ]
     else:
         sections += [
+            far_apart_section(plan, width),
             mapping_section(plan, width),
             top_section(plan, width),
             predicted_section(plan, width),
@@ -71,6 +73,9 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
         explained = [f"meshplan explain {plan.plan_id}{where}"]
         emit = f"meshplan emit {plan.plan_id}{where} --target flagscale --out plans"
         return explained if emitted else [*explained, emit]
+    if plan.far_apart is not None:
+        explained = [f"meshplan explain {plan.plan_id}{where}"]
+        return explained if emitted else [*explained, f"meshplan emit {plan.plan_id}{where} --out plans"]
     tensor = int(plan.config["tensor_parallel"])
     other = tensor // 2 if tensor > 1 else 2
     commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]

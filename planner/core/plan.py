@@ -80,6 +80,7 @@ class Plan:
         mapping: which rank sits where and what that is worth, where the links differ or not all nodes may be used.
         run: what interruptions make of the whole run, where a training spec asks for it.
         lengths: what documents of different lengths make of a training plan, where its spec says how long they are.
+        far_apart: ways to train over sites that a slow network joins, where a training spec asks for them.
         answer: the decision of a stand-alone problem, in that problem's own format.
         certificate: what a second, independent way says of this answer
             (:class:`~meshplan.planner.core.certificate.Certificate`); no digest covers it. None where nobody asked.
@@ -103,6 +104,7 @@ class Plan:
     certificate: Mapping[str, Any] | None = None
     run: Mapping[str, Any] | None = None
     lengths: Mapping[str, Any] | None = None
+    far_apart: Mapping[str, Any] | None = None
 
     @property
     def plan_id(self) -> str:
@@ -150,6 +152,8 @@ class Plan:
             document["run"] = dict(self.run)
         if self.lengths is not None:
             document["lengths"] = dict(self.lengths)
+        if self.far_apart is not None:
+            document["far_apart"] = dict(self.far_apart)
         if self.answer is not None:
             document["answer"] = dict(self.answer)
         return document
@@ -176,6 +180,7 @@ class Plan:
             mapping=document.get("mapping"),
             run=document.get("run"),
             lengths=document.get("lengths"),
+            far_apart=document.get("far_apart"),
             certificate=document.get("certificate"),
         )
 

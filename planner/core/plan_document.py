@@ -133,6 +133,7 @@ class PlanDocument(Section):
     mapping: dict[str, Any] | None = None
     run: dict[str, Any] | None = None
     lengths: dict[str, Any] | None = None
+    far_apart: dict[str, Any] | None = None
     answer: dict[str, Any] | None = None
     certificate: CertificateDocument | None = None
 

@@ -13,7 +13,7 @@ from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.training import flagscale, own_script, torchtune
 from meshplan.planner.emit.training.adapters import TRAINERS_OF_EVERY_WEIGHT, no_adapters
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.launch import mixed
+from meshplan.planner.launch import far_apart, mixed, torchtitan_sites
 from meshplan.planner.launch.registry import emit, is_orchestrator
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.problem import Phase
@@ -108,6 +108,8 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         image=options.image,
         pod_resources=options.pod_resources,
     )
+    if torchtitan_sites.is_over_sites(plan):
+        return far_apart.files(request, target_name)
     return emit(target_name, request, framework=framework)
 
 

@@ -29,6 +29,7 @@ from meshplan.planner.core.reading.spec_fields import MAX_DEVICES
 from meshplan.planner.goodput.plan_document import RunDocument
 from meshplan.planner.lengths.plan_document import LengthsDocument
 from meshplan.planner.training.problem.choices import BY_NAME
+from meshplan.planner.training.problem.far_apart import WayName
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.spec import TrainingSpec
 
@@ -246,6 +247,64 @@ class _Mapping(Section):
         return self
 
 
+class _Ring(Closed):
+    num_sites: Annotated[int, Field(ge=2, le=MAX_DEVICES)]
+    bytes_per_s: Positive
+    latency_s: Share
+
+
+class _Site(Closed):
+    name: Text
+    num_nodes: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+    sequences: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    step_s: Positive
+    safe_bytes: Share
+    config: ConfigDocument
+
+
+class _WayOverSites(Section):
+    """A row of the table of ways; the synchronous plan and sites alone have no ``way``."""
+
+    name: Text
+    way: WayName | None
+    devices: Count | None
+    step_s: Positive | None
+    tokens_per_s: Positive | None
+    effective_tokens_per_s: Positive | None
+    reason: Text
+    more_tokens: Share | None = None
+    published_loss: Text = ""
+    source: Text = ""
+    published_steps: Annotated[tuple[Count, ...], Field(min_length=2, max_length=2)] = (1, 1)
+    bits: Count | None = None
+    sync_steps: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
+    fragments: Count | None = None
+    overlap_steps: Count | None = None
+    payload_bytes: Share | None = None
+    exposed_s: Share | None = None
+    mean_bytes_per_s: Share | None = None
+    hiding_bytes_per_s: Share | None = None
+    state_bytes: Share | None = None
+    host_state_bytes: Share | None = None
+    outer_state: Literal["", "device", "host"] | None = None
+
+
+class _FarApart(Closed):
+    """Ways to train over sites."""
+
+    chosen: Text
+    why: Text
+    ring: _Ring
+    sites: Annotated[list[_Site], Field(max_length=MAX_DEVICES)]
+    ways: Annotated[list[_WayOverSites], Field(min_length=1, max_length=MAX_COUNT)]
+
+    @model_validator(mode="after")
+    def _chosen_is_listed(self) -> Self:
+        if self.chosen not in {one.name for one in self.ways}:
+            raise ValueError(f"chosen is {self.chosen}, which no way is called")
+        return self
+
+
 class TrainingPlanDocument(PlanDocument):
     """A plan of the kind ``training``."""
 
@@ -260,6 +319,7 @@ class TrainingPlanDocument(PlanDocument):
     mapping: _Mapping | None = None  # type: ignore[assignment]
     run: RunDocument | None = None  # type: ignore[assignment]
     lengths: LengthsDocument | None = None  # type: ignore[assignment]
+    far_apart: _FarApart | None = None  # type: ignore[assignment]
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

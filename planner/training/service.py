@@ -103,6 +103,8 @@ def resolve(
 
 def plan(question: Question) -> Plan:
     """Search degrees and rank mapping; see :func:`meshplan.planner.service.make_plan`."""
+    if question.document.get("far_apart") is not None:
+        return far_apart().answer(question, plan)
     if is_mixed(question.document):
         return mixed().answer(question, plan)
     if has_open_batch(question.document):
@@ -183,6 +185,8 @@ def estimate(question: Question) -> Plan:
     Raises:
         SpecError: malformed, or the pinned choices are not legal together (each broken rule is named).
     """
+    if question.document.get("far_apart") is not None:
+        raise _only_planned("compares ways to train, and an estimate is of one: ask meshplan plan, or drop far_apart")
     if is_mixed(question.document):
         return mixed().estimate(question)
     if steady(question.document) != question.document:
@@ -217,6 +221,8 @@ def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapp
 
 def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog) -> tuple[Plan | None, str]:
     """The best plan with other choices pinned, and why it is slower or faster."""
+    if made.far_apart is not None:
+        raise _only_planned("is compared by meshplan plan: add the choices to fixed there")
     spec = {**made.spec, "fixed": {**made.spec.get("fixed", {}), **choices}}
     if is_mixed(spec):
         return mixed().instead(made, plan(Question(document=spec, catalog=catalog)))
@@ -238,6 +244,8 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
 
 def certify(question: Question, made: Plan) -> Certificate:
     """Hold a plan against configurations that were put together and priced apart from the search."""
+    if made.far_apart is not None and made.far_apart["chosen"] != made.far_apart["ways"][0]["name"]:
+        raise _only_planned("is certified for the synchronous plan only: drop far_apart")
     resolved = resolve(question.document, question.catalog, question.base)
     config = config_from_document(made.config) if made.config else None
     if config is not None:
@@ -337,6 +345,18 @@ def mixed() -> Any:
     from meshplan.planner.training.mixed import answer
 
     return answer
+
+
+def far_apart() -> Any:
+    """The module that compares ways over sites."""
+    # start-up: most questions have one site
+    from meshplan.planner.training.far_apart import answer
+
+    return answer
+
+
+def _only_planned(what: str) -> SpecError:
+    return SpecError([Problem(path="far_apart", message=what)])
 
 
 def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from meshplan.planner.goodput.spec import RunSpec
 from meshplan.planner.lengths.spec import SequenceLengthsSpec
 from meshplan.planner.training.problem.choice import Choice
 from meshplan.planner.training.problem.choices import PINNABLE
+from meshplan.planner.training.problem.far_apart import FarApartSpec
 from meshplan.planner.training.problem.problem import Phase, TrainingObjective
 
 MAX_SEQUENCE_LENGTH = 16_777_216
@@ -255,6 +256,9 @@ class TrainingSpec(SpecModel):
     constraints: ConstraintsSpec = ConstraintsSpec()
     fixed: FixedSpec = FixedSpec()
     run: RunSpec | None = Field(default=None, description="interruptions, checkpoints and spares of the whole run")
+    far_apart: FarApartSpec | None = Field(
+        default=None, description="islands that a slow network joins: local updates and compressed gradients compared"
+    )
     mapping: Literal["best", "identity"] | list[Annotated[int, Whole(least=0)]] = Field(
         default="best",
         description="which rank on which node where links differ: the best found, rank order, or the nodes in order",

@@ -1,0 +1,141 @@
+"""The straight line for sites far apart: spec → sites → plans of each → ways → one table, and what is chosen.
+
+The synchronous plan over all sites is searched as if nobody had asked about ways; every way takes each site's best
+plan for its share of the batch. *Space and proof*: all ways that were asked about, with H as pinned or as little as
+hides it, are priced and compared: that is exact. A site's plan is as good as its own search proves; the bound of a way
+is its price at the least step that the sites' bounds allow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshplan.planner.cluster.lookup import unknown_names
+from meshplan.planner.core.kinds import Question
+from meshplan.planner.core.plan import Plan, canonical_json, plan_identity
+from meshplan.planner.core.problems import Problems
+from meshplan.planner.core.reading.spec_reader import read_with_names
+from meshplan.planner.training.far_apart.plan import Compared, chosen_plan, with_table
+from meshplan.planner.training.far_apart.shares import share_batch
+from meshplan.planner.training.far_apart.sites import Site, find_sites, ring_of, site_document
+from meshplan.planner.training.far_apart.ways import Setting, Worker, priced_ways
+from meshplan.planner.training.plan import catalog_content, config_from_document
+from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
+from meshplan.planner.training.resolve import resolve_training
+
+
+def answer(question: Question, plan: Callable[[Question], Plan]) -> Plan:
+    """Compare ways to train over sites.
+
+    Args:
+        question: a spec with ``far_apart``.
+        plan: answers a question without.
+
+    Raises:
+        SpecError: malformed, no sites, or what is not compared over sites.
+    """
+    started = time.perf_counter(), time.process_time()
+    document, catalog = question.document, question.catalog
+    spec = read_with_names(read_training_spec, document, lambda: unknown_names(document, catalog))
+    if spec.far_apart is None:
+        raise AssertionError("far_apart was there before the spec was read")
+    problems = Problems()
+    _only_what_is_modelled(spec, problems)
+    problems.check()
+    whole = resolve_training(spec, catalog, question.base)
+    sites = find_sites(spec, whole.problem.machine.network, problems)
+    problems.check()
+    network = whole.problem.machine.network
+    if network is None:
+        raise AssertionError("sites are parts of a network")
+    plain = {key: value for key, value in document.items() if key != "far_apart"}
+    solver = _Sites(question=question, plan=plan, document=document, sites=sites)
+    batch = whole.problem.workload.global_batch_size
+    alone = tuple(solver.solved(place, batch) for place in range(len(sites)))
+    setting = Setting(
+        asked=spec.far_apart,
+        problem=whole.problem,
+        workers=solver.workers(alone, batch),
+        ring=ring_of(sites, network, whole.problem.machine.domain_size),
+    )
+    ways = priced_ways(setting) if setting.workers else ()
+    together = plan(replace(question, document=plain))  # last: over slow links its search takes what time there is
+    compared = Compared(setting=setting, sites=sites, together=together, alone=alone, ways=ways)
+    identity = plan_identity(document, catalog_content(whole))
+    clocks = {"wall_s": time.perf_counter() - started[0], "cpu_s": time.process_time() - started[1]}
+    if compared.chosen is None:
+        return with_table(compared, identity, clocks)
+    return chosen_plan(compared, compared.chosen, identity, clocks)
+
+
+@dataclass
+class _Sites:
+    """Best plans of sites, each question answered once."""
+
+    question: Question
+    plan: Callable[[Question], Plan]
+    document: Mapping[str, Any]
+    sites: tuple[Site, ...]
+    _found: dict[str, Plan] = field(default_factory=dict)
+
+    def solved(self, place: int, sequences: int) -> Plan:
+        """A site's best plan for some sequences; equal sites share it."""
+        asked = site_document(self.document, self.sites[place], sequences)
+        key = canonical_json(asked)
+        if key not in self._found:
+            self._found[key] = self.plan(replace(self.question, document=asked, beyond=False, on_progress=None))
+        return self._found[key]
+
+    def step_s(self, place: int, sequences: int) -> float:
+        """Its step; infinite where nothing fits."""
+        step = self.solved(place, sequences).predicted.get("iteration_s")
+        return float("inf") if step is None else step.value
+
+    def workers(self, alone: tuple[Plan, ...], batch: int) -> tuple[Worker, ...]:
+        """Every site with its share; none where one cannot hold the model or the batch is smaller than they are."""
+        if batch < len(self.sites) or not all(one.config for one in alone):
+            return ()
+        alike = len({canonical_json(site_document(self.document, site, batch)) for site in self.sites}) == 1
+        steps = [one.predicted["iteration_s"].value for one in alone]
+        replicas = [int(one.config["data_parallel"]) for one in alone]
+        shares = share_batch(batch, steps, replicas, self.step_s, alike=alike)
+        plans = [self.solved(place, share) for place, share in enumerate(shares)]
+        if not all(one.config for one in plans):
+            return ()
+        return tuple(
+            self._worker(place, share, one) for place, (share, one) in enumerate(zip(shares, plans, strict=True))
+        )
+
+    def _worker(self, place: int, sequences: int, made: Plan) -> Worker:
+        asked = read_training_spec(site_document(self.document, self.sites[place], sequences))
+        resolved = resolve_training(asked, self.question.catalog, self.question.base)
+        return Worker(
+            site=self.sites[place],
+            sequences=sequences,
+            plan=made,
+            problem=resolved.problem,
+            config=config_from_document(made.config),
+        )
+
+
+def _only_what_is_modelled(spec: TrainingSpec, problems: Problems) -> None:
+    """What is not compared over sites yet, in words."""
+    here = "is not planned with far_apart"
+    if spec.workload.has_open_batch:
+        problems.say("workload.global_batch_size", f"auto {here}: state the batch")
+    if spec.run is not None:
+        problems.say("run", f"{here}: a site that fails does not stop the others, which no model here counts")
+    if spec.cluster.profile is not None:
+        problems.say("cluster.profile", f"{here}: describe the links between islands")
+    if spec.cluster.spare_nodes:
+        problems.say("cluster.spare_nodes", f"{here}: leave nodes out of the islands")
+    if spec.cluster.links is not None and spec.cluster.links.degraded is not None:
+        problems.say("cluster.links.degraded", f"{here}: links inside an island are alike")
+    if len({node.type for node in spec.cluster.nodes or ()}) > 1:
+        problems.say("cluster.nodes", f"several types: {here}; islands of one type are")
+    for name in ("max_usd_per_run", "max_run_time"):
+        if getattr(spec.constraints, name) is not None:
+            problems.say(f"constraints.{name}", f"{here}: the tokens that a run takes differ between ways")
