@@ -42,7 +42,8 @@ from functools import cached_property
 import numpy as np
 
 from meshplan.planner.cluster.network import Network, strongly_connected
-from meshplan.planner.cluster.network_model import BestLinks, Messages, NetworkModel
+from meshplan.planner.cluster.network_model import BestLinks, NetworkModel
+from meshplan.planner.cluster.orders import PipelineLayout
 from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, Degrees, fewest_on_a_slot, slot_boundaries
 from meshplan.planner.cluster.slot_links import Group, slot_links
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
@@ -150,10 +151,11 @@ class Cut:
         trunk = np.maximum(self.trunk_s_per_byte, self.trunk_s_per_byte.T)
         return float(np.maximum(share * self.ring_s_per_byte, rings * trunk).min())
 
-    def round_trip_s(self, sent_bytes: float, pipelines: int) -> float:
-        """Least time of a stage boundary, there and back, that so many pipelines cross between the same slots."""
+    def round_trip_s(self, sent_bytes: FloatArray, pipelines: int) -> FloatArray:
+        """Least time of a stage boundary, there and back, that so many pipelines cross between the same slots, [n]."""
         each = np.maximum(self.link_s_per_byte, pipelines * self.trunk_s_per_byte)
-        return float((sent_bytes * (each + each.T) + self.latency_s + self.latency_s.T).min())
+        per_byte, latency = each + each.T, self.latency_s + self.latency_s.T
+        return np.asarray((np.multiply.outer(sent_bytes, per_byte) + latency).min(axis=(-2, -1)))
 
 
 def slow_cut(network: Network, domain_size: int) -> Cut | None:
@@ -269,17 +271,19 @@ class CrossingLinks(NetworkModel):
             rings = np.where(copies, t if self.way.splits_shards else t * c * s, rings)
         return np.asarray(rings if self.way.crosses_pipelines else rings * p)
 
-    def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
+    def pipeline_s(
+        self, asked: PipelineLayout, sent_bytes: FloatArray, inside_s: FloatArray, waits: FloatArray
+    ) -> FloatArray:
         """See :class:`NetworkModel`."""
-        base = self.best.pipeline_s(rows, asked)
+        base = self.best.pipeline_s(asked, sent_bytes, inside_s, waits)
         if not self.way.crosses_pipelines:
             return base
         before, _ = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
         alike = asked.stage_devices // before.shape[1]
-        far = self.cut.round_trip_s(asked.sent_bytes, asked.stage_devices if self.way is Way.STAGES else alike)
-        near = min(self.best.least_hop_s(asked), asked.inside_s)
+        far = self.cut.round_trip_s(sent_bytes, asked.stage_devices if self.way is Way.STAGES else alike)
+        near = np.minimum(self.best.least_hop_s(sent_bytes, inside_s), inside_s)
         # Beside the boundary that crosses the slowest stage has another one; around a loop of two that crosses as well.
         alone, loop = asked.num_stages == 2, asked.wraps  # noqa: PLR2004  (stages on both sides of one boundary)
         beside = (far if loop else 0.0) if alone else near
         fill = far + (asked.num_stages - 2) * near
-        return max(base, fill + asked.waits * (far + beside) / 2.0)
+        return np.maximum(base, fill + waits * (far + beside) / 2.0)

@@ -149,7 +149,8 @@ def _best_of(
         return pinned, search.best[0].config if search.best else None, search.report
     mapped: list[tuple[TrainingProblem, TrainingConfig]] = []
     for links in (pinned, under_links(pinned, BestLinks(network=network, domain_size=pinned.machine.domain_size))):
-        _, search = search_degrees(links, keep=MAPPED_ALTERNATIVES, space=space, usual_splits=True, budget=budget)
+        own = space.under(links)
+        _, search = search_degrees(links, keep=MAPPED_ALTERNATIVES, space=own, usual_splits=True, budget=budget)
         for config in dict.fromkeys(scored.config for scored in search.best):
             mapped.append((pinned, config))
             placement = place_config(pinned, config)

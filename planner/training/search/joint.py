@@ -32,7 +32,7 @@ from meshplan.planner.core.solution import OnProgress, Progress, Solution, relat
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.bounds.crossing_bounds import CrossingBounds
-from meshplan.planner.training.search.degrees import KEEP, DegreeSearch, search_degrees
+from meshplan.planner.training.search.degrees import KEEP, DegreeSearch, search_degrees, whole_of
 from meshplan.planner.training.search.placement_model import PlacementModel
 from meshplan.planner.training.search.rank_placement import (
     FULL_STEPS,
@@ -227,7 +227,9 @@ class _Joint:
     def _nothing(self, bounding: Solution[ScoredConfig], on_progress: OnProgress | None) -> JointResult:
         """No plan; across a cut the whole question is searched once more, for what it lacks."""
         if self.bounds.cut is not None:
-            self.search = DegreeSearch(self.bounds.problem, keep=self.keep, usual_splits=self.usual_splits)
+            self.search = DegreeSearch(
+                self.bounds.problem, keep=self.keep, space=self.bounds.space, usual_splits=self.usual_splits
+            )
             bounding = self.search.run(self.budget, on_progress)
         none = replace(bounding, assignment=None, objective=None, gap=None)
         return JointResult(solution=none, search=self.search, best=(), placement=None)
@@ -290,8 +292,13 @@ class _Joint:
             return []
         self.searched.add(order)
         try:
+            placed = placed_problem(self.problem, order)
             _, search = search_degrees(
-                placed_problem(self.problem, order), keep=self.keep, usual_splits=usual_splits, budget=self.budget
+                placed,
+                keep=self.keep,
+                space=self.bounds.space.under(whole_of(placed)),
+                usual_splits=usual_splits,
+                budget=self.budget,
             )
         except SolverError:  # the budget was spent before anything was found under this order
             return []

@@ -7,7 +7,7 @@ T(c, π) ≥ min over w of L_w(c).
 
 *Method.* One degree search under L, of candidates that fit into a part; then one under each L_w of the others, cut off
 at the best plan that is known: it keeps what may be better, and proves that nothing else is. Without a cut the first
-search is of all candidates.
+search is of all candidates. All searches share one space: its templates do not depend on the links.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from meshplan.planner.cluster.network_model import BestLinks, NetworkModel
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.search.degrees import DegreeSearch
+from meshplan.planner.training.search.degrees import DegreeSearch, whole_of
 from meshplan.planner.training.search.report import ScoredConfig
+from meshplan.planner.training.search.space import Space
 
 
 class CrossingBounds:
@@ -44,7 +45,8 @@ class CrossingBounds:
         most = 0 if cut is None else cut.most_nodes * domain_size
         self.cut: Cut | None = cut if most < problem.most_devices else None
         inside = self.problem if self.cut is None else _limited(self.problem, most=most)
-        self.inside = DegreeSearch(inside, keep=keep, usual_splits=usual_splits)
+        self.space = Space.of(whole_of(self.problem))
+        self.inside = DegreeSearch(inside, keep=keep, space=self.space, usual_splits=usual_splits)
         self.across: list[DegreeSearch] = []
 
     def search_inside(self, budget: Budget, on_progress: OnProgress | None) -> Solution[ScoredConfig]:
@@ -59,7 +61,13 @@ class CrossingBounds:
         for way in Way:
             model = CrossingLinks(cut=self.cut, way=way, best=self.links)
             problem = _limited(_under(self.problem, model), least=least)
-            search = DegreeSearch(problem, keep=self.keep, usual_splits=self.usual_splits, cutoff=cutoff)
+            search = DegreeSearch(
+                problem,
+                keep=self.keep,
+                space=self.space.under(whole_of(problem)),
+                usual_splits=self.usual_splits,
+                cutoff=cutoff,
+            )
             self.across.append(search)
             search.run(budget, on_progress)
             self.inside.report.add(search.report)
