@@ -20,6 +20,7 @@ from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import BestLinks, NetworkModel
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution
+from meshplan.planner.training.estimator.priced import candidates_of, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.degrees import DegreeSearch, whole_of
 from meshplan.planner.training.search.report import ScoredConfig
@@ -86,6 +87,29 @@ class CrossingBounds:
         kept = [({scored.config: scored.objective for scored in search.best}, _rest(search)) for search in self.across]
         configs = {config for own, _ in kept for config in own}
         return {config: min(own.get(config, rest) for own, rest in kept) for config in configs}
+
+
+class LeastSteps:
+    """The least step of single configurations under any mapping.
+
+    Args:
+        problem: the question.
+        network: its links.
+    """
+
+    def __init__(self, problem: TrainingProblem, network: Network) -> None:
+        self.problem, self.domain_size = problem, problem.machine.domain_size
+        self.best = BestLinks(network=network, domain_size=self.domain_size)
+        self.cut = slow_cut(network, self.domain_size)
+
+    def of(self, config: TrainingConfig) -> float:
+        """No mapping takes less for a step, s: the least over the ways in which it can cross the slowest cut."""
+        if self.cut is None or config.world_size <= self.cut.most_nodes * self.domain_size:
+            return price(_under(self.problem, self.best), config).step_s
+        degrees = candidates_of(self.problem, config).degrees
+        ways = [CrossingLinks(cut=self.cut, way=way, best=self.best) for way in Way]
+        possible: list[NetworkModel] = [model for model in ways if model.is_possible(degrees)[0]]
+        return min(price(_under(self.problem, model), config).step_s for model in possible or [self.best])
 
 
 def _rest(search: DegreeSearch) -> float:
