@@ -17,8 +17,10 @@ t·c·d (*stage*).
    cross there.
 
 In 2 and 3 either no pipeline crosses: then ranks with the same place in their stage share a part, every stage is
-split like the first, and p times as many rings cross at the same members; or one does (``…_AND_PIPELINES``). A ring
-over all ranks of a stage with stride t is split wherever the stage is and no tensor block.
+split like the first, and p times as many rings cross at the same members; or one does (``…_AND_PIPELINES``). In 3 two
+stages at least are split then where the blocks that fit into two parts leave no other way, and their rings share the
+trunks (:func:`fewest_split_stages`). A ring over all ranks of a stage with stride t is split wherever the stage is and
+no tensor block.
 
 *Price.* A ring that crosses from part i to part j does so over some link between them, and V rings at the same members
 over every trunk that takes all traffic from i to j (either way round): per byte of the ring no less than
@@ -189,6 +191,26 @@ def slow_cut(network: Network, domain_size: int) -> Cut | None:
     return None
 
 
+def fewest_split_stages(blocks: IntArray, stages: IntArray, first: IntArray, second: IntArray) -> IntArray:
+    """Stages with blocks in both of two parts, at least, [n], where one stage has.
+
+    With one such stage the blocks in the first part are r ∈ {1 … k − 1} beyond whole stages. Where all numbers of
+    blocks that fit are multiples of k, a second stage has to be split as well.
+
+    Args:
+        blocks: blocks of a stage, k, [n].
+        stages: p, [n].
+        first: blocks that fit into the first part, [n].
+        second: blocks that fit into the second part, [n].
+
+    >>> fewest_split_stages(*(np.array([value]) for value in (2, 2, 2, 2)))  # two blocks of four in each part
+    array([2])
+    """
+    least, most = np.maximum(blocks * stages - second, 0), np.minimum(first, blocks * stages)
+    only_whole = (least == most) & (least % np.maximum(blocks, 1) == 0)
+    return np.where(only_whole & (stages > 1), 2, 1)
+
+
 @dataclass(kw_only=True, eq=False)
 class CrossingLinks(NetworkModel):
     """Rates that no mapping can beat of layouts that cross a cut in one way.
@@ -253,6 +275,14 @@ class CrossingLinks(NetworkModel):
             latencies[rings > 0] = far
         return spacing, latencies
 
+    def _split_stages(self, own: Degrees) -> IntArray:
+        """Stages that are split at least where no shard block is, [n]; see :func:`fewest_split_stages`."""
+        sizes = np.bincount(self.cut.parts) * self.domain_size
+        if len(sizes) > 2 or not self.way.crosses_copies or self.way.splits_shards:  # noqa: PLR2004  (two parts)
+            return np.ones(len(own.tensor), dtype=np.int64)
+        block, blocks = own.tensor * own.context * own.shard, own.data // own.shard
+        return fewest_split_stages(blocks, own.stages, sizes[0] // block, sizes[1] // block)
+
     def _crossing_rings(self, group: Group, rows: IntArray) -> IntArray:
         """Rings of the group that are known to cross at the same members, for each of some rows; 0: unknown."""
         if self.degrees is None or group.kind == ALL_TO_ALL or self.way is Way.STAGES:
@@ -268,7 +298,7 @@ class CrossingLinks(NetworkModel):
         rings = np.where(split, each, 0)
         if self.way.crosses_copies:
             copies = (group.stride == t * c * s) & (group.size == d // s)
-            rings = np.where(copies, t if self.way.splits_shards else t * c * s, rings)
+            rings = np.where(copies, t if self.way.splits_shards else t * c * s * self._split_stages(own), rings)
         return np.asarray(rings if self.way.crosses_pipelines else rings * p)
 
     def pipeline_s(

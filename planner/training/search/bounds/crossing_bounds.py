@@ -55,7 +55,10 @@ class CrossingBounds:
         return self.inside.run(budget, on_progress)
 
     def search_across(self, cutoff: float, budget: Budget, on_progress: OnProgress | None) -> list[ScoredConfig]:
-        """Search those that cross the cut; the ones that may be better than ``cutoff``, by their bound."""
+        """Search those that cross the cut; the ones that may be better than ``cutoff``, with their bound as objective.
+
+        Equals by their bound come in the order of the best price that a way gives them.
+        """
         if self.cut is None:
             return []
         least = self.cut.most_nodes * self.cut.domain_size + 1
@@ -73,8 +76,11 @@ class CrossingBounds:
             search.run(budget, on_progress)
             self.inside.report.add(search.report)
         least_of = self._across()
-        found = {scored.config: scored for search in self.across for scored in search.best}
-        return sorted(found.values(), key=lambda scored: least_of[scored.config])
+        kept = sorted((scored for search in self.across for scored in search.best), key=lambda one: one.objective)
+        found: dict[TrainingConfig, ScoredConfig] = {}
+        for one in kept:
+            found.setdefault(one.config, replace(one, objective=least_of[one.config]))
+        return sorted(found.values(), key=lambda one: one.objective)
 
     def least(self) -> tuple[dict[TrainingConfig, float], float]:
         """The bound of each candidate that was kept, and that of all others."""
