@@ -10,8 +10,9 @@ because the embedding and the head are there.
 
 *Bound.* A stage does all its micro-batches, after the first one has passed the stages before it and before the last one
 passes back: T ≥ A + max_i (m·t_i + φ/v·Σ_{h<i} t_h), with φ = 1 in (interleaved) 1F1B and GPipe, 0 where a schedule may
-hide it, and A the messages, fixed overhead, optimizer and exposed gradient reduction of the fullest stage, of ⌈L/p⌉
-layers or more. Also T ≥ A + mean t·(m + β'(p − 1)) (:func:`~.closed_forms.least_bubble`), which holds for any split.
+hide it (in 1F1B it also idles for the stages after it, :mod:`.idle`), and A the messages, fixed overhead, optimizer and
+exposed gradient reduction of the fullest stage, of ⌈L/p⌉ layers or more. Also T ≥ A + mean t·(m + β'(p − 1))
+(:func:`~.closed_forms.least_bubble`), which holds for any split.
 
 *Method.* The dynamic programme D_i(j) = min_{k≤j} max(D_{i−1}(k), m·t_i(k, j) + φ/v·Σ_{h<i} t_h), exact, for many
 candidates at once; O(p·L·n) for stages of at most n layers: a stage that takes longer than the best step by itself is
@@ -37,6 +38,7 @@ from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
+from meshplan.planner.training.search.layers.idle import least_idle_s
 from meshplan.planner.training.search.layers.stage_costs import (
     SplitCosts,
     StageCosts,
@@ -205,7 +207,8 @@ class UnevenSplits:
         early, late = [], []
         for stage in range(split.pipeline_parallel):
             passed = fill * (until + costs.base_s[:stage].sum(axis=0)) if stage else np.zeros_like(until)
-            best, few, many = self._place(stage, best, costs, passed, longest, until, most_exposed_s)
+            after = until[-1] - until + costs.base_s[stage + 1 :].sum(axis=0)
+            best, few, many = self._place(stage, best, costs, (passed, after), longest, until, most_exposed_s)
             early.append(few)
             late.append(many)
         return best[-1], self._cuts(early), self._cuts(late)
@@ -289,8 +292,8 @@ class UnevenSplits:
         return int(min(max(count, 0), spare + self.split.virtual_pipeline_stages))
 
     def _place(
-        self, stage: int, best: FloatArray, costs: StageCosts, passed: FloatArray, longest: int, until: FloatArray,
-        most_exposed_s: FloatArray | None = None,
+        self, stage: int, best: FloatArray, costs: StageCosts, others: tuple[FloatArray, FloatArray], longest: int,
+        until: FloatArray, most_exposed_s: FloatArray | None = None,
     ) -> tuple[FloatArray, IntArray, IntArray]:  # fmt: skip
         """One stage of the recurrence: D_i, and the layers of this stage that attain it, fewest and most.
 
@@ -308,12 +311,22 @@ class UnevenSplits:
                 continue
             end = slice(begin.start + count, begin.stop + count)
             seconds = self._seconds(stage, count, costs, until[end] - until[begin])
+            forward = self.model.forward_share * seconds
             if count:
                 seconds = seconds + self._recompute_s(stage, costs, begin, end)
             if most_exposed_s is not None:
                 table = self.tables[self.stages.ends(stage)]
                 seconds = np.where(table.exposed_s[count - table.fewest] <= most_exposed_s, seconds, np.inf)
-            reached = np.maximum(best[begin], self.batch.num_microbatches * seconds + passed[begin])
+            around = others[0][begin]
+            if self.split.schedule == "1f1b":
+                around = around + least_idle_s(
+                    warm_up=after + 1,
+                    num_microbatches=self.batch.num_microbatches,
+                    forward_s=forward,
+                    backward_s=seconds - forward,
+                    after_s=others[1][end],
+                )
+            reached = np.maximum(best[begin], self.batch.num_microbatches * seconds + around)
             own = result[end]
             few[end] = np.where(reached < own, count, few[end])
             many[end] = np.where(reached <= own, count, many[end])

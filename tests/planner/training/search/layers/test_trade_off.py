@@ -8,11 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from core_cases import DENSE, configured, machine_with, problem_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshplan.planner.training.estimator.priced import candidates_of, price
+from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.layers import uneven
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
+from meshplan.planner.training.search.layers.idle import least_idle_s
 
 # The embedding and the LM head weigh as much as several layers: the stage with most gradients is not the slowest.
 SHAPE = replace(DENSE, num_hidden_layers=8, vocab_size=128_000)
@@ -64,3 +68,21 @@ def test_every_composition_is_found() -> None:
     assert found is not None
     wanted = [cuts for cuts in itertools.product(range(1, 5), repeat=3) if sum(cuts) == 8]
     assert sorted(map(tuple, found.T.tolist())) == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.05, 3.0), min_size=2, max_size=6), st.integers(1, 14), st.sampled_from([0.25, 1 / 3]))
+def test_no_pipeline_is_over_before_a_stage_has_idled(times: list[float], m: int, share: float) -> None:
+    stages, steps = np.array(times)[:, None], np.array([m])
+    taken = staged_pipeline_s(
+        "1f1b", virtual_pipeline_stages=1, num_microbatches=steps, stages_s=stages, forward_share=share
+    )
+    for i, own in enumerate(times):
+        idle = least_idle_s(
+            warm_up=len(times) - i,
+            num_microbatches=steps,
+            forward_s=np.array([share * own]),
+            backward_s=np.array([(1.0 - share) * own]),
+            after_s=stages[i + 1 :].sum(axis=0),
+        )
+        assert sum(times[:i]) + m * own + idle[0] <= taken[0] * (1.0 + 1e-9)
