@@ -231,10 +231,10 @@ class UnevenSplits:
             found: layers of each stage, [p, n] each; those that attain the new bound are added.
         """
         values = np.sort(np.concatenate([table.exposed_s for table in self.tables.values()]), axis=0)
-        around, rows = self.model.around_s(), (bound < most_s) & (values[-1] - values[0] > LEAST_SPREAD * most_s)
+        around, rows = self.model.around_s(), (bound < most_s) & (values[-1] > values[0] + LEAST_SPREAD * most_s)
         # Of use is what the quickest pipeline leaves of the longest step; what is below A counts with the first.
-        of_use = rows & (values <= most_s - around - free_s)
-        first = int(np.count_nonzero(((values < outside - around) | ~rows).all(axis=1)))
+        of_use = rows & (values + around + free_s <= most_s)
+        first = int(np.count_nonzero(((values + around < outside) | ~rows).all(axis=1)))
         between = np.flatnonzero(of_use.any(axis=1))
         between = between[min(first, max(len(between) - 1, 0)) :]
         places = np.unique(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(int)) if len(between) else []
