@@ -17,8 +17,10 @@ t·c·d (*stage*).
    cross there.
 
 In 2 and 3 either no pipeline crosses: then ranks with the same place in their stage share a part, every stage is
-split like the first, and p times as many rings cross at the same members; or one does (``…_AND_PIPELINES``). A ring
-over all ranks of a stage with stride t is split wherever the stage is and no tensor block.
+split like the first, and p times as many rings cross at the same members; or one does (``…_AND_PIPELINES``). In 3 two
+stages at least are split then where the blocks that fit into two parts leave no other way, and their rings share the
+trunks (:func:`fewest_split_stages`). A ring over all ranks of a stage with stride t is split wherever the stage is and
+no tensor block.
 
 *Price.* A ring that crosses from part i to part j does so over some link between them, and V rings at the same members
 over every trunk that takes all traffic from i to j (either way round): per byte of the ring no less than
@@ -42,7 +44,8 @@ from functools import cached_property
 import numpy as np
 
 from meshplan.planner.cluster.network import Network, strongly_connected
-from meshplan.planner.cluster.network_model import BestLinks, Messages, NetworkModel
+from meshplan.planner.cluster.network_model import BestLinks, NetworkModel
+from meshplan.planner.cluster.orders import PipelineLayout
 from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, Degrees, fewest_on_a_slot, slot_boundaries
 from meshplan.planner.cluster.slot_links import Group, slot_links
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
@@ -150,10 +153,11 @@ class Cut:
         trunk = np.maximum(self.trunk_s_per_byte, self.trunk_s_per_byte.T)
         return float(np.maximum(share * self.ring_s_per_byte, rings * trunk).min())
 
-    def round_trip_s(self, sent_bytes: float, pipelines: int) -> float:
-        """Least time of a stage boundary, there and back, that so many pipelines cross between the same slots."""
+    def round_trip_s(self, sent_bytes: FloatArray, pipelines: int) -> FloatArray:
+        """Least time of a stage boundary, there and back, that so many pipelines cross between the same slots, [n]."""
         each = np.maximum(self.link_s_per_byte, pipelines * self.trunk_s_per_byte)
-        return float((sent_bytes * (each + each.T) + self.latency_s + self.latency_s.T).min())
+        per_byte, latency = each + each.T, self.latency_s + self.latency_s.T
+        return np.asarray((np.multiply.outer(sent_bytes, per_byte) + latency).min(axis=(-2, -1)))
 
 
 def slow_cut(network: Network, domain_size: int) -> Cut | None:
@@ -185,6 +189,26 @@ def slow_cut(network: Network, domain_size: int) -> Cut | None:
     if 0 < parts.max() < len(usable) - 1:
         return Cut(network=network, parts=parts, domain_size=domain_size)
     return None
+
+
+def fewest_split_stages(blocks: IntArray, stages: IntArray, first: IntArray, second: IntArray) -> IntArray:
+    """Stages with blocks in both of two parts, at least, [n], where one stage has.
+
+    With one such stage the blocks in the first part are r ∈ {1 … k − 1} beyond whole stages. Where all numbers of
+    blocks that fit are multiples of k, a second stage has to be split as well.
+
+    Args:
+        blocks: blocks of a stage, k, [n].
+        stages: p, [n].
+        first: blocks that fit into the first part, [n].
+        second: blocks that fit into the second part, [n].
+
+    >>> fewest_split_stages(*(np.array([value]) for value in (2, 2, 2, 2)))  # two blocks of four in each part
+    array([2])
+    """
+    least, most = np.maximum(blocks * stages - second, 0), np.minimum(first, blocks * stages)
+    only_whole = (least == most) & (least % np.maximum(blocks, 1) == 0)
+    return np.where(only_whole & (stages > 1), 2, 1)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -251,6 +275,14 @@ class CrossingLinks(NetworkModel):
             latencies[rings > 0] = far
         return spacing, latencies
 
+    def _split_stages(self, own: Degrees) -> IntArray:
+        """Stages that are split at least where no shard block is, [n]; see :func:`fewest_split_stages`."""
+        sizes = np.bincount(self.cut.parts) * self.domain_size
+        if len(sizes) > 2 or not self.way.crosses_copies or self.way.splits_shards:  # noqa: PLR2004  (two parts)
+            return np.ones(len(own.tensor), dtype=np.int64)
+        block, blocks = own.tensor * own.context * own.shard, own.data // own.shard
+        return fewest_split_stages(blocks, own.stages, sizes[0] // block, sizes[1] // block)
+
     def _crossing_rings(self, group: Group, rows: IntArray) -> IntArray:
         """Rings of the group that are known to cross at the same members, for each of some rows; 0: unknown."""
         if self.degrees is None or group.kind == ALL_TO_ALL or self.way is Way.STAGES:
@@ -266,20 +298,22 @@ class CrossingLinks(NetworkModel):
         rings = np.where(split, each, 0)
         if self.way.crosses_copies:
             copies = (group.stride == t * c * s) & (group.size == d // s)
-            rings = np.where(copies, t if self.way.splits_shards else t * c * s, rings)
+            rings = np.where(copies, t if self.way.splits_shards else t * c * s * self._split_stages(own), rings)
         return np.asarray(rings if self.way.crosses_pipelines else rings * p)
 
-    def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
+    def pipeline_s(
+        self, asked: PipelineLayout, sent_bytes: FloatArray, inside_s: FloatArray, waits: FloatArray
+    ) -> FloatArray:
         """See :class:`NetworkModel`."""
-        base = self.best.pipeline_s(rows, asked)
+        base = self.best.pipeline_s(asked, sent_bytes, inside_s, waits)
         if not self.way.crosses_pipelines:
             return base
         before, _ = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
         alike = asked.stage_devices // before.shape[1]
-        far = self.cut.round_trip_s(asked.sent_bytes, asked.stage_devices if self.way is Way.STAGES else alike)
-        near = min(self.best.least_hop_s(asked), asked.inside_s)
+        far = self.cut.round_trip_s(sent_bytes, asked.stage_devices if self.way is Way.STAGES else alike)
+        near = np.minimum(self.best.least_hop_s(sent_bytes, inside_s), inside_s)
         # Beside the boundary that crosses the slowest stage has another one; around a loop of two that crosses as well.
         alone, loop = asked.num_stages == 2, asked.wraps  # noqa: PLR2004  (stages on both sides of one boundary)
         beside = (far if loop else 0.0) if alone else near
         fill = far + (asked.num_stages - 2) * near
-        return max(base, fill + asked.waits * (far + beside) / 2.0)
+        return np.maximum(base, fill + waits * (far + beside) / 2.0)

@@ -32,139 +32,19 @@ from functools import cached_property
 import numpy as np
 
 from meshplan.planner.cluster.network import Network, strongly_connected
+from meshplan.planner.cluster.orders import Messages, Orders, PipelineLayout, waits_s
 from meshplan.planner.cluster.rank_layout import (
     ALL_TO_ALL,
     Degrees,
     crossing_pipelines,
     fewest_on_a_slot,
     network_share,
-    slot_boundaries,
 )
 from meshplan.planner.cluster.slot_links import Group, group_of, slot_links
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 _BITS = 20
 _MASK = (1 << _BITS) - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
-    """Stage-to-stage messages of one configuration.
-
-    Args:
-        sent_bytes: bytes that one device sends over a boundary, one way.
-        num_stages: P.
-        stage_devices: devices of one stage.
-        inside_s: round trip over a boundary inside a node.
-        waits: micro-batches after the first one, which wait for the slowest stage's exchanges, w.
-        wraps: the last stage sends to the first one (several chunks per stage).
-    """
-
-    sent_bytes: float
-    num_stages: int
-    stage_devices: int
-    inside_s: float
-    waits: float
-    wraps: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Orders:
-    """Many rank mappings on one network.
-
-    Args:
-        network: the links.
-        orders: [k, slots] node of each slot.
-        domain_size: devices of a node, D.
-    """
-
-    network: Network
-    orders: IntArray
-    domain_size: int
-
-    def links_s_per_byte(self, group: Group) -> FloatArray:
-        """[k, links] seconds for each byte of the groups over each link by itself."""
-        links = slot_links(group)
-        network = self.network
-        spacing = network.seconds_per_byte if group.kind == ALL_TO_ALL else network.ring_s_per_byte
-        return np.asarray(spacing[self.orders[:, links.senders], self.orders[:, links.receivers]] * links.shares)
-
-    def seconds_per_byte(self, group: Group) -> FloatArray:
-        """[k] inverse rate of the slowest such group, per byte that passes a ring or that a device sends in total."""
-        links = slot_links(group)
-        if not len(links.senders):
-            return np.zeros(len(self.orders))
-        worst = self.links_s_per_byte(group).max(axis=1)
-        if group.kind == ALL_TO_ALL:
-            nics = self.network.nic_s_per_byte[self.orders[:, links.senders]] * links.leaving
-            worst = np.maximum(worst, nics.max(axis=1))
-        return np.maximum(worst, self._trunks_s_per_byte(group).max(axis=1, initial=0.0))
-
-    def latency_s(self, group: Group) -> FloatArray:
-        """[k] largest latency of a link in such a group."""
-        links = slot_links(group)
-        latency = self.network.latency_s[self.orders[:, links.senders], self.orders[:, links.receivers]]
-        return np.asarray(latency.max(axis=1, initial=0.0))
-
-    def _trunks_s_per_byte(self, group: Group) -> FloatArray:
-        """[k, trunks] seconds for each byte of the groups over a trunk that all of them share, in the worse direction.
-
-        A trunk's capacity is per device of a node, so that the whole of it is D times as much.
-        """
-        links = slot_links(group)
-        sources, targets = self.orders[:, links.senders], self.orders[:, links.receivers]
-        columns = [
-            np.maximum(
-                (links.volume * (trunk.senders[sources] & trunk.receivers[targets])).sum(axis=1),
-                (links.volume * (trunk.senders[targets] & trunk.receivers[sources])).sum(axis=1),
-            )
-            / (self.domain_size * trunk.bytes_per_s)
-            for trunk in self.network.trunks
-        ]
-        return np.stack(columns, axis=1) if columns else np.zeros((len(self.orders), 0))
-
-    def hops_s(self, asked: Messages) -> FloatArray:
-        """[k, P − 1 (P with wraps), r] round trip over each stage boundary of each pipeline."""
-        before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
-        alike = asked.stage_devices / before.shape[1]
-        first, second = self.orders[:, before], self.orders[:, after]
-        there = self._boundary_s_per_byte(first, second, alike)
-        back = self._boundary_s_per_byte(second, first, alike)
-        latency = self.network.latency_s[first, second] + self.network.latency_s[second, first]
-        return np.where(before == after, asked.inside_s, asked.sent_bytes * (there + back) + latency)
-
-    def _boundary_s_per_byte(self, first: IntArray, second: IntArray, alike: float) -> FloatArray:
-        """[k, P − 1, r] inverse rate over each boundary; pipelines cross it at the same time and share its trunks.
-
-        Args:
-            first: nodes of the senders [k, P − 1, r].
-            second: nodes of the receivers [k, P − 1, r].
-            alike: pipelines that each of the r stands for.
-        """
-        spacing = self.network.seconds_per_byte[first, second]
-        for trunk in self.network.trunks:
-            crosses = trunk.senders[first] & trunk.receivers[second] & (first != second)
-            shared = crosses.sum(axis=2, keepdims=True) * alike / (self.domain_size * trunk.bytes_per_s)
-            spacing = np.where(crosses, np.maximum(spacing, shared), spacing)
-        return np.asarray(spacing)
-
-
-def slowest_pipeline_s(hops_s: FloatArray, asked: Messages) -> FloatArray:
-    """[k] message time of the slowest pipeline: max over pipelines of Σ_q h_q + w·max_k (h_{k−1} + h_k)/2.
-
-    Args:
-        hops_s: [k, P − 1 (P with wraps), r], see :meth:`Orders.hops_s`.
-        asked: the messages.
-    """
-    if hops_s.shape[-2] == 0:
-        return np.zeros(hops_s.shape[:-2])
-    if asked.wraps:
-        exchanges = hops_s + np.roll(hops_s, 1, axis=-2)
-    else:
-        none = np.zeros_like(hops_s[..., :1, :])
-        exchanges = np.concatenate([none, hops_s], axis=-2) + np.concatenate([hops_s, none], axis=-2)
-    fill = hops_s[..., : asked.num_stages - 1, :].sum(axis=-2)
-    return np.asarray((fill + asked.waits * exchanges.max(axis=-2) / 2.0).max(axis=-1))
 
 
 class NetworkModel:
@@ -188,8 +68,10 @@ class NetworkModel:
         """Inverse rate and hop latency of the slowest group of a kind, for the rows that have it."""
         raise NotImplementedError
 
-    def pipeline_s(self, rows: IntArray, asked: Messages) -> FloatArray | float:
-        """Messages of the slowest pipeline, for rows that differ only in their mapping."""
+    def pipeline_s(
+        self, asked: PipelineLayout, sent_bytes: FloatArray, inside_s: FloatArray, waits: FloatArray
+    ) -> FloatArray:
+        """[n] messages of the slowest pipeline, for rows whose boundaries lie alike; see :meth:`pipelines_s`."""
         raise NotImplementedError
 
     def across(
@@ -225,21 +107,17 @@ class NetworkModel:
         wraps: bool,
     ) -> FloatArray:
         """[n] messages of each row's slowest pipeline; arguments as in :class:`Messages`, [n] each."""
-        keys = np.stack([sent_bytes, stage_devices, inside_s, waits], axis=1)
-        distinct, which = np.unique(keys, axis=0, return_inverse=True)
-        seconds = np.zeros(len(keys))
-        for index, (sent, devices, inside, wait) in enumerate(distinct.tolist()):
-            rows = np.flatnonzero(which.ravel() == index)
-            asked = Messages(
-                sent_bytes=sent,
-                num_stages=num_stages,
-                stage_devices=int(devices),
-                inside_s=inside,
-                waits=wait,
-                wraps=wraps,
-            )
-            seconds[rows] = self.pipeline_s(rows, asked)
+        seconds = np.zeros(len(sent_bytes))
+        for devices in np.unique(stage_devices).tolist():
+            rows = np.flatnonzero(stage_devices == devices)
+            asked = PipelineLayout(num_stages=num_stages, stage_devices=devices, wraps=wraps)
+            seconds[rows] = self.pipeline_s(asked, sent_bytes[rows], inside_s[rows], waits[rows])
         return seconds
+
+    def messages_of(self, asked: Messages) -> float:
+        """Messages of the slowest pipeline of one configuration, s."""
+        sent, inside, waits = (np.array([value]) for value in (asked.sent_bytes, asked.inside_s, asked.waits))
+        return float(self.pipeline_s(asked.layout, sent, inside, waits)[0])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -280,20 +158,15 @@ class EqualLinks(NetworkModel):
         wraps: bool,
     ) -> FloatArray:
         """See :class:`NetworkModel`."""
-        outside_s = 2.0 * (sent_bytes * self._seconds_per_byte + self.link_latency_s)
-        seconds = np.zeros(len(sent_bytes))
         shorter = np.minimum(stage_devices, self.domain_size)  # beyond a node all boundaries cross
-        for devices in np.unique(shorter).tolist():
-            rows = shorter == devices
-            inside, outside, wait = inside_s[rows], outside_s[rows], waits[rows]
-            slowest = np.zeros(len(inside))
-            for fill, far, near in crossing_pipelines(num_stages, devices, self.domain_size, wraps=wraps).tolist():
-                # 0 · ∞ is no number: what does not cross does not count.
-                crossing = (fill + wait * far / 2.0) * outside if fill or far else 0.0
-                seconds_here = crossing + (num_stages - 1 - fill + wait * near / 2.0) * inside
-                slowest = np.maximum(slowest, seconds_here)
-            seconds[rows] = slowest
-        return seconds
+        return super().pipelines_s(sent_bytes, num_stages, shorter, inside_s, waits, wraps=wraps)
+
+    def pipeline_s(
+        self, asked: PipelineLayout, sent_bytes: FloatArray, inside_s: FloatArray, waits: FloatArray
+    ) -> FloatArray:
+        """See :class:`NetworkModel`."""
+        outside_s = 2.0 * (sent_bytes * self._seconds_per_byte + self.link_latency_s)
+        return equal_hops_s(asked, self.domain_size, outside_s=outside_s, inside_s=inside_s, waits=waits)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -310,6 +183,7 @@ class OneOrder(NetworkModel):
     order: tuple[int, ...]
     domain_size: int
     _known: dict[Group, tuple[float, float]] = field(default_factory=dict)
+    _pipelines: dict[PipelineLayout, FloatArray] = field(default_factory=dict)
 
     @cached_property
     def _orders(self) -> Orders:
@@ -323,10 +197,13 @@ class OneOrder(NetworkModel):
             self._known[group] = (float(spacing[0]), float(latency[0]))
         return self._known[group]
 
-    def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
+    def pipeline_s(
+        self, asked: PipelineLayout, sent_bytes: FloatArray, inside_s: FloatArray, waits: FloatArray
+    ) -> FloatArray:
         """See :class:`NetworkModel`."""
-        hops = self._orders.hops_s(asked)
-        return float(slowest_pipeline_s(hops, asked)[0])
+        if asked not in self._pipelines:
+            self._pipelines[asked] = self._orders.pipeline_waits(asked)
+        return waits_s(self._pipelines[asked], sent_bytes, inside_s, waits)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -349,9 +226,11 @@ class GivenRates(NetworkModel):
         """See :class:`NetworkModel`."""
         return self.spacing[group][rows], self.latency[group][rows]
 
-    def pipeline_s(self, rows: IntArray, asked: Messages) -> FloatArray:
+    def pipeline_s(
+        self, asked: PipelineLayout, sent_bytes: FloatArray, inside_s: FloatArray, waits: FloatArray
+    ) -> FloatArray:
         """See :class:`NetworkModel`."""
-        return np.asarray(self.messages_s[asked][rows])
+        return self.messages_s[asked.with_messages(sent_bytes[0], inside_s[0], waits[0])]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -408,13 +287,45 @@ class BestLinks(NetworkModel):
         parts = np.bincount(strongly_connected(links))
         return int((parts // nodes).sum())
 
-    def least_hop_s(self, asked: Messages) -> float:
-        """Round trip over the cheapest pair of links; inside a node where there is one only."""
-        one_way = asked.sent_bytes / self._usable + self._latency_s
-        return float((one_way + one_way.T).min()) if len(one_way) > 1 else asked.inside_s
+    def least_hop_s(self, sent_bytes: FloatArray, inside_s: FloatArray) -> FloatArray:
+        """[n] round trip over the cheapest pair of links; inside a node where there is one only."""
+        if len(self._usable) < 2:  # noqa: PLR2004  (one node has no links)
+            return inside_s
+        return np.minimum.reduce([sent_bytes * per_byte + latency for per_byte, latency in self._hops.tolist()])
 
-    def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
+    @cached_property
+    def _hops(self) -> FloatArray:
+        """[k, 2] seconds for each byte, and latency, there and back over the pairs of links that some size prefers."""
+        spacing = 1.0 / self._usable
+        pairs = np.stack([(spacing + spacing.T).ravel(), (self._latency_s + self._latency_s.T).ravel()], axis=1)
+        pairs = np.unique(pairs[np.isfinite(pairs[:, 1])], axis=0)  # ascending by the first
+        least_before = np.minimum.accumulate(np.append(np.inf, pairs[:-1, 1]))
+        return np.asarray(pairs[pairs[:, 1] < least_before])
+
+    def pipeline_s(
+        self, asked: PipelineLayout, sent_bytes: FloatArray, inside_s: FloatArray, waits: FloatArray
+    ) -> FloatArray:
         """See :class:`NetworkModel`."""
-        before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
-        hops = np.where(before == after, asked.inside_s, self.least_hop_s(asked))
-        return float(slowest_pipeline_s(hops[None], asked)[0])
+        outside_s = self.least_hop_s(sent_bytes, inside_s)
+        return equal_hops_s(asked, self.domain_size, outside_s=outside_s, inside_s=inside_s, waits=waits)
+
+
+def equal_hops_s(
+    asked: PipelineLayout, domain_size: int, *, outside_s: FloatArray, inside_s: FloatArray, waits: FloatArray
+) -> FloatArray:
+    """[n] messages of the slowest pipeline where all boundaries between nodes take as long.
+
+    Args:
+        asked: where the boundaries lie.
+        domain_size: devices of a node.
+        outside_s: round trip over a boundary between nodes, [n].
+        inside_s: the same inside a node, [n].
+        waits: micro-batches after the first one, [n].
+    """
+    stages, devices = asked.num_stages, min(asked.stage_devices, domain_size)  # beyond a node all boundaries cross
+    slowest = np.zeros(len(inside_s))
+    for fill, far, near in crossing_pipelines(stages, devices, domain_size, wraps=asked.wraps).tolist():
+        # 0 · ∞ is no number: what does not cross does not count.
+        crossing = (fill + waits * far / 2.0) * outside_s if fill or far else 0.0
+        slowest = np.maximum(slowest, crossing + (stages - 1 - fill + waits * near / 2.0) * inside_s)
+    return slowest

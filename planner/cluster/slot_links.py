@@ -62,6 +62,7 @@ class SlotLinks:
     least_part: int
 
 
+@lru_cache(maxsize=65536)  # every batch of candidates asks for the same few again
 def group_of(kind: str, *, size: int, stride: int, world_size: int, domain_size: int) -> Group | None:
     """The groups; None where each lies inside one node."""
     fewest = fewest_on_a_slot(np.array([size]), np.array([stride]), np.array([world_size]), domain_size)

@@ -3,11 +3,13 @@
 Each alternative is the same question with one choice pinned: the search finds the best plan that has it, so the
 comparison is with that choice at its best, not with the chosen plan bent. The table of well-known choices compares the
 usual splits of the layers. Where links differ it searches under the chosen plan's mapping and under rates that no
-mapping beats, and maps the best few of both; a question of its own is searched as a whole.
+mapping beats, and maps those of the best few of both whose mapping could be seen in the comparison; a question of its
+own is searched as a whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +18,15 @@ import numpy as np
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.catalogs.units import format_bytes, format_duration
+from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import BestLinks
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
 from meshplan.planner.training.search.joint import place_config, placed_problem, search_plans, under_links
+from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import LIMITS, SearchReport
 from meshplan.planner.training.search.space import Space
 
@@ -30,6 +35,8 @@ Choices = Mapping[str, int | str | bool]
 NAMED_SHARE = 0.005
 # Candidates of an alternative that get a rank mapping of their own, where links differ.
 MAPPED_ALTERNATIVES = 4
+# Changes of the step are shown to a tenth of a per cent: no mapping is looked for that gains less than half of it.
+SHOWN = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,20 +154,42 @@ def _best_of(
     if pinned.machine.network_model is None or network is None:
         _, search = search_degrees(pinned, keep=1, space=space, usual_splits=True, budget=budget)
         return pinned, search.best[0].config if search.best else None, search.report
-    mapped: list[tuple[TrainingProblem, TrainingConfig]] = []
+    objective, found = Objective(pinned), _Mapped(pinned, network)
     for links in (pinned, under_links(pinned, BestLinks(network=network, domain_size=pinned.machine.domain_size))):
-        _, search = search_degrees(links, keep=MAPPED_ALTERNATIVES, space=space, usual_splits=True, budget=budget)
+        own = space.under(links)
+        _, search = search_degrees(links, keep=MAPPED_ALTERNATIVES, space=own, usual_splits=True, budget=budget)
         for config in dict.fromkeys(scored.config for scored in search.best):
-            mapped.append((pinned, config))
-            placement = place_config(pinned, config)
-            if placement is not None:
-                mapped.append((placed_problem(pinned, placement.order), config))
-    if not mapped:
-        return pinned, None, search.report
-    steps = np.array([price(*one).step_s for one in mapped])
-    devices = np.array([config.world_size for _, config in mapped])
-    problem, config = mapped[int(np.argmin(search.objective.of(steps, devices)))]
-    return problem, config, search.report
+            found.add(config, objective)
+    return found.problem, found.config, search.report
+
+
+class _Mapped:
+    """The best configuration so far, under the mapping of the answer or one of its own.
+
+    Args:
+        problem: the question under the mapping of its answer.
+        network: its links.
+    """
+
+    def __init__(self, problem: TrainingProblem, network: Network) -> None:
+        self.asked, self.problem = problem, problem
+        self.config: TrainingConfig | None = None
+        self._least, self._steps = math.inf, LeastSteps(problem, network)
+
+    def add(self, config: TrainingConfig, objective: Objective) -> None:
+        """Price a configuration, and map it where a mapping of its own could be seen in the comparison."""
+        devices = np.array(config.world_size)
+        self._take(self.asked, config, float(objective.of(np.array(price(self.asked, config).step_s), devices)))
+        if float(objective.of(np.array(self._steps.of(config)), devices)) >= self._least * (1.0 - SHOWN):
+            return
+        placement = place_config(self.asked, config)
+        if placement is not None:
+            own = placed_problem(self.asked, placement.order)
+            self._take(own, config, float(objective.of(np.array(price(own, config).step_s), devices)))
+
+    def _take(self, problem: TrainingProblem, config: TrainingConfig, value: float) -> None:
+        if value < self._least:
+            self.problem, self.config, self._least = problem, config, value
 
 
 def why_nothing_fits(problem: TrainingProblem, report: SearchReport) -> str:

@@ -119,8 +119,7 @@ def plan(question: Question) -> Plan:
     common["placement"] = found.placement
     is_generous = problem is not resolved.problem
     problem = placed(problem, found.placement)
-    is_whole = found.search.problem.limits.max_devices == problem.most_devices
-    space = found.search.space if is_whole else None
+    space = found.search.space
     resolved = replace(resolved, problem=placed(resolved.problem, found.placement))
     chosen = price(resolved.problem, solution.assignment.config)
     best = _with_safe_bounds(resolved.problem, found.best) if is_generous else found.best

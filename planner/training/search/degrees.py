@@ -68,6 +68,11 @@ LOOK_AHEAD = 0.01
 SOLVER_NAME = "enumeration with bounds"
 
 
+def whole_of(problem: TrainingProblem) -> TrainingProblem:
+    """The question with as many devices as its cluster joins at most."""
+    return replace(problem, limits=replace(problem.limits, max_devices=problem.most_devices))
+
+
 class DegreeSearch:
     """One search with its incumbents and its report.
 
@@ -90,7 +95,7 @@ class DegreeSearch:
         incumbents: Incumbents | None = None,
         cutoff: float = math.inf,
     ) -> None:
-        self.problem = replace(problem, limits=replace(problem.limits, max_devices=problem.most_devices))
+        self.problem = whole_of(problem)
         self.space = Space.of(self.problem) if space is None else space
         self.report = SearchReport(illegal=self._illegal())
         self.objective = Objective(problem)

@@ -31,8 +31,9 @@ from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, relative_gap, status_of
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.search.bounds.crossing_bounds import CrossingBounds
-from meshplan.planner.training.search.degrees import KEEP, DegreeSearch, search_degrees
+from meshplan.planner.training.search.bounds.crossing_bounds import CrossingBounds, LeastSteps
+from meshplan.planner.training.search.degrees import KEEP, DegreeSearch, search_degrees, whole_of
+from meshplan.planner.training.search.incumbents import TIE_RELATIVE
 from meshplan.planner.training.search.placement_model import PlacementModel
 from meshplan.planner.training.search.rank_placement import (
     FULL_STEPS,
@@ -200,6 +201,7 @@ class _Joint:
         self.usual_splits = usual_splits
         self.bounds = CrossingBounds(problem, network, keep=max(keep, BOUND_KEEP), usual_splits=usual_splits)
         self.search = self.bounds.inside
+        self.least = LeastSteps(problem, network)
 
     def run(self, on_progress: OnProgress | None) -> JointResult:
         wall, cpu = time.perf_counter(), time.process_time()
@@ -216,7 +218,8 @@ class _Joint:
             across = self.bounds.search_across(self._incumbent(), self.budget, on_progress)
         with self.budget.keeping():
             self._map_across(across, on_progress)
-            self._map([item.scored.config for item in self._ranked()[:POLISHED]], FULL_STEPS)
+            ranked = [item.scored.config for item in self._ranked()[:POLISHED]]
+            self._map([config for config in ranked if self._may_win(config)], FULL_STEPS)
         ranked = self._ranked()
         if not ranked and self.budget.stopped:
             self.budget.nothing_found("plan")
@@ -227,7 +230,9 @@ class _Joint:
     def _nothing(self, bounding: Solution[ScoredConfig], on_progress: OnProgress | None) -> JointResult:
         """No plan; across a cut the whole question is searched once more, for what it lacks."""
         if self.bounds.cut is not None:
-            self.search = DegreeSearch(self.bounds.problem, keep=self.keep, usual_splits=self.usual_splits)
+            self.search = DegreeSearch(
+                self.bounds.problem, keep=self.keep, space=self.bounds.space, usual_splits=self.usual_splits
+            )
             bounding = self.search.run(self.budget, on_progress)
         none = replace(bounding, assignment=None, objective=None, gap=None)
         return JointResult(solution=none, search=self.search, best=(), placement=None)
@@ -255,8 +260,16 @@ class _Joint:
         for scored in found[: max(most, 0)]:
             if self._incumbent() <= scored.objective:
                 break
+            if not self._may_win(scored.config):
+                continue
             self._map([scored.config], QUICK_STEPS)
             self._report(on_progress, "mapped")
+
+    def _may_win(self, config: TrainingConfig) -> bool:
+        """Whether some mapping of a configuration over a slow cut may be better than the best so far."""
+        if self.bounds.cut is None:
+            return True
+        return self._objective(self.least.of(config), config) < self._incumbent() * (1.0 - TIE_RELATIVE)
 
     def _result(self, ranked: list[Placed], wall: float, cpu: float) -> JointResult:
         best = ranked[0]
@@ -290,8 +303,13 @@ class _Joint:
             return []
         self.searched.add(order)
         try:
+            placed = placed_problem(self.problem, order)
             _, search = search_degrees(
-                placed_problem(self.problem, order), keep=self.keep, usual_splits=usual_splits, budget=self.budget
+                placed,
+                keep=self.keep,
+                space=self.bounds.space.under(whole_of(placed)),
+                usual_splits=usual_splits,
+                budget=self.budget,
             )
         except SolverError:  # the budget was spent before anything was found under this order
             return []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network_model import Orders, slowest_pipeline_s
+from meshplan.planner.cluster.orders import Orders, slowest_pipeline_s
 from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, NEIGHBOURS, RING, slot_boundaries
 from meshplan.planner.cluster.slot_links import Group, group_of, slot_links
 from meshplan.planner.core.solution import relative_gap

@@ -20,11 +20,9 @@ from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import (
     BestLinks,
     GivenRates,
-    Messages,
     NetworkModel,
-    Orders,
-    slowest_pipeline_s,
 )
+from meshplan.planner.cluster.orders import Messages, Orders, PipelineLayout, slowest_pipeline_s
 from meshplan.planner.cluster.slot_links import Group, slot_links
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.rank_mapping.annealing import raised, rooted
@@ -55,9 +53,11 @@ class _Recorder(NetworkModel):
         self.groups[group] = None
         return 1.0, 0.0
 
-    def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
-        self.messages.append(asked)
-        return 0.0
+    def pipeline_s(
+        self, asked: PipelineLayout, sent_bytes: FloatArray, inside_s: FloatArray, waits: FloatArray
+    ) -> FloatArray:
+        self.messages.append(asked.with_messages(sent_bytes[0], inside_s[0], waits[0]))
+        return np.zeros(1)
 
 
 class PlacementModel:
@@ -186,7 +186,7 @@ class PlacementModel:
         best = BestLinks(network=self.network, domain_size=self.domain_size)
         first = np.zeros(1, dtype=np.int64)
         links = [best.slowest(group, first) for group in self.groups]
-        messages = [best.pipeline_s(first, asked) for asked in self.asked] or [0.0]
+        messages = [best.messages_of(asked) for asked in self.asked] or [0.0]
         row = [*(link[0] for link in links), *(link[1] for link in links), *messages]
         return float(self.priced(np.array([row]))[0])
 

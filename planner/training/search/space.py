@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
@@ -48,7 +48,11 @@ class Space:
             if all(getattr(split, one.split) == choices[one.name] for one in SPLIT if one.name in choices)
             and (split.virtual_pipeline_stages == 1 or _are_alike(split.layers_per_chunk))
         )
-        return Space(templates=templates, splits=splits, bounds=self.bounds.pinned(rows))
+        return Space(templates=templates, splits=splits, bounds=self.bounds.pinned(problem, rows))
+
+    def under(self, problem: TrainingProblem) -> Space:
+        """The same space under other links between nodes, none of which are uniform."""
+        return replace(self, bounds=self.bounds.under(problem))
 
 
 @dataclass(order=True, kw_only=True)

@@ -16,6 +16,7 @@ from meshplan.planner.cluster.network import Network, Trunk
 from meshplan.planner.cluster.network_model import BestLinks
 from meshplan.planner.training.estimator.priced import candidates_of, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps
 from meshplan.planner.training.search.placement_model import PlacementModel
 
 DOMAIN = 4
@@ -120,6 +121,7 @@ def test_no_mapping_beats_the_bound_of_its_way(shape, layout, seed, zero, in_gro
     bounds = bounds_of(problem, cut, config)
     orders = np.array(list(itertools.permutations(range(len(site)), -(-world // DOMAIN))))
     steps = PlacementModel(problem, config).steps_s(orders)
+    assert steps.min() >= LeastSteps(problem, network).of(config) * (1.0 - 1e-9)
     best = BestLinks(network=network, domain_size=DOMAIN)
     anywhere = price(replace(problem, machine=replace(machine, network_model=best)), config).step_s
     for order, step in zip(orders.tolist(), steps.tolist(), strict=True):

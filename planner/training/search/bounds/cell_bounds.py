@@ -11,12 +11,13 @@ offload only add to it. The slowest stage is busy for m of them, and β' as in
     T ≥ max(m·max_i t_i, (m + β'·(p − 1))·mean_i t_i) + fixed overhead
 
 to which stage-to-stage messages are added. For every split of the layers at once the first term is left out:
-the sum of all stages is the same under every split of the layers, its slowest stage is not. Gradient reduction and the
-optimizer are left out. Candidates that recompute every layer have the same bound with the τ_k of full recompute, those
-that recompute a block of r layers of each chunk with the τ_k of a recomputed layer for these.
+the sum of all stages is the same under every split of the layers, its slowest stage is not. The optimizer is left out;
+so is gradient reduction where links are equal, and on uneven links :mod:`.exchange_bounds` adds it. Candidates that
+recompute every layer have the same bound with the τ_k of full recompute, those that recompute a block of r layers of
+each chunk with the τ_k of a recomputed layer for these.
 
-Assumes: on uneven links, whose rates depend on the whole layout, collectives across nodes and messages cost nothing
-here; where the way to split sequences is searched for or pinned, its exchange costs nothing.
+Assumes: on uneven links, whose rates depend on the whole layout, collectives of the layers cost nothing across nodes;
+where the way to split sequences is searched for or pinned, its exchange costs nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
+from meshplan.planner.training.search.bounds.exchange_bounds import ExchangeBounds
 from meshplan.planner.training.search.templates import TEMPLATE, Templates, candidates_with
 
 # Keeps the bound below the estimate, whose sums run in another order.
@@ -62,15 +64,34 @@ class CellBounds:
         )
         self._tables: dict[Recompute, FloatArray] = {}
         self._index: tuple[dict[str, IntArray], IntArray, IntArray] | None = None
+        self._exchange: ExchangeBounds | None = None
+        if ExchangeBounds.applies(problem):
+            whole = _one_stage(problem, self._columns, Recompute.NONE)
+            self._exchange = ExchangeBounds(problem, self._columns, whole)
 
-    def pinned(self, rows: IntArray) -> CellBounds:
-        """The bounds of some of the templates."""
+    def pinned(self, problem: TrainingProblem, rows: IntArray) -> CellBounds:
+        """The bounds of some of the templates.
+
+        Args:
+            problem: the question with the pins that leave these.
+            rows: the templates.
+        """
         other = object.__new__(CellBounds)
         other.problem = self.problem
         other._columns = {name: column[rows] for name, column in self._columns.items()}
         other._microbatches = self._microbatches[rows]
         other._tables = {mode: table[:, rows] for mode, table in self._tables.items()}
         other._index = None
+        other._exchange = None if self._exchange is None else self._exchange.pinned(problem, rows)
+        return other
+
+    def under(self, problem: TrainingProblem) -> CellBounds:
+        """The bounds of the same templates under other links between nodes, none of which are uniform."""
+        other = object.__new__(CellBounds)
+        other.__dict__.update(self.__dict__)
+        other.problem = problem
+        if self._exchange is not None:
+            other._exchange = self._exchange.pinned(problem, np.arange(len(self._microbatches)))
         return other
 
     def least_s(
@@ -88,13 +109,14 @@ class CellBounds:
             split: the pipeline split.
             rows: the templates.
             mode: ``NONE``: of all candidates; ``FULL``: of those that recompute every layer.
-            messages: with the messages between stages, which take as long to price as all the rest.
+            messages: with the messages between stages and, on uneven links, data parallelism, which take as long to
+                price as all the rest.
             other_layers: the bound holds for any other split of the layers over these stages and chunks, too.
         """
         table = self._table(mode)[:, rows]
         between = self._messages_s(split, rows) if messages else 0.0
         stages = [(stage, self._stage_s(stage, table)) for stage in split.classes]
-        return self._least_s(split, stages, rows, between, other_layers=other_layers)
+        return self._least_s(split, stages, rows, between, other_layers=other_layers, exchange=messages)
 
     def of_candidates_s(self, batch: Candidates) -> FloatArray:
         """Lower bound of the step of candidates of the templates, each with what it recomputes, s [n]."""
@@ -133,6 +155,7 @@ class CellBounds:
         between_s: FloatArray | float,
         *,
         other_layers: bool,
+        exchange: bool = False,
     ) -> FloatArray:
         """T of the module docstring, [n].
 
@@ -142,22 +165,26 @@ class CellBounds:
             rows: the templates.
             between_s: exposed messages between stages.
             other_layers: without the slowest stage.
+            exchange: with data parallelism, where links are uneven.
         """
         p, m = split.pipeline_parallel, self._microbatches[rows]
         total = sum((stage.count * seconds for stage, seconds in stages), np.zeros(len(m)))
         bubble = least_bubble(
             split.schedule, pipeline_parallel=p, virtual_pipeline_stages=split.virtual_pipeline_stages
         )
-        busy = (m + bubble * (p - 1)) * total / p
+        passes = m + bubble * (p - 1)
+        busy = passes * total / p
         if not other_layers:
             busy = np.maximum(m * np.maximum.reduce([seconds for _, seconds in stages]), busy)
+        if exchange and self._exchange is not None:
+            busy = self._exchange.least_s(p, rows, pipeline_s=busy, mean_s=total / p, passes=passes, num_microbatches=m)
         overhead = float(np.min(self.problem.calibration.time.step_overhead_s))
         return np.asarray((busy + overhead + between_s) * (1.0 - ROUNDING))
 
     def _messages_s(self, split: PipelineSplit, rows: slice | IntArray) -> FloatArray | float:
         """Exposed messages between stages: the estimator's, which depend on no other choice, s [n]."""
         problem = self.problem
-        if split.pipeline_parallel == 1 or problem.machine.network_model is not None:
+        if split.pipeline_parallel == 1:
             return 0.0
         columns = {name: column[rows] for name, column in self._columns.items()}
         model = TrainingModel(

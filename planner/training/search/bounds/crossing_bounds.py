@@ -7,7 +7,7 @@ T(c, π) ≥ min over w of L_w(c).
 
 *Method.* One degree search under L, of candidates that fit into a part; then one under each L_w of the others, cut off
 at the best plan that is known: it keeps what may be better, and proves that nothing else is. Without a cut the first
-search is of all candidates.
+search is of all candidates. All searches share one space: its templates do not depend on the links.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import BestLinks, NetworkModel
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution
+from meshplan.planner.training.estimator.priced import candidates_of, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.search.degrees import DegreeSearch
+from meshplan.planner.training.search.degrees import DegreeSearch, whole_of
 from meshplan.planner.training.search.report import ScoredConfig
+from meshplan.planner.training.search.space import Space
 
 
 class CrossingBounds:
@@ -44,7 +46,8 @@ class CrossingBounds:
         most = 0 if cut is None else cut.most_nodes * domain_size
         self.cut: Cut | None = cut if most < problem.most_devices else None
         inside = self.problem if self.cut is None else _limited(self.problem, most=most)
-        self.inside = DegreeSearch(inside, keep=keep, usual_splits=usual_splits)
+        self.space = Space.of(whole_of(self.problem))
+        self.inside = DegreeSearch(inside, keep=keep, space=self.space, usual_splits=usual_splits)
         self.across: list[DegreeSearch] = []
 
     def search_inside(self, budget: Budget, on_progress: OnProgress | None) -> Solution[ScoredConfig]:
@@ -52,20 +55,32 @@ class CrossingBounds:
         return self.inside.run(budget, on_progress)
 
     def search_across(self, cutoff: float, budget: Budget, on_progress: OnProgress | None) -> list[ScoredConfig]:
-        """Search those that cross the cut; the ones that may be better than ``cutoff``, by their bound."""
+        """Search those that cross the cut; the ones that may be better than ``cutoff``, with their bound as objective.
+
+        Equals by their bound come in the order of the best price that a way gives them.
+        """
         if self.cut is None:
             return []
         least = self.cut.most_nodes * self.cut.domain_size + 1
         for way in Way:
             model = CrossingLinks(cut=self.cut, way=way, best=self.links)
             problem = _limited(_under(self.problem, model), least=least)
-            search = DegreeSearch(problem, keep=self.keep, usual_splits=self.usual_splits, cutoff=cutoff)
+            search = DegreeSearch(
+                problem,
+                keep=self.keep,
+                space=self.space.under(whole_of(problem)),
+                usual_splits=self.usual_splits,
+                cutoff=cutoff,
+            )
             self.across.append(search)
             search.run(budget, on_progress)
             self.inside.report.add(search.report)
         least_of = self._across()
-        found = {scored.config: scored for search in self.across for scored in search.best}
-        return sorted(found.values(), key=lambda scored: least_of[scored.config])
+        kept = sorted((scored for search in self.across for scored in search.best), key=lambda one: one.objective)
+        found: dict[TrainingConfig, ScoredConfig] = {}
+        for one in kept:
+            found.setdefault(one.config, replace(one, objective=least_of[one.config]))
+        return sorted(found.values(), key=lambda one: one.objective)
 
     def least(self) -> tuple[dict[TrainingConfig, float], float]:
         """The bound of each candidate that was kept, and that of all others."""
@@ -78,6 +93,29 @@ class CrossingBounds:
         kept = [({scored.config: scored.objective for scored in search.best}, _rest(search)) for search in self.across]
         configs = {config for own, _ in kept for config in own}
         return {config: min(own.get(config, rest) for own, rest in kept) for config in configs}
+
+
+class LeastSteps:
+    """The least step of single configurations under any mapping.
+
+    Args:
+        problem: the question.
+        network: its links.
+    """
+
+    def __init__(self, problem: TrainingProblem, network: Network) -> None:
+        self.problem, self.domain_size = problem, problem.machine.domain_size
+        self.best = BestLinks(network=network, domain_size=self.domain_size)
+        self.cut = slow_cut(network, self.domain_size)
+
+    def of(self, config: TrainingConfig) -> float:
+        """No mapping takes less for a step, s: the least over the ways in which it can cross the slowest cut."""
+        if self.cut is None or config.world_size <= self.cut.most_nodes * self.domain_size:
+            return price(_under(self.problem, self.best), config).step_s
+        degrees = candidates_of(self.problem, config).degrees
+        ways = [CrossingLinks(cut=self.cut, way=way, best=self.best) for way in Way]
+        possible: list[NetworkModel] = [model for model in ways if model.is_possible(degrees)[0]]
+        return min(price(_under(self.problem, model), config).step_s for model in possible or [self.best])
 
 
 def _rest(search: DegreeSearch) -> float:

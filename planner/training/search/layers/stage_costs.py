@@ -257,8 +257,14 @@ class SplitCosts:
             num_microbatches=self.batch.num_microbatches,
         )
 
-    def tables(self, fewest: int, most: int) -> dict[tuple[bool, bool], StageTable]:
-        """Stage's ends → :class:`StageTable`; none where layers differ or there are too many counts."""
+    def tables(self, fewest: int, most: int, busy_s: FloatArray) -> dict[tuple[bool, bool], StageTable]:
+        """Stage's ends → :class:`StageTable`; none where layers differ or there are too many counts.
+
+        Args:
+            fewest: layers of the first row.
+            most: layers of the last row.
+            busy_s: gradients hide behind a micro-batch that takes at least as long, [n].
+        """
         if len(self.kinds) > 1 or most - fewest >= MOST_COUNTS:
             return {}
         tables = {}
@@ -267,7 +273,7 @@ class SplitCosts:
             stages = replace(stages_of(range(fewest, most + 1), first=first, head=head), vocabulary_share=share)
             shape = (most + 1 - fewest, len(self.batch))
             seconds = np.broadcast_to(self.model.stages_s([stages])[0], shape)
-            exposed_s, optimizer_s = self.model.ending_s(stages, seconds)
+            exposed_s, optimizer_s = self.model.ending_s(stages, np.maximum(seconds, busy_s))
             tables[first, head] = StageTable(
                 fewest=fewest,
                 seconds=seconds,

@@ -10,13 +10,15 @@ because the embedding and the head are there.
 
 *Bound.* A stage does all its micro-batches, after the first one has passed the stages before it and before the last one
 passes back: T ≥ A + max_i (m·t_i + φ/v·Σ_{h<i} t_h), with φ = 1 in (interleaved) 1F1B and GPipe, 0 where a schedule may
-hide it, and A the messages, fixed overhead, optimizer and exposed gradient reduction of the fullest stage, of ⌈L/p⌉
-layers or more. Also T ≥ A + mean t·(m + β'(p − 1)) (:func:`~.closed_forms.least_bubble`), which holds for any split.
+hide it (in 1F1B it also idles for the stages after it, :mod:`.idle`), and A the messages, fixed overhead, optimizer and
+exposed gradient reduction of the fullest stage, of ⌈L/p⌉ layers or more. Also T ≥ A + mean t·(m + β'(p − 1))
+(:func:`~.closed_forms.least_bubble`), which holds for any split.
 
 *Method.* The dynamic programme D_i(j) = min_{k≤j} max(D_{i−1}(k), m·t_i(k, j) + φ/v·Σ_{h<i} t_h), exact, for many
 candidates at once; O(p·L·n) for stages of at most n layers: a stage that takes longer than the best step by itself is
-out. Its splits, with spare layers early and late, are priced; of candidates that are still open the bound is kept.
-Where few splits are left all of them are looked at, which is exact.
+out. Where stages expose different amounts of gradient reduction, x_i, the programme runs once for each limit on x_i.
+Its splits, with spare layers early and late, are priced; of candidates that are still open the bound is kept. Where few
+splits are left all of them are looked at, which is exact.
 
 Assumes: t and M grow by the same amount with each layer of a kind. Where chunks take different kinds of layer from
 several places, all count as the least kind. Where each stage gathers its parameters (ZeRO-3), its memory is left out.
@@ -30,12 +32,13 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
-from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
+from meshplan.planner.training.search.layers.idle import least_idle_s
 from meshplan.planner.training.search.layers.stage_costs import (
     SplitCosts,
     StageCosts,
@@ -47,8 +50,9 @@ from meshplan.planner.training.search.layers.stage_costs import (
 
 # Schedules in which a micro-batch fills the pipeline before a stage and drains it after.
 FILLING = frozenset({"gpipe", "1f1b", "interleaved"})
-# Splits of one candidate that are all looked at; beyond, the dynamic programme is the bound.
-MOST_ENUMERATED = 2_000
+# Exposed gradient reductions that a bound tells apart, at most, and the least spread of them that is worth it: part of
+# the longest step of use.
+MOST_EXPOSED, LEAST_SPREAD = 16, 0.02
 
 
 def may_be_uneven(problem: TrainingProblem) -> bool:
@@ -165,42 +169,97 @@ class UnevenSplits:
         Returns:
             Bound of the step, [n], infinite where no split is within memory and ``most_s``; two arrays [p, n].
         """
-        split, batch, layers = self.split, self.batch, len(self.kind_of)
-        p, v, m = split.pipeline_parallel, split.virtual_pipeline_stages, batch.num_microbatches
-        costs = self.stages.costs() if len(self.kinds) == 1 or v == 1 else self.stages.costs().of_the_least_layer()
+        split, batch, layers, m = self.split, self.batch, len(self.kind_of), self.batch.num_microbatches
+        costs = self.stages.costs()
+        costs = costs.of_the_least_layer() if len(self.kinds) > 1 and split.virtual_pipeline_stages > 1 else costs
+        exact = ~costs.saved_bytes.any(axis=0) | self._always_fits(costs)
         longest = self._longest(costs, (most_s - self.model.around_s()) / m)
-        self.tables = self.stages.tables(max(layers - (p - 1) * longest, 0), longest)
+        # What a stage recomputes hides more of its gradients, at most as if it took all of the longest step.
+        busy_s = np.where(exact, 0.0, np.where(np.isfinite(most_s), most_s, 1e30) / m)
+        fewest = max(layers - (split.pipeline_parallel - 1) * longest, 0)
+        self.tables = self.stages.tables(fewest, longest, busy_s)
         outside = self._outside_s(most_s)
-        until = np.concatenate([np.zeros((1, len(batch))), np.cumsum(costs.layer_s, axis=0)])
-        fill = (1.0 if split.schedule in FILLING else 0.0) / v
-        best = np.full((layers + 1, len(batch)), np.inf)
-        best[0] = 0.0
-        early, late = [], []
-        for stage in range(p):
-            passed = fill * (until + costs.base_s[:stage].sum(axis=0)) if stage else np.zeros_like(until)
-            best, few, many = self._place(stage, best, costs, passed, longest, until)
-            early.append(few)
-            late.append(many)
-        bound = best[-1] + outside
-        if not self.tables:  # where each stage gathers its own parameters, its time is no sum over layers
+        least, few, many = self._recurrence(costs, longest)
+        bound = least + outside
+        if not self.tables:  # where a stage gathers its own parameters, its time is no sum over layers
             bound = np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, bound)
-        bound = np.maximum(bound, self.sharp_bound_s(most_s))
-        found = [self._cuts(early), self._cuts(late)]
+        bound, found = np.maximum(bound, self.sharp_bound_s(most_s)), [few, many]
         if self.tables:
-            self._enumerate(costs, most_s, bound, found)
+            self._trade_off(costs, longest, most_s, outside, least, bound, found)
+            self._enumerate(costs, exact & (bound < most_s), most_s, bound, found)
         return bound, found
 
-    def _enumerate(self, costs: StageCosts, most_s: FloatArray, bound: FloatArray, found: list[IntArray]) -> None:
+    def _recurrence(
+        self, costs: StageCosts, longest: int, most_exposed_s: FloatArray | None = None
+    ) -> tuple[FloatArray, IntArray, IntArray]:
+        """The dynamic programme: D_p(L), [n], and the layers of each stage that attain it, fewest and most, [p, n].
+
+        Args:
+            costs: of the stages.
+            longest: most layers of a stage.
+            most_exposed_s: gradient reduction that a stage may expose, [n]; None: any.
+        """
+        split, batch = self.split, self.batch
+        until = np.concatenate([np.zeros((1, len(batch))), np.cumsum(costs.layer_s, axis=0)])
+        fill = (1.0 if split.schedule in FILLING else 0.0) / split.virtual_pipeline_stages
+        best = np.full((len(self.kind_of) + 1, len(batch)), np.inf)
+        best[0] = 0.0
+        early, late = [], []
+        for stage in range(split.pipeline_parallel):
+            passed = fill * (until + costs.base_s[:stage].sum(axis=0)) if stage else np.zeros_like(until)
+            after = until[-1] - until + costs.base_s[stage + 1 :].sum(axis=0)
+            best, few, many = self._place(stage, best, costs, (passed, after), longest, until, most_exposed_s)
+            early.append(few)
+            late.append(many)
+        return best[-1], self._cuts(early), self._cuts(late)
+
+    def _trade_off(
+        self, costs: StageCosts, longest: int, most_s: FloatArray, outside: FloatArray, free_s: FloatArray,
+        bound: FloatArray, found: list[IntArray],
+    ) -> None:  # fmt: skip
+        """Weigh the slowest stage against the one that exposes most of its gradients, which is another one.
+
+        T ≥ A + min over x of (x + D of stages that expose x or less), A without gradients; between two x the lower one.
+
+        Args:
+            costs: of the stages.
+            longest: most layers of a stage.
+            most_s: steps that are no shorter than this are of no use, [n].
+            outside: A, [n].
+            free_s: D without a limit, [n].
+            bound: of each candidate, [n]; changed in place.
+            found: layers of each stage, [p, n] each; those that attain the new bound are added.
+        """
+        values = np.sort(np.concatenate([table.exposed_s for table in self.tables.values()]), axis=0)
+        around, rows = self.model.around_s(), (bound < most_s) & (values[-1] > values[0] + LEAST_SPREAD * most_s)
+        # Of use is what the quickest pipeline leaves of the longest step; what is below A counts with the first.
+        of_use = rows & (values + around + free_s <= most_s)
+        first = int(np.count_nonzero(((values + around < outside) | ~rows).all(axis=1)))
+        between = np.flatnonzero(of_use.any(axis=1))
+        between = between[min(first, max(len(between) - 1, 0)) :]
+        places = np.unique(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(int)) if len(between) else []
+        least, chosen, lower = most_s.copy(), found[0].copy(), 0
+        for upper in between[places].tolist():
+            pipeline, few, _ = self._recurrence(costs, longest, values[upper])
+            step = pipeline + np.maximum(around + values[lower], outside)
+            chosen = np.where(step < least, few, chosen)
+            least, lower = np.minimum(step, least), upper + 1
+        bound[rows] = np.maximum(bound, least * (1.0 - 1e-12))[rows]
+        found += [chosen] if len(between) else []
+
+    def _enumerate(
+        self, costs: StageCosts, rows: BoolArray, most_s: FloatArray, bound: FloatArray, found: list[IntArray]
+    ) -> None:
         """Where few splits are left, price all of them: their least is the bound (changed in place)."""
         split, batch = self.split, self.batch
         p = split.pipeline_parallel
         around, best = self.model.around_s(), found[0].copy()
         tables = [self.tables[self.stages.ends(stage)] for stage in range(p)]
-        exact = ~costs.saved_bytes.any(axis=0) | self._always_fits(costs)
-        for row in np.flatnonzero(exact & (bound < most_s)).tolist():
+        for row in np.flatnonzero(rows).tolist():
             seconds = np.stack([table.seconds[:, row] for table in tables])
             most = float((most_s[row] - around[row]) / batch.num_microbatches[row])
-            counts = self._compositions(seconds, tables[0].fewest, most)
+            fewest = [self._fewest(stage) for stage in range(p)]
+            counts = compositions(seconds, most, first=tables[0].fewest, fewest=fewest, layers=len(self.kind_of))
             if counts is None or not counts.shape[1]:
                 continue
             at = counts - tables[0].fewest
@@ -225,40 +284,6 @@ class UnevenSplits:
         whole = costs.base_bytes + costs.held_bytes[:, -1]
         return np.asarray((whole <= self.problem.limits.memory_bytes).all(axis=0))
 
-    def _compositions(self, seconds: FloatArray, fewest: int, most_s: float) -> IntArray | None:
-        """All splits whose stages take no longer than ``most_s``: layers of each, [p, N]; None where N is too large.
-
-        Args:
-            seconds: of a micro-batch on each stage, by its layers, [p, counts].
-            fewest: layers of the first column.
-            most_s: a stage takes no longer.
-        """
-        p, layers = len(seconds), len(self.kind_of)
-        possible = [
-            [
-                fewest + column
-                for column in np.flatnonzero(seconds[stage] <= most_s * (1.0 + 1e-9)).tolist()
-                if fewest + column >= self._fewest(stage)
-            ]
-            for stage in range(p)
-        ]
-        if not all(possible):
-            return np.zeros((p, 0), dtype=np.int64)
-        counts = np.zeros((0, 1), dtype=np.int64)
-        for stage, own in enumerate(possible):
-            after = possible[stage + 1 :]
-            least, most = sum(map(min, after)), sum(map(max, after))
-            rest = layers - counts.sum(axis=0)
-            grown = []
-            for count in own:
-                fits = (rest - count >= least) & (rest - count <= most)
-                taken = counts[:, fits]
-                grown.append(np.concatenate([taken, np.full((1, taken.shape[1]), count)]))
-            counts = np.concatenate(grown, axis=1)
-            if counts.shape[1] > MOST_ENUMERATED:
-                return None
-        return counts
-
     def _longest(self, costs: StageCosts, most_s: FloatArray) -> int:
         """Most layers that a stage can hold within ``most_s``."""
         least = np.maximum(costs.layer_s.min(axis=0), 1e-12)
@@ -267,8 +292,9 @@ class UnevenSplits:
         return int(min(max(count, 0), spare + self.split.virtual_pipeline_stages))
 
     def _place(
-        self, stage: int, best: FloatArray, costs: StageCosts, passed: FloatArray, longest: int, until: FloatArray
-    ) -> tuple[FloatArray, IntArray, IntArray]:
+        self, stage: int, best: FloatArray, costs: StageCosts, others: tuple[FloatArray, FloatArray], longest: int,
+        until: FloatArray, most_exposed_s: FloatArray | None = None,
+    ) -> tuple[FloatArray, IntArray, IntArray]:  # fmt: skip
         """One stage of the recurrence: D_i, and the layers of this stage that attain it, fewest and most.
 
         Only the layers that the stages before and after it can hold at all are looked at: from ``lowest`` to
@@ -285,9 +311,22 @@ class UnevenSplits:
                 continue
             end = slice(begin.start + count, begin.stop + count)
             seconds = self._seconds(stage, count, costs, until[end] - until[begin])
+            forward = self.model.forward_share * seconds
             if count:
                 seconds = seconds + self._recompute_s(stage, costs, begin, end)
-            reached = np.maximum(best[begin], self.batch.num_microbatches * seconds + passed[begin])
+            if most_exposed_s is not None:
+                table = self.tables[self.stages.ends(stage)]
+                seconds = np.where(table.exposed_s[count - table.fewest] <= most_exposed_s, seconds, np.inf)
+            around = others[0][begin]
+            if self.split.schedule == "1f1b":
+                around = around + least_idle_s(
+                    warm_up=after + 1,
+                    num_microbatches=self.batch.num_microbatches,
+                    forward_s=forward,
+                    backward_s=seconds - forward,
+                    after_s=others[1][end],
+                )
+            reached = np.maximum(best[begin], self.batch.num_microbatches * seconds + around)
             own = result[end]
             few[end] = np.where(reached < own, count, few[end])
             many[end] = np.where(reached <= own, count, many[end])
@@ -362,31 +401,12 @@ class UnevenSplits:
 
     # --- splits -------------------------------------------------------------------------------------------------------
 
-    def chunks(self, counts: Sequence[int]) -> tuple[int, ...] | None:
-        """Layers of each chunk for the given layers of each stage, as even as possible; None where one is missing."""
-        split = self.split
-        if sum(counts) != len(self.kind_of):  # the dynamic programme found none
-            return None
-        v = split.virtual_pipeline_stages
-        places = stage_of_chunk(split.schedule, split.pipeline_parallel, v)
-        ends = () if split.vocabulary_parallel else (0, len(places) - 1)
-        sizes = [0] * len(places)
-        for stage, count in enumerate(counts):
-            own = [chunk for chunk, place in enumerate(places) if place == stage]
-            # The ends come last: they alone may stay empty.
-            own.sort(key=lambda chunk: (chunk in ends, -chunk))
-            for index, chunk in enumerate(own):
-                sizes[chunk] = count // v + (index < count % v)
-        if any(size == 0 for chunk, size in enumerate(sizes) if chunk not in ends):
-            return None
-        return tuple(sizes)
-
     def worth_pricing(self, found: Sequence[IntArray], rows: IntArray) -> Iterator[tuple[tuple[int, ...], IntArray]]:
         """Splits → the candidates, of ``rows``, that want them; the usual split is left out."""
         wanted: dict[tuple[int, ...], list[int]] = {}
         for counts in found:
             for row in rows.tolist():
-                sizes = self.chunks(counts[:, row].tolist())
+                sizes = chunks_of(self.split, counts[:, row].tolist(), len(self.kind_of))
                 if sizes is not None and sizes != self.split.layers_per_chunk:
                     wanted.setdefault(sizes, []).append(row)
         for sizes, takers in wanted.items():

@@ -33,7 +33,7 @@ def test_a_column_of_counts_is_every_count(shape: ModelShape, phase: Phase) -> N
         batch = template_candidates(problem, templates, np.arange(0, len(templates), 7), split)
         costs = SplitCosts(problem, batch)
         most = shape.num_hidden_layers
-        for (first, head), table in costs.tables(0, most).items():
+        for (first, head), table in costs.tables(0, most, np.zeros(1)).items():
             for count in range(most + 1):
                 stage = stage_of([count], first=first, head=head)
                 seconds = costs.model.stages_s([stage])[0]
