@@ -16,6 +16,7 @@ Config = Mapping[str, object]
 Dialect = Callable[[Config], dict[str, object]]
 
 _MPT_DEFAULT_RATIO = 4
+_GEMMA_PERIOD = 6  # every sixth layer of Gemma 4 has full attention, and the last
 _MOST_LAYERS = 2048  # no list is made for more: the reader of the number reports it
 
 
@@ -219,6 +220,10 @@ def gemma4(config: Config) -> dict[str, object]:
         "full_head_dim": config.get("global_head_dim") or config.get("head_dim"),
         "full_num_key_value_heads": config.get("num_global_key_value_heads") or config.get("num_key_value_heads"),
     }
+    layers = config.get("num_hidden_layers")
+    if not config.get("layer_types") and isinstance(layers, int) and 0 < layers <= _MOST_LAYERS:
+        last = {layer for layer in range(layers) if layer % _GEMMA_PERIOD == _GEMMA_PERIOD - 1} | {layers - 1}
+        rewritten["layer_types"] = ["full_attention" if i in last else "sliding_attention" for i in range(layers)]
     if config.get("enable_moe_block") is True:
         rewritten |= {"norms_per_layer": 8, "shared_intermediate_size": config.get("intermediate_size")}
     else:

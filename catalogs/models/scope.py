@@ -73,6 +73,29 @@ _FOREIGN_PARTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+UNREAD_CHECKPOINTS: Mapping[str, str] = {
+    "google/gemma-3n": "inputs of their own for each layer",
+    "google/gemma-4-e": "inputs of their own for each layer",
+    "meta-llama/llama-3.2-11b-vision": "cross-attention layers",
+    "meta-llama/llama-3.2-90b-vision": "cross-attention layers",
+    "moonshotai/kimi-k3": "attention over the outputs of earlier layers",
+    "nvidia/llama-3_1-nemotron-ultra": "layers of unlike widths, one by one",
+    "nvidia/llama-3_3-nemotron-super": "layers of unlike widths, one by one",
+    "stepfun-ai/step-3": "numbers of heads that differ by layer",
+}
+"""Beginnings of Hugging Face ids, lower case, whose configurations are refused, and the part that no shape holds."""
+
+
+def why_unread(model: str) -> str:
+    """The part of a well-known checkpoint that is not supported yet; empty where the id is of none.
+
+    >>> why_unread("moonshotai/Kimi-K3")
+    'attention over the outputs of earlier layers'
+    """
+    written = model.lower()
+    return next((part for start, part in UNREAD_CHECKPOINTS.items() if written.startswith(start)), "")
+
+
 def language_section(config: Mapping[str, object]) -> Mapping[str, object]:
     """The part of a configuration that describes the language model: itself, or the section that holds it.
 
