@@ -17,6 +17,7 @@ from meshplan.cli.reports import advice, mixed, serving, training
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
+from meshplan.cli.reports.speculation import speculation_text
 from meshplan.cli.reports.whole_run.forecast import run_sentence
 from meshplan.cli.reports.whole_run.lengths import lengths_sentence
 from meshplan.planner.core.plan import Plan
@@ -154,6 +155,7 @@ def _serving(plan: Plan, width: int) -> str:
     tail = [
         _side_by_side(_pool_bars(plan), _time_bars(plan.breakdown, "Where an iteration's time goes")),
         _kept(plan, width),
+        speculation_text(plan, width),
         serving.calibration_text(plan, width),
     ]
     return _fitted(head, lambda count: _serving_table(plan, count, width), tail)

@@ -19,6 +19,7 @@ from meshplan.cli.reports.advice import (
 from meshplan.cli.reports.expert_placement import served_experts_text
 from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
 from meshplan.cli.reports.quantities import TICK, bar, gib, interval_text, metric_text, metric_title, percent
+from meshplan.cli.reports.speculation import speculation_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
@@ -250,7 +251,8 @@ def predicted_section(plan: Plan, width: int) -> str:
         Column(key="between", title="between"),
     )
     text = rendered_rows(rows, columns, Format.TABLE, width=width)
-    return text + sampling_text(plan, width) + calibration_text(plan, width) + power_text(plan, width)
+    drafts = speculation_text(plan, width)
+    return text + drafts + sampling_text(plan, width) + calibration_text(plan, width) + power_text(plan, width)
 
 
 def sampling_text(plan: Plan, width: int) -> str:

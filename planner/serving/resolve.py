@@ -20,7 +20,7 @@ from meshplan.planner.cluster.lookup import choose_price, is_path, look_up_shape
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CAP_SHARE
-from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
@@ -28,6 +28,7 @@ from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, Serv
 from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.spec import GIB, ServingSpec
+from meshplan.planner.serving.problem.speculation import speculation_options
 from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.serving.problem.weight_tiers import Tiering
 
@@ -109,6 +110,7 @@ def resolve_serving(
         calibrations=_calibrations(spec, catalog, recipe.constants_name, machines),
         quantizations=formats,
         speculation=None if spec.speculation is None else spec.speculation.value,
+        speculation_options=_speculation_options(spec, shape, problems),
         kv_tier=None if spec.kv_tier is None else spec.kv_tier.value,
         pinned=_pinned(spec),
         experts=experts,
@@ -117,6 +119,20 @@ def resolve_serving(
     )
     sources = _sources(problem, prices) | ({} if stored is None else {CHECKPOINT_FORMATS: stored.description})
     return ResolvedServing(problem=problem, prices=prices, sources=sources)
+
+
+def _speculation_options(spec: ServingSpec, shape: ModelShape, problems: Problems) -> tuple[Speculation, ...]:
+    """Methods and depths of drafts to choose from; those are left out that the model or the spec has no drafts for."""
+    asked = spec.speculation
+    if asked is None or asked.choose is None:
+        return ()
+    methods = tuple(asked.choose)
+    if "mtp" in methods and not shape.num_nextn_predict_layers:
+        problems.say("speculation.choose", f"mtp: {shape.name} has no prediction layers")
+    if {"eagle3", "draft_model"} <= set(methods):
+        problems.say("speculation.choose", "eagle3 and draft_model need a checkpoint each: ask one at a time")
+    problems.check()
+    return speculation_options(shape, asked.acceptance_profile, methods, asked.draft_cost)
 
 
 def _calibrations(
