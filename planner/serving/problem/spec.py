@@ -101,7 +101,7 @@ Yield = Annotated[float, Field(ge=1, le=65, allow_inf_nan=False)]
 
 
 class SpeculationSpec(SpecModel):
-    """Speculative decoding: with stated drafts, or with a method and depth that the plan chooses (``choose``)."""
+    """Speculative decoding: with stated drafts, or with a method and depth that the plan chooses (choose)."""
 
     num_draft_tokens: Annotated[int, Whole(most=64)] | None = Field(
         default=None, description="tokens drafted an iteration; not with choose"
