@@ -14,10 +14,10 @@ from types import ModuleType
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
 from meshplan.cli.reports import advice, mixed, serving, training
+from meshplan.cli.reports.advice import speculation_text
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
-from meshplan.cli.reports.speculation import speculation_text
 from meshplan.cli.reports.whole_run.forecast import run_sentence
 from meshplan.cli.reports.whole_run.lengths import lengths_sentence
 from meshplan.planner.core.plan import Plan

@@ -14,12 +14,12 @@ from meshplan.cli.reports.advice import (
     pareto_section,
     sensitivity_section,
     shapes_section,
+    speculation_text,
     what_if_section,
 )
 from meshplan.cli.reports.expert_placement import served_experts_text
 from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
 from meshplan.cli.reports.quantities import TICK, bar, gib, interval_text, metric_text, metric_title, percent
-from meshplan.cli.reports.speculation import speculation_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 

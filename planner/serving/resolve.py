@@ -99,12 +99,7 @@ def resolve_serving(
         workload=workload,
         slos=spec.slos,
         objective=spec.objective,
-        limits=ServingLimits(
-            max_devices=spec.constraints.max_devices,
-            rents_devices=spec.constraints.rent == "device",
-            max_usd_per_hour=spec.constraints.max_usd_per_hour,
-            max_power_w=spec.constraints.max_power_w,
-        ),
+        limits=_limits(spec),
         rules=rules,
         recipe=recipe,
         calibrations=_calibrations(spec, catalog, recipe.constants_name, machines),
@@ -119,6 +114,15 @@ def resolve_serving(
     )
     sources = _sources(problem, prices) | ({} if stored is None else {CHECKPOINT_FORMATS: stored.description})
     return ResolvedServing(problem=problem, prices=prices, sources=sources)
+
+
+def _limits(spec: ServingSpec) -> ServingLimits:
+    return ServingLimits(
+        max_devices=spec.constraints.max_devices,
+        rents_devices=spec.constraints.rent == "device",
+        max_usd_per_hour=spec.constraints.max_usd_per_hour,
+        max_power_w=spec.constraints.max_power_w,
+    )
 
 
 def _speculation_options(spec: ServingSpec, shape: ModelShape, problems: Problems) -> tuple[Speculation, ...]:

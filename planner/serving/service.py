@@ -16,6 +16,7 @@ from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.serving.certify import certify_deployment
+from meshplan.planner.serving.drafts import search_with_speculation
 from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.measured.recorded import recorded_serving_run, refine_recorded
 from meshplan.planner.serving.measured.validate import row_validator
@@ -26,7 +27,6 @@ from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving, serving_calibration
 from meshplan.planner.serving.search.branch import TIE
 from meshplan.planner.serving.search.search import estimate_pinned
-from meshplan.planner.serving.search.speculation import search_with_speculation
 from meshplan.planner.validation.recorded import RecordedRun, Recording
 
 if TYPE_CHECKING:

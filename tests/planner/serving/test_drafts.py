@@ -10,13 +10,13 @@ import pytest
 from meshplan.catalogs.constants.speculation import speculation_profiles
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.serving.drafts import hurts_from, search_with_speculation, speculation_by_load
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, Speculation
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.problem.speculation import acceptance_of, speculation_options
 from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search.speculation import hurts_from, search_with_speculation, speculation_by_load
 
 CHOOSE: dict[str, Any] = {"choose": ["ngram", "eagle3"], "draft_model": "some/eagle3"}
 
