@@ -157,7 +157,7 @@ class SpeculationSpec(SpecModel):
             ValueError: no shipped profile has that name.
         """
         if not isinstance(self.profile, str):
-            return self.profile
+            return {str(method): yields for method, yields in self.profile.items()}
         shipped = speculation_profiles()
         if self.profile not in shipped:
             raise ValueError(f"no profile {self.profile!r} is shipped (there are {', '.join(sorted(shipped))})")
