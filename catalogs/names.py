@@ -80,6 +80,9 @@ def model_name(written: str, sources: Mapping[str, str]) -> ModelName | None:
     for known in (name.lower(), stem):
         if known in published:
             return ModelName(slug=published[known], scheme=scheme if known == stem != name.lower() else "")
+    tuned = {slug for known, slug in published.items() if "/" in stem and _TUNED.sub("", known) == _TUNED.sub("", stem)}
+    if len(tuned) == 1:
+        return ModelName(slug=tuned.pop(), scheme=scheme)
     bare = stem.rsplit("/", 1)[-1]
     for prefix in _PREFIXES:
         bare = bare.removeprefix(prefix)

@@ -19,9 +19,10 @@ from meshplan.catalogs.models.layers.assignment import moe_layers, sliding_windo
 from meshplan.catalogs.models.layers.blocks import ATTENTION_WORDS, layer_blocks, layer_words
 from meshplan.catalogs.models.scope import language_section, scope_problems
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.stored_formats import StoredFormats, stored_formats
 from meshplan.catalogs.untrusted.documents import parse
 
-CONFIG_FILE = "config.json"
+CONFIG_FILE, QUANTIZATION_FILE = "config.json", "hf_quant_config.json"
 MAX_CONFIG_BYTES = 8 * 2**20  # published configurations stay below 1 MiB, those with quantisation tables included
 
 _LATENT_FIELDS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -40,6 +41,22 @@ def read_config(path: Path) -> ModelShape:
     name = file.resolve().parent.name if file.name == CONFIG_FILE else file.stem
     slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "model"
     return shape_from_config(_parse(file, content), slug=slug, name=name, source=str(path))
+
+
+def read_formats(path: Path, shape: ModelShape, problems: list[Problem]) -> StoredFormats | None:
+    """The formats in which the checkpoint of a ``config.json`` (or of its folder) is stored; None where it says none.
+
+    They stand in its ``quantization_config``, or in an ``hf_quant_config.json`` beside it (modelopt).
+
+    Raises:
+        ModelConfigError: a file cannot be read.
+    """
+    file, content = _read_bounded(path)
+    stated = stored_formats(_parse(file, content), shape, problems)
+    beside = file.with_name(QUANTIZATION_FILE)
+    if stated is not None or problems or not beside.is_file():
+        return stated
+    return stored_formats(_parse(*_read_bounded(beside)), shape, problems)
 
 
 def _read_bounded(path: Path) -> tuple[Path, bytes]:

@@ -16,6 +16,7 @@ Config = Mapping[str, object]
 Dialect = Callable[[Config], dict[str, object]]
 
 _MPT_DEFAULT_RATIO = 4
+_GEMMA_PERIOD = 6  # every sixth layer of Gemma 4 has full attention, and the last
 _MOST_LAYERS = 2048  # no list is made for more: the reader of the number reports it
 
 
@@ -205,6 +206,80 @@ def olmo_hybrid(config: Config) -> dict[str, object]:
         key_dim = rewritten["linear_key_head_dim"]
         if isinstance(key_dim, int):
             rewritten.setdefault("linear_value_head_dim", 2 * key_dim)
+    return rewritten
+
+
+def gemma4(config: Config) -> dict[str, object]:
+    """Heads of layers with full attention are stated apart; experts stand beside the dense MLP, as a shared one does.
+
+    Norms: four, and with experts three more and the router's scale.
+    """
+    rewritten: dict[str, object] = {
+        **config,
+        "has_qk_norm": True,
+        "full_head_dim": config.get("global_head_dim") or config.get("head_dim"),
+        "full_num_key_value_heads": config.get("num_global_key_value_heads") or config.get("num_key_value_heads"),
+    }
+    layers = config.get("num_hidden_layers")
+    if not config.get("layer_types") and isinstance(layers, int) and 0 < layers <= _MOST_LAYERS:
+        last = {layer for layer in range(layers) if layer % _GEMMA_PERIOD == _GEMMA_PERIOD - 1} | {layers - 1}
+        rewritten["layer_types"] = ["full_attention" if i in last else "sliding_attention" for i in range(layers)]
+    if config.get("enable_moe_block") is True:
+        rewritten |= {"norms_per_layer": 8, "shared_intermediate_size": config.get("intermediate_size")}
+    else:
+        rewritten["num_experts"] = 0
+    return rewritten
+
+
+def minimax_m3(config: Config) -> dict[str, object]:
+    """An indexer selects blocks of tokens in the layers that ``sparse_attention_freq`` flags; ``intermediate_size``
+    is an expert's width.
+    """
+    rewritten = {"moe_intermediate_size": config.get("intermediate_size"), **config}
+    if config.get("dense_intermediate_size") is not None:
+        rewritten["intermediate_size"] = config["dense_intermediate_size"]
+    sparse = _section(config, "sparse_attention_config")
+    blocks, size = sparse.get("sparse_topk_blocks"), sparse.get("sparse_block_size")
+    flags = sparse.get("sparse_attention_freq")
+    if isinstance(blocks, int) and isinstance(size, int) and sparse.get("use_sparse_attention") is not False:
+        rewritten |= {
+            "index_topk": blocks * size,
+            "index_n_heads": sparse.get("sparse_num_index_heads"),
+            "index_head_dim": sparse.get("sparse_index_dim"),
+        }
+        if isinstance(flags, list):
+            rewritten["indexer_types"] = ["full" if flag else "none" for flag in flags]
+    return rewritten
+
+
+_COMPRESSED = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+
+
+def deepseek_v4(config: Config) -> dict[str, object]:
+    """Kinds of layer from ``compress_ratios``, of which the last are those of prediction layers; all have experts."""
+    rewritten = {key: value for key, value in config.items() if key != "mlp_layer_types"}
+    ratios, layers = config.get("compress_ratios"), config.get("num_hidden_layers")
+    if isinstance(ratios, list) and isinstance(layers, int) and not config.get("layer_types"):
+        rewritten["layer_types"] = [_COMPRESSED.get(ratio, ratio) for ratio in ratios[:layers]]
+    rates = _section(config, "compress_rates")
+    rewritten["sparse_compression"] = rates.get("compressed_sparse_attention", 4)
+    rewritten["heavy_compression"] = rates.get("heavily_compressed_attention", 128)
+    return rewritten
+
+
+def mimo_v2(config: Config) -> dict[str, object]:
+    """Layers with a window have twice the key/value heads of the others, and a sink for each head."""
+    heads = config.get("num_key_value_heads")
+    windowed = config.get("swa_num_key_value_heads", 2 * heads if isinstance(heads, int) else None)
+    rewritten: dict[str, object] = {
+        "add_swa_attention_sink_bias": True,
+        **config,
+        "num_key_value_heads": windowed,
+        "full_num_key_value_heads": heads,
+    }
+    pattern = config.get("hybrid_layer_pattern")
+    if isinstance(pattern, list) and not config.get("layer_types"):
+        rewritten["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in pattern]
     return rewritten
 
 

@@ -160,6 +160,7 @@ _COHERE = Family(
     qk_norm_full_width=True,
 )
 _OLMO2 = Family(qk_norm=YES, qk_norm_full_width=True)
+_MINIMAX_M3 = Family(qk_norm=YES, dialect=config_dialects.minimax_m3)
 _ENABLE_BIAS = Switch(default=True, key="enable_bias")
 _NO_BIAS = Switch(default=False, key="no_bias", negated=True)  # MPT: no_bias is true unless stated
 _USE_BIAS = Switch(default=False, key="use_bias")
@@ -229,6 +230,13 @@ FAMILIES: Mapping[str, Family] = {
         sliding=SlidingRule(default_window=4096, full_every=6),
         defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
     ),
+    "gemma4": Family(
+        tie_word_embeddings=True,
+        head_dim=256,
+        norms_per_layer=4,
+        sliding=SlidingRule(default_window=512, full_every=6),
+        dialect=config_dialects.gemma4,
+    ),
     # Latent attention and many experts.
     "deepseek_v2": _LLAMA,
     "deepseek_v3": _LLAMA,
@@ -281,6 +289,11 @@ FAMILIES: Mapping[str, Family] = {
     "olmo_hybrid": Family(qk_norm=YES, qk_norm_full_width=True, dialect=config_dialects.olmo_hybrid),
     "deepseek_v32": _LLAMA,
     "glm_moe_dsa": _LLAMA,
+    "minimax_m3": _MINIMAX_M3,
+    "minimax_m3_vl": _MINIMAX_M3,
+    # Attention of several forms in one model.
+    "deepseek_v4": Family(dialect=config_dialects.deepseek_v4),
+    "mimo_v2_flash": Family(dialect=config_dialects.mimo_v2),
     # OLMo, Cohere, EXAONE, Apertus.
     "olmo": Family(norm_weight=False),
     "olmo2": _OLMO2,

@@ -39,19 +39,61 @@ _OTHER_MODELS: Mapping[str, tuple[str, ...]] = {
     "a hybrid of attention with recurrent layers that share or repeat their weights, not supported yet": (
         *("bailing_hybrid", "zamba", "zamba2"),
     ),
-    "not supported yet: its attention compresses the keys of several tokens into one": ("deepseek_v4",),
     "not supported yet: its layers hold more than attention and one MLP or MoE block": (
-        *("arctic", "blt", "doge", "gemma3n", "gemma4", "hrm_text", "jetmoe", "longcat_flash", "mllama", "moshi"),
+        *("arctic", "blt", "doge", "gemma3n", "hrm_text", "jetmoe", "longcat_flash", "mllama", "moshi"),
     ),
 }
 _REASONS = {model_type: reason for reason, types in _OTHER_MODELS.items() for model_type in types}
+
+_FAMILY_PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "attention that compresses several tokens into one entry": (
+        ("compress_ratios", "compress_rates"),
+        ("deepseek_v4",),
+    ),
+    "heads that differ between full attention and windows": (
+        ("global_head_dim", "swa_num_key_value_heads", "swa_head_dim"),
+        ("gemma4", "mimo_v2_flash"),
+    ),
+}
+"""Parts that only some families' readers know: in another family's configuration nothing would count them."""
 
 _FOREIGN_PARTS: Mapping[str, tuple[str, ...]] = {
     "state-space layers without heads (Mamba alone)": ("ssm_cfg", "state_size"),
     "recurrent layers of Griffin (RG-LRU)": ("block_types", "lru_width"),
     "experts without weights (LongCat)": ("zero_expert_num",),
     "cross-attention layers": ("cross_attention_layers",),
+    "inputs of their own for each layer (Gemma 3n, Gemma 4 E2B and E4B)": ("hidden_size_per_layer_input",),
+    "layers that share the keys of others": ("num_kv_shared_layers",),
+    "layers of unlike widths, one by one (Nemotron NAS)": ("block_configs",),
+    "attention over the outputs of earlier layers (Kimi K3)": ("attn_res_block_size",),
+    "numbers of heads that differ by layer (Step 3.5, 3.7)": (
+        "num_attention_heads_per_layer",
+        "attention_other_setting",
+    ),
 }
+
+
+UNREAD_CHECKPOINTS: Mapping[str, str] = {
+    "google/gemma-3n": "inputs of their own for each layer",
+    "google/gemma-4-e": "inputs of their own for each layer",
+    "meta-llama/llama-3.2-11b-vision": "cross-attention layers",
+    "meta-llama/llama-3.2-90b-vision": "cross-attention layers",
+    "moonshotai/kimi-k3": "attention over the outputs of earlier layers",
+    "nvidia/llama-3_1-nemotron-ultra": "layers of unlike widths, one by one",
+    "nvidia/llama-3_3-nemotron-super": "layers of unlike widths, one by one",
+    "stepfun-ai/step-3": "numbers of heads that differ by layer",
+}
+"""Beginnings of Hugging Face ids, lower case, whose configurations are refused, and the part that no shape holds."""
+
+
+def why_unread(model: str) -> str:
+    """The part of a well-known checkpoint that is not supported yet; empty where the id is of none.
+
+    >>> why_unread("moonshotai/Kimi-K3")
+    'attention over the outputs of earlier layers'
+    """
+    written = model.lower()
+    return next((part for start, part in UNREAD_CHECKPOINTS.items() if written.startswith(start)), "")
 
 
 def language_section(config: Mapping[str, object]) -> Mapping[str, object]:
@@ -99,6 +141,14 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
         present = [key for key in keys if section.get(key) not in (None, False, 0, [], {}, "")]
         if present:
             yield Problem(path=present[0], message=f"not supported yet: {part}")
+    family = str(section.get("model_type", "")).removesuffix("_text")
+    for part, (keys, readers) in _FAMILY_PARTS.items():
+        present = [key for key in keys if section.get(key) not in (None, [], {})]
+        if present and family not in readers:
+            yield Problem(
+                path=present[0],
+                message=f"{part} are read for {', '.join(readers)} only; model_type is {shorten(family)}",
+            )
 
 
 def _states_sizes(config: Mapping[str, object]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks
 
 
@@ -164,6 +165,19 @@ class ModelShape:
         """Whether layer ``layer`` has softmax attention."""
         return self.blocks is None or self.blocks.has_attention(layer)
 
+    def attention_form(self, layer: int) -> AttentionForm | None:
+        """Attention of a layer whose sizes are not the model's common ones; None where they are, or without any."""
+        return None if self.blocks is None else self.blocks.form(layer)
+
+    @property
+    def attention_forms(self) -> tuple[tuple[AttentionForm, int | None, int], ...]:
+        """(form, window, number of layers) where layers have attention of several forms; else empty."""
+        if self.blocks is None or not self.blocks.forms:
+            return ()
+        layers = range(self.num_hidden_layers)
+        each = [(form, self.window(layer)) for layer in layers if (form := self.attention_form(layer)) is not None]
+        return tuple((form, window, each.count((form, window))) for form, window in dict.fromkeys(each))
+
     def has_recurrent(self, layer: int) -> bool:
         """Whether layer ``layer`` has a recurrent mixer."""
         return self.blocks is not None and self.blocks.has_recurrent(layer)
@@ -181,6 +195,12 @@ class ModelShape:
     def num_recurrent_layers(self) -> int:
         """How many layers have a recurrent mixer."""
         return 0 if self.blocks is None else self._count(self.has_recurrent)
+
+    @property
+    def num_indexed_layers(self) -> int:
+        """How many layers have an indexer of their own."""
+        blocks = self.blocks
+        return 0 if blocks is None else self._count(blocks.has_indexer)
 
     @property
     def num_dense_layers(self) -> int:
@@ -203,8 +223,10 @@ class ModelShape:
         """Parameters of one softmax-attention block, output projection and indexer included.
 
         Grouped query: h·d·(2a + 2k), and h·d·a for an output gate. Latent: the low-rank factors of DeepSeek-V2 §2.1,
-        with their norms.
+        with their norms. The mean over layers whose attention has several forms.
         """
+        if forms := self.attention_forms:
+            return round(sum(form.parameters * count for form, _, count in forms) / self.num_attention_layers)
         h, a = self.hidden_size, self.num_attention_heads
         if self.latent is not None:
             return self._latent_attention_parameters(self.latent) + self.indexer_parameters
@@ -213,6 +235,15 @@ class ModelShape:
         biases = self.attention_bias * (queries + 2 * keys) + self.attention_output_bias * h
         norms = queries + keys if self.qk_norm_full_width else 2 * self.head_dim
         return weights + biases + self.qk_norm * norms + self.attention_sinks * a + self.indexer_parameters
+
+    def layer_attention_parameters(self, layer: int) -> int:
+        """Parameters of the softmax attention of one layer, with its own indexer; 0 without."""
+        if not self.has_attention(layer):
+            return 0
+        if (form := self.attention_form(layer)) is not None:
+            return form.parameters
+        unindexed = self.blocks is not None and not self.blocks.has_indexer(layer)
+        return self.attention_parameters - unindexed * self.indexer_parameters
 
     @property
     def has_output_gate(self) -> bool:
@@ -296,7 +327,7 @@ class ModelShape:
 
     def layer_parameters(self, layer: int) -> int:
         """All parameters of one layer, every expert included."""
-        common = self.norm_parameters_per_layer + self.has_attention(layer) * self.attention_parameters
+        common = self.norm_parameters_per_layer + self.layer_attention_parameters(layer)
         common += self.has_recurrent(layer) * self.recurrent_parameters
         if self.moe is None or not self.is_moe_layer(layer):
             return common + self.has_mlp(layer) * self.dense_mlp_parameters

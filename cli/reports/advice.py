@@ -14,6 +14,9 @@ from meshplan.cli.reports.quantities import bar, percent
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
+LOADS_SHOWN = 4
+_METHODS = {"ngram": "n-grams", "eagle3": "EAGLE-3", "mtp": "prediction layers", "draft_model": "a draft model"}
+
 
 def most_rate_text(plan: Plan) -> str:
     """The rate that the deployment bears with room to spare, where a rate was given."""
@@ -140,3 +143,31 @@ def shapes_section(plan: Plan, width: int) -> str:
     )
     title = "What if, not validated: this plan and load with a second tier for the KV cache"
     return rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
+
+
+def speculation_text(plan: Plan, width: int) -> str:
+    """Chosen drafts, the best by load, and the load from which on they hurt; empty where nothing was to choose."""
+    by_load = (plan.answer or {}).get("speculation")
+    if not by_load:
+        return ""
+    drafts = plan.config["speculation"]
+    chosen = "none is faster" if drafts is None else _named(drafts["method"], drafts["num_draft_tokens"])
+    rows = by_load["by_load"]
+    shown = [*rows[: -1 : max(len(rows) // LOADS_SHOWN, 1)], rows[-1]]
+    each = dict.fromkeys(
+        f"{row['num_running']} running: "
+        + (
+            "none"
+            if row["method"] is None
+            else f"{_named(row['method'], row['num_draft_tokens'])} ({row['speed_up']:.2f} times)"
+        )
+        for row in shown
+    )
+    until = by_load["hurts_from"]
+    end = "Drafts help up to the worker's slots." if until is None else f"From {until} running on they hurt."
+    text = f"Speculation: {chosen}. Time per token by load of a worker: {'; '.join(each)}. {end}"
+    return paragraph(text, width)
+
+
+def _named(method: str, drafted: int) -> str:
+    return f"{_METHODS.get(method, method)}, {drafted} token{'s' if drafted > 1 else ''} drafted"

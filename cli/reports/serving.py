@@ -14,6 +14,7 @@ from meshplan.cli.reports.advice import (
     pareto_section,
     sensitivity_section,
     shapes_section,
+    speculation_text,
     what_if_section,
 )
 from meshplan.cli.reports.expert_placement import served_experts_text
@@ -250,7 +251,8 @@ def predicted_section(plan: Plan, width: int) -> str:
         Column(key="between", title="between"),
     )
     text = rendered_rows(rows, columns, Format.TABLE, width=width)
-    return text + sampling_text(plan, width) + calibration_text(plan, width) + power_text(plan, width)
+    drafts = speculation_text(plan, width)
+    return text + drafts + sampling_text(plan, width) + calibration_text(plan, width) + power_text(plan, width)
 
 
 def sampling_text(plan: Plan, width: int) -> str:

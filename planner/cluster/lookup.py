@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
 from meshplan.catalogs.hardware import Device, Link, NodeType, Price
 from meshplan.catalogs.models.config import read_config
+from meshplan.catalogs.models.scope import why_unread
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.links_spec import LinkSpec
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
@@ -32,6 +33,9 @@ def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) 
             return read_config(base / model)
         return catalog.model_shape(model)
     except UnknownEntryError as error:
+        if part := why_unread(model):
+            problems.say("model", f"{model} is not supported yet: it has {part}")
+            return None
         problems.say(
             "model",
             f"{error} (see: meshplan catalog list models; or give the path of its config.json: "

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from meshplan.catalogs.models.layers.attention_form import AttentionForm, Matrix
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, RecurrentMixer, SparseIndexer
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 
@@ -203,6 +204,10 @@ def shape_document(shape: ModelShape) -> dict[str, Any]:
     document: dict[str, Any] = plain(shape)
     if shape.blocks is None:
         del document["blocks"]
+    else:
+        for key in ("indexed", "forms", "form_of"):  # empty for most
+            if not document["blocks"][key]:
+                del document["blocks"][key]
     if shape.moe is not None and shape.moe.latent_size is None:
         del document["moe"]["latent_size"]
     return document
@@ -232,4 +237,11 @@ def _blocks_from_document(document: Mapping[str, Any]) -> LayerBlocks:
         recurrent=None if recurrent is None else RecurrentMixer(**recurrent),
         indexer=None if indexer is None else SparseIndexer(**indexer),
         output_gate=document.get("output_gate", False),
+        indexed=tuple(document.get("indexed", ())),
+        forms=tuple(_form_from_document(form) for form in document.get("forms", ())),
+        form_of=tuple(document.get("form_of", ())),
     )
+
+
+def _form_from_document(document: Mapping[str, Any]) -> AttentionForm:
+    return AttentionForm(**{**document, "matrices": tuple(Matrix(**matrix) for matrix in document["matrices"])})

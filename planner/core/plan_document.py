@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from meshplan.catalogs.models.layers.recurrent import LayerBlocks
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.catalogs.untrusted.documents import require_plain
 
@@ -153,6 +154,23 @@ def bounded(value: Any, path: str = "") -> Iterator[str]:
             yield f"{name} has {len(inner)} characters; at most {MAX_TEXT}"
 
 
+def _unsound_forms(blocks: LayerBlocks, layers: int) -> list[str]:
+    """What is wrong with the forms of attention of a model's layers."""
+    problems = []
+    if len(blocks.indexed) not in (0, layers):
+        problems.append(f"blocks.indexed has {len(blocks.indexed)} entries for {layers} layers")
+    if len(blocks.form_of) != (layers if blocks.forms else 0):
+        problems.append(f"blocks.form_of has {len(blocks.form_of)} entries for {layers} layers")
+    if any(not 0 <= place < len(blocks.forms) for place in blocks.form_of):
+        problems.append("blocks.form_of names a form that is not there")
+    for form in blocks.forms:
+        problems += bounded(form, "blocks.forms.")
+        problems += [text for matrix in form.matrices for text in bounded(matrix, "blocks.forms.matrices.")]
+        if min(form.num_heads, form.num_key_value_heads, form.key_dim, form.value_dim, form.compression) < 1:
+            problems.append("blocks.forms: heads, widths and compression must be above 0")
+    return problems
+
+
 def _sound_shape(shape: ModelShape) -> ModelShape:
     problems = list(bounded(shape))
     problems += [f"{name} must be above 0" for name in _MODEL_SIZES if getattr(shape, name) < 1]
@@ -171,6 +189,8 @@ def _sound_shape(shape: ModelShape) -> ModelShape:
     blocks = shape.blocks
     if blocks is not None and (len(blocks.mixers), len(blocks.has_mlp)) != (layers, layers):
         problems.append(f"blocks has {len(blocks.mixers)} mixers and {len(blocks.has_mlp)} MLPs for {layers} layers")
+    if blocks is not None:
+        problems += _unsound_forms(blocks, layers)
     if blocks is not None and blocks.recurrent is None and shape.num_recurrent_layers:
         problems.append("blocks lists recurrent layers without their sizes")
     if experts is not None and not 1 <= experts.num_experts_per_token <= experts.num_experts:

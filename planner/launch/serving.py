@@ -11,6 +11,7 @@ from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.serving.load import Load, with_room
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.launch.registry import emit_serving
+from meshplan.planner.serving.resolve import CHECKPOINT_FORMATS
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -55,8 +56,10 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
 
 def _quantized_checkpoint(plan: Plan, options: EmitOptions) -> bool | None:
     """A checkpoint that is named for a plan with weights on the host is one in the plan's formats: engines load such
-    weights as they are.
+    weights as they are. So is one whose own files told the plan its formats.
     """
+    if CHECKPOINT_FORMATS in plan.provenance.get("sources", {}):
+        return True
     beyond = any("weight_tiers" in pool for pool in plan.config["pools"])
     return True if options.model_path and beyond else None
 

@@ -327,6 +327,19 @@ class _Experts(Section):
     copies_bytes_per_device: Number = 0.0
 
 
+class _SpeculationRow(Section):
+    num_running: Count
+    method: Text | None
+    num_draft_tokens: Count
+    speed_up: Number
+
+
+class _SpeculationAnswer(Section):
+    by_load: tuple[_SpeculationRow, ...]
+    hurts_from: Count | None
+    running: Number
+
+
 class _Answer(Section):
     pareto: tuple[_Point, ...] = ()
     num_running: Number = 0.0
@@ -341,6 +354,7 @@ class _Answer(Section):
     useful_batch: Count | None = None
     experts: tuple[_Experts, ...] = ()
     max_request_rate_per_s: Number | None = None
+    speculation: _SpeculationAnswer | Nothing = Nothing()
 
     @model_validator(mode="after")
     def _idle_has_a_reason(self) -> Self:

@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.constants.own import own_name
 from meshplan.catalogs.constants.serving import ServingCalibration
-from meshplan.catalogs.errors import UnknownEntryError
+from meshplan.catalogs.errors import Problem, UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
+from meshplan.catalogs.models.config import read_formats
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.catalogs.models.stored_formats import StoredFormats
 from meshplan.planner.cluster.identity import cluster_identity
-from meshplan.planner.cluster.lookup import choose_price, look_up_shape, node_in_place, with_stated_links
+from meshplan.planner.cluster.lookup import choose_price, is_path, look_up_shape, node_in_place, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CAP_SHARE
-from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingObjective, ServingProblem
-from meshplan.planner.serving.problem.quantization import checkpoint_formats
+from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.spec import GIB, ServingSpec
+from meshplan.planner.serving.problem.speculation import speculation_options
 from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.serving.problem.weight_tiers import Tiering
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
 
 ANY = "any"
+CHECKPOINT_FORMATS = "formats of the checkpoint"  # source of a plan whose model's own files state its formats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +82,12 @@ def resolve_serving(
         if price is not None:
             prices[node.slug] = price
         machines[node.slug] = _machine(node, count, price, spec.cluster.host_memory)
-    schemes = _schemes(spec, shape, catalog)
-    spec = _with_engine(spec, shape, machines, schemes)
+    stored = _stored(spec, shape, base, problems)
+    problems.check()
+    formats = _formats(spec, shape, catalog, stored)
+    spec = _with_engine(spec, shape, machines, formats)
     rules = ENGINES[spec.constraints.target]
-    _check_schemes(spec, shape, schemes, machines, problems)
+    _check_formats(spec, formats, machines, problems)
     _check(spec, shape, machines, prices, rules, problems)
     experts = expert_routing(spec.experts, shape, base, problems)
     tiering = _tiering(spec, shape, machines, experts, problems)
@@ -93,24 +99,44 @@ def resolve_serving(
         workload=workload,
         slos=spec.slos,
         objective=spec.objective,
-        limits=ServingLimits(
-            max_devices=spec.constraints.max_devices,
-            rents_devices=spec.constraints.rent == "device",
-            max_usd_per_hour=spec.constraints.max_usd_per_hour,
-            max_power_w=spec.constraints.max_power_w,
-        ),
+        limits=_limits(spec),
         rules=rules,
         recipe=recipe,
         calibrations=_calibrations(spec, catalog, recipe.constants_name, machines),
-        quantizations=tuple(checkpoint_formats(shape, scheme, spec.kv_cache) for scheme in schemes),
+        quantizations=formats,
         speculation=None if spec.speculation is None else spec.speculation.value,
+        speculation_options=_speculation_options(spec, shape, problems),
         kv_tier=None if spec.kv_tier is None else spec.kv_tier.value,
         pinned=_pinned(spec),
         experts=experts,
         power_caps_w=tuple(spec.power_caps_w or ()),
         tiering=tiering,
     )
-    return ResolvedServing(problem=problem, prices=prices, sources=_sources(problem, prices))
+    sources = _sources(problem, prices) | ({} if stored is None else {CHECKPOINT_FORMATS: stored.description})
+    return ResolvedServing(problem=problem, prices=prices, sources=sources)
+
+
+def _limits(spec: ServingSpec) -> ServingLimits:
+    return ServingLimits(
+        max_devices=spec.constraints.max_devices,
+        rents_devices=spec.constraints.rent == "device",
+        max_usd_per_hour=spec.constraints.max_usd_per_hour,
+        max_power_w=spec.constraints.max_power_w,
+    )
+
+
+def _speculation_options(spec: ServingSpec, shape: ModelShape, problems: Problems) -> tuple[Speculation, ...]:
+    """Methods and depths of drafts to choose from; those are left out that the model or the spec has no drafts for."""
+    asked = spec.speculation
+    if asked is None or asked.choose is None:
+        return ()
+    methods = tuple(asked.choose)
+    if "mtp" in methods and not shape.num_nextn_predict_layers:
+        problems.say("speculation.choose", f"mtp: {shape.name} has no prediction layers")
+    if {"eagle3", "draft_model"} <= set(methods):
+        problems.say("speculation.choose", "eagle3 and draft_model need a checkpoint each: ask one at a time")
+    problems.check()
+    return speculation_options(shape, asked.acceptance_profile, methods, asked.draft_cost)
 
 
 def _calibrations(
@@ -147,13 +173,31 @@ def serving_calibration(catalog: Catalog, engine: str, architecture: str, *, clu
 ANY_ENGINE = "any-engine"
 
 
-def _schemes(spec: ServingSpec, shape: ModelShape, catalog: Catalog) -> tuple[str, ...]:
-    """Formats that the plan may choose from: as asked, else that of the named checkpoint, else as published."""
+def _stored(spec: ServingSpec, shape: ModelShape, base: Path, problems: Problems) -> StoredFormats | None:
+    """The formats that the model's own files state, where the spec names none and the model by a path."""
+    if spec.fixed.quantization is not None or spec.quantization or not is_path(spec.model, base):
+        return None
+    found: list[Problem] = []
+    stored = read_formats(base / spec.model, shape, found)
+    for problem in found:
+        problems.say("model", f"{spec.model}: {problem}; or state quantization")
+    return stored
+
+
+def _formats(
+    spec: ServingSpec, shape: ModelShape, catalog: Catalog, stored: StoredFormats | None
+) -> tuple[Quantization, ...]:
+    """Formats that the plan may choose from: as asked, else those of the checkpoint, else as it is published."""
+    if stored is not None:
+        parts = {"attention": stored.attention, "mlp": stored.mlp, "experts": stored.experts}
+        return (Quantization(**parts, kv_cache=spec.kv_cache),)
     if spec.fixed.quantization is not None:
-        return (str(spec.fixed.quantization),)
-    name = catalog.model_name(spec.model)
-    written = name.scheme if name is not None else ""
-    return tuple(spec.quantization or (written or PUBLISHED_SCHEMES.get(shape.family, "bf16"),))
+        schemes: Sequence[str] = (str(spec.fixed.quantization),)
+    else:
+        name = catalog.model_name(spec.model)
+        written = name.scheme if name is not None else ""
+        schemes = spec.quantization or (written or PUBLISHED_SCHEMES.get(shape.family, "bf16"),)
+    return tuple(checkpoint_formats(shape, scheme, spec.kv_cache) for scheme in schemes)
 
 
 def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict[str, tuple[NodeType, int]]:
@@ -181,14 +225,14 @@ def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict
 
 
 def _with_engine(
-    spec: ServingSpec, shape: ModelShape, machines: Mapping[str, Machine], schemes: Sequence[str]
+    spec: ServingSpec, shape: ModelShape, machines: Mapping[str, Machine], formats: Sequence[Quantization]
 ) -> ServingSpec:
     """The spec with the engine that serves it where it names none and states host memory."""
     if spec.cluster.host_memory is None or not machines:
         return spec
     from meshplan.planner.serving.tiers.question import engine_for  # start-up: most questions have no tiers
 
-    engine = engine_for(spec, shape, machines, checkpoint_formats(shape, schemes[0], spec.kv_cache))
+    engine = engine_for(spec, shape, machines, formats[0])
     return spec.model_copy(update={"constraints": spec.constraints.model_copy(update={"target": engine})})
 
 
@@ -263,17 +307,20 @@ def _pinned(spec: ServingSpec) -> Pinned:
     )
 
 
-def _check_schemes(
-    spec: ServingSpec, shape: ModelShape, schemes: Sequence[str], machines: Mapping[str, Machine], problems: Problems
+def _check_formats(
+    spec: ServingSpec, formats: Sequence[Quantization], machines: Mapping[str, Machine], problems: Problems
 ) -> None:
     """Report formats that the engine or every device lacks."""
     rules = ENGINES[spec.constraints.target]
-    for scheme in schemes:
-        if scheme not in rules.schemes:
-            problems.say("quantization", f"{rules.name} does not serve {scheme} (it has {', '.join(rules.schemes)})")
-        elif all(checkpoint_formats(shape, scheme, spec.kv_cache).missing_on(m.device) for m in machines.values()):
+    for quantization in formats:
+        unknown = [scheme for scheme in quantization.schemes if scheme not in rules.schemes]
+        missing = [quantization.missing_on(machine.device) for machine in machines.values()]
+        if unknown:
+            known = ", ".join(rules.schemes)
+            problems.say("quantization", f"{rules.name} does not serve {', '.join(unknown)} (it has {known})")
+        elif all(missing):
             names = ", ".join(machine.device.name for machine in machines.values())
-            problems.say("quantization", f"{scheme} needs units that {names} lacks")
+            problems.say("quantization", f"{', '.join(missing[0])} needs units that {names} lacks")
     if spec.kv_cache not in rules.kv_caches:
         problems.say("kv_cache", f"{rules.name} has no {spec.kv_cache} cache (it has {', '.join(rules.kv_caches)})")
 

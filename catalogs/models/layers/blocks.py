@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping
 from meshplan.catalogs.models.families import Family
 from meshplan.catalogs.models.fields import ConfigFields, shorten
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, SparseIndexer
-from meshplan.catalogs.models.layers.registry import read_recurrent
+from meshplan.catalogs.models.layers.registry import read_attention_forms, read_recurrent
 
-ATTENTION_WORDS = ("full_attention", "attention", "global", "sliding_attention", "chunked_attention", "local")
+ATTENTION_WORDS = (
+    *("full_attention", "attention", "global", "sliding_attention", "chunked_attention", "local"),
+    *("deepseek_sparse_attention", "minimax_m3_sparse", "compressed_sparse_attention", "heavily_compressed_attention"),
+)
 RECURRENT_WORDS = ("linear_attention", "mamba", "conv")
 MLP_WORDS = ("mlp", "moe")
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # Nemotron-H's hybrid_override_pattern
@@ -53,12 +56,37 @@ def layer_blocks(fields: ConfigFields, family: Family, words: tuple[str, ...], h
     mixers = tuple(Mixer.BOTH if family.parallel_mixers else _mixer(word) for word in words)
     has_mlp = tuple(word in MLP_WORDS if single else True for word in words)
     gate, indexer = fields.switch(family.output_gate), _indexer(fields, hidden_size)
+    forms, form_of = read_attention_forms(fields, hidden_size, words)
+    indexer = None if forms else indexer
     plain = all(mixer is Mixer.ATTENTION for mixer in mixers) and all(has_mlp)
-    if plain and not gate and indexer is None:
+    if plain and not gate and indexer is None and not forms:
         return None
     needed = any(mixer in (Mixer.RECURRENT, Mixer.BOTH) for mixer in mixers)
     recurrent = read_recurrent(fields, hidden_size) if needed else None
-    return LayerBlocks(mixers=mixers, has_mlp=has_mlp, recurrent=recurrent, indexer=indexer, output_gate=gate)
+    return LayerBlocks(
+        mixers=mixers,
+        has_mlp=has_mlp,
+        recurrent=recurrent,
+        indexer=indexer,
+        output_gate=gate,
+        indexed=() if indexer is None else _indexed(fields, len(words)),
+        forms=forms,
+        form_of=form_of,
+    )
+
+
+def _indexed(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    """Which layers have an indexer of their own; empty: all.
+
+    ``indexer_types`` says ``full``, or ``shared``: attend to what the layer before selected (GLM-5.2).
+    """
+    listed = fields.config.get("indexer_types")
+    if listed is None:
+        return ()
+    if not isinstance(listed, list | tuple) or len(listed) != num_layers:
+        fields.report("indexer_types", f"must list full, shared or none for {num_layers} layers, is {shorten(listed)}")
+        return ()
+    return tuple(word == "full" for word in listed)
 
 
 def _mixer(word: str) -> Mixer:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from meshplan.catalogs.models.layers.attention_form import AttentionForm
+
 STATE_BYTES = 4.0
 """Bytes of one element of a recurrent state: fp32, the default of ``mamba_ssm_cache_dtype`` in Nemotron-H's
 configuration (transformers 5.16.1). Assumed for the other kinds and for all engines: one that keeps 16 bits holds more
@@ -117,6 +119,10 @@ class LayerBlocks:
         recurrent: sizes of the recurrent mixers; None where no layer has one.
         indexer: of sparse attention; None where attention sees all tokens (or a window).
         output_gate: attention's output is scaled by a gate of its own width, projected with the queries (Qwen3-Next).
+        indexed: one per layer: it has an indexer of its own; others attend to all, or to what the layer before chose
+            (GLM-5.2). Empty: every layer with attention has one.
+        forms: softmax attention where the layers have it in several forms; empty where all have the model's sizes.
+        form_of: one per layer: its place in ``forms``.
     """
 
     mixers: tuple[Mixer, ...]
@@ -124,6 +130,9 @@ class LayerBlocks:
     recurrent: RecurrentMixer | None = None
     indexer: SparseIndexer | None = None
     output_gate: bool = False
+    indexed: tuple[bool, ...] = ()
+    forms: tuple[AttentionForm, ...] = ()
+    form_of: tuple[int, ...] = ()
 
     @property
     def recurrent_state_bytes(self) -> float:
@@ -139,3 +148,11 @@ class LayerBlocks:
     def has_recurrent(self, layer: int) -> bool:
         """Whether a layer has a recurrent mixer."""
         return self.mixers[layer] in (Mixer.RECURRENT, Mixer.BOTH)
+
+    def has_indexer(self, layer: int) -> bool:
+        """Whether a layer has an indexer of its own."""
+        return self.indexer is not None and (self.indexed[layer] if self.indexed else self.has_attention(layer))
+
+    def form(self, layer: int) -> AttentionForm | None:
+        """Attention of a layer; None where it has none, or the model's common one."""
+        return self.forms[self.form_of[layer]] if self.forms and self.has_attention(layer) else None

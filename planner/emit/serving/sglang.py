@@ -114,16 +114,22 @@ def _formats(request: ServingRequest, pool: Pool) -> Arguments:
     return arguments if scheme is None else {**arguments, "--quantization": scheme}
 
 
+_ALGORITHMS = {"eagle3": "EAGLE3"}
+
+
 def _speculation(request: ServingRequest, _: Pool) -> Arguments:
     speculation = request.config.speculation
     if speculation is None:
         return {}
+    if terms.drafts_from_text(request):
+        drafted = str(speculation.num_draft_tokens + 1)
+        return {"--speculative-algorithm": "NGRAM", "--speculative-num-draft-tokens": drafted}
     own = terms.uses_own_layers(SGLANG, request)
     if not own and any(pool.layout.attention_data_parallel > 1 for pool in request.config.pools):
         raise CannotExpressError(
             SGLANG.name, "a draft model beside data-parallel attention", "a model with prediction layers of its own"
         )
-    model = {"--speculative-algorithm": "NEXTN" if own else "STANDALONE"}
+    model = {"--speculative-algorithm": "NEXTN" if own else _ALGORITHMS.get(speculation.method, "STANDALONE")}
     if not own:
         model["--speculative-draft-model-path"] = request.draft_model
     return {
@@ -269,8 +275,8 @@ TERMS = (
     _rows.write_only(
         "speculation",
         _speculation,
-        "--speculative-algorithm NEXTN or STANDALONE, --speculative-num-steps",
-        verified_by=f"{_PARSER} for prediction layers; STANDALONE: flags only",
+        "--speculative-algorithm NEXTN, STANDALONE, EAGLE3 or NGRAM, --speculative-num-steps",
+        verified_by=f"{_PARSER} for prediction layers; others: flags only",
     ),
     _rows.write_only("roles", _roles, "--disaggregation-mode, --disaggregation-transfer-backend nixl"),
     _rows.max_sequence_length("--context-length"),

@@ -170,14 +170,23 @@ def map_refused(rules: EngineRules, because: str) -> Callable[[ServingRequest, P
     return write
 
 
+def drafts_from_text(request: ServingRequest) -> bool:
+    """Whether drafts are looked up in the request's own text (n-grams), which needs no weights."""
+    speculation = request.config.speculation
+    return speculation is not None and speculation.method == "ngram"
+
+
 def uses_own_layers(rules: EngineRules, request: ServingRequest) -> bool:
     """Whether drafts of speculative decoding come from the model's own prediction layers, not from a draft model.
 
     Raises:
         CannotExpressError: there is neither.
     """
-    if request.draft_model:
+    method = "" if request.config.speculation is None else request.config.speculation.method
+    if request.draft_model and method != "mtp":
         return False
+    if method in ("eagle3", "draft_model"):
+        raise CannotExpressError(rules.name, f"{method} without its checkpoint", "speculation.draft_model")
     if not request.shape.num_nextn_predict_layers:
         raise CannotExpressError(
             rules.name, "speculation without a draft", "a draft_model, or a model with prediction layers of its own"

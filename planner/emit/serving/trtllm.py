@@ -125,11 +125,15 @@ def _speculation(request: ServingRequest, _: Pool) -> Arguments:
     if speculation is None:
         return {}
     tokens = speculation.num_draft_tokens
-    if terms.uses_own_layers(TRTLLM, request):
+    config: dict[str, object]
+    if terms.drafts_from_text(request):
+        config = {"decoding_type": "NGram", "max_draft_len": tokens}
+    elif terms.uses_own_layers(TRTLLM, request):
         config = {"decoding_type": "MTP", "num_nextn_predict_layers": tokens}
     else:
         draft = request.draft_model
-        config = {"decoding_type": "DraftTarget", "max_draft_len": tokens, "speculative_model_dir": draft}
+        kind = "Eagle" if speculation.method == "eagle3" else "DraftTarget"
+        config = {"decoding_type": kind, "max_draft_len": tokens, "speculative_model_dir": draft}
     return {f"speculative_config.{key}": value for key, value in config.items()}
 
 
@@ -187,7 +191,7 @@ TERMS = (
     ),
     _rows.write_only("expert_tensor_parallel", _expert_tensor, "moe_tensor_parallel_size"),
     _rows.write_only("roles", _roles, "cache_transceiver_config; trtllm-serve disaggregated"),
-    _rows.write_only("speculation", _speculation, "speculative_config (MTP, DraftTarget)"),
+    _rows.write_only("speculation", _speculation, "speculative_config (MTP, DraftTarget, Eagle, NGram)"),
 )
 
 

@@ -104,8 +104,11 @@ def _speculation(request: ServingRequest, _: Pool) -> Arguments:
     speculation = request.config.speculation
     if speculation is None:
         return {}
-    own = terms.uses_own_layers(VLLM, request)
-    method = {"method": "mtp"} if own else {"method": "draft_model", "model": request.draft_model}
+    method: dict[str, object] = {"method": speculation.method or "draft_model", "model": request.draft_model}
+    if terms.drafts_from_text(request):
+        method = {"method": "ngram"}
+    elif terms.uses_own_layers(VLLM, request):
+        method = {"method": "mtp"}
     config = {**method, "num_speculative_tokens": speculation.num_draft_tokens}
     return {"--speculative-config": json.dumps(config, separators=(",", ":"))}
 
@@ -183,8 +186,8 @@ TERMS = (
     _rows.write_only(
         "speculation",
         _speculation,
-        "--speculative-config (mtp, draft_model)",
-        verified_by=f"{_PARSER} for prediction layers; draft_model: flag and JSON only",
+        "--speculative-config (mtp, draft_model, eagle3, ngram)",
+        verified_by=f"{_PARSER} for prediction layers; others: flag and JSON only",
     ),
     _rows.write_only("roles", _transfer, "--kv-transfer-config NixlConnector"),
     _rows.max_sequence_length("--max-model-len"),

@@ -24,7 +24,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
-from meshplan.planner.serving.estimator.attention import SoftmaxAttention, attended_pairs
+from meshplan.planner.serving.estimator.attention import ATTENTION_KERNELS, SoftmaxAttention, attended_pairs
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
@@ -36,9 +36,8 @@ from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role, 
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 
-# Memory-bound kernels of the attention and the MLP half of a layer (rotary embedding and cache write move their own
-# width).
-ATTENTION_KERNELS, MLP_KERNELS = 3.0, 2.0
+# Memory-bound kernels of the MLP half of a layer.
+MLP_KERNELS = 2.0
 # Tokens of an iteration at which work turns from memory-bound to compute-bound: ridge points of A100 to B200 in 8 and
 # 16 bits lie between 150 and 600 tokens.
 MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 256.0, 2048.0
@@ -162,8 +161,11 @@ class Worker:
     # --- by part ------------------------------------------------------------------------------------------------------
 
     def attention_linear_s(self, tokens: FloatArray) -> FloatArray:
-        """Projections, norms and rotary embedding of one layer."""
+        """Projections, norms and rotary embedding of one layer, mean over the layers with attention."""
         shape, t, scheme = self.shape, self.layout.tensor_parallel, self.quantization.attention
+        if forms := shape.attention_forms:
+            parts = (count * self.attention.form_linear_s(form, scheme, tokens) for form, _, count in forms)
+            return np.asarray(sum(parts)) / shape.num_attention_layers
         h, a, gemm = shape.hidden_size, shape.num_attention_heads, self.operators.gemm_s
         if shape.latent is None:
             kv_heads = -(-shape.num_key_value_heads // t)

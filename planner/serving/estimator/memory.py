@@ -53,10 +53,14 @@ class WorkerMemory:
 
 
 def state_bytes_per_request(shape: ModelShape, *, tensor_parallel: int = 1) -> float:
-    """Recurrent states of one request on one tensor-parallel device, all layers, bytes; 0 without recurrent layers."""
+    """What one request holds on one tensor-parallel device whatever its length, all layers, bytes.
+
+    Recurrent states, and the windows of layers with compressed attention (16 bits, assumed; one head, hence whole).
+    """
     if shape.blocks is None:
         return 0.0
-    return shape.num_recurrent_layers * shape.blocks.recurrent_state_bytes / tensor_parallel
+    windows = BYTES_16_BIT * sum(count * form.kept_elements for form, _, count in shape.attention_forms)
+    return shape.num_recurrent_layers * shape.blocks.recurrent_state_bytes / tensor_parallel + windows
 
 
 def kv_bytes_per_token(shape: ModelShape, quantization: Quantization, *, tensor_parallel: int = 1) -> float:
@@ -64,15 +68,17 @@ def kv_bytes_per_token(shape: ModelShape, quantization: Quantization, *, tensor_
 
     Llama-3.1-70B in 16 bits: 2·8·128·2·80 = 327,680 bytes over all devices.
     """
+    if forms := shape.attention_forms:
+        elements = sum(count * form.cached_elements_per_token(tensor_parallel) for form, _, count in forms)
+        return elements * quantization.kv_bytes
     if shape.latent is not None:
         per_layer = (shape.latent.kv_lora_rank + shape.latent.qk_rope_head_dim) * quantization.kv_bytes
     else:
         heads = -(-shape.num_key_value_heads // tensor_parallel)
         per_layer = 2.0 * heads * shape.head_dim * quantization.kv_bytes
     indexer = None if shape.blocks is None else shape.blocks.indexer
-    if indexer is not None:
-        per_layer += indexer.cache_bytes_per_token
-    return per_layer * shape.num_attention_layers
+    indexed = 0.0 if indexer is None else indexer.cache_bytes_per_token * shape.num_indexed_layers
+    return per_layer * shape.num_attention_layers + indexed
 
 
 def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout, *, expert_copies: int = 0) -> float:
@@ -97,16 +103,20 @@ def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout,
 
 
 def attention_parameters(shape: ModelShape, tensor_parallel: int) -> float:
-    """Parameters of one attention block on one tensor-parallel device."""
+    """Parameters of one attention block on one tensor-parallel device, mean over the layers that have one."""
+    if forms := shape.attention_forms:
+        held = sum(count * form.parameters_on_device(tensor_parallel) for form, _, count in forms)
+        return held / shape.num_attention_layers
     indexer = shape.indexer_parameters  # on every device
+    indexed = indexer * shape.num_indexed_layers / shape.num_attention_layers if indexer else 0.0
     if shape.latent is not None:  # and so are the low-rank input projections
         latent = shape.latent
         down = shape.hidden_size * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_rope_head_dim)
-        return indexer + down + (shape.attention_parameters - indexer - down) / tensor_parallel
+        return indexed + down + (shape.attention_parameters - indexer - down) / tensor_parallel
     h, d = shape.hidden_size, shape.head_dim
     kv_heads = max(shape.num_key_value_heads / tensor_parallel, 1.0)
     queries = (2.0 + shape.has_output_gate) * shape.num_attention_heads / tensor_parallel
-    return indexer + h * d * (queries + 2.0 * kv_heads)
+    return indexed + h * d * (queries + 2.0 * kv_heads)
 
 
 def recurrent_parameters(shape: ModelShape, tensor_parallel: int) -> float:
@@ -174,9 +184,13 @@ def window_share(shape: ModelShape, context: float) -> float:
     """KV cache with sliding windows relative to full attention, for requests of ``context`` tokens."""
     if not shape.sliding_windows:
         return 1.0
-    windows = [window for layer, window in enumerate(shape.sliding_windows) if shape.has_attention(layer)]
-    kept = [1.0 if window is None else min(window / max(context, 1.0), 1.0) for window in windows]
-    return sum(kept) / len(kept)
+    windows = [
+        (window, 1.0 if (form := shape.attention_form(layer)) is None else form.cached_elements_per_token())
+        for layer, window in enumerate(shape.sliding_windows)
+        if shape.has_attention(layer)
+    ]
+    kept = [(1.0 if window is None else min(window / max(context, 1.0), 1.0)) * size for window, size in windows]
+    return sum(kept) / sum(size for _, size in windows)
 
 
 def _expert_width(shape: ModelShape) -> int:

@@ -61,7 +61,7 @@ class Mixers:
 
     def linear_s(self, tokens: FloatArray) -> FloatArray:
         """Indexers' projections and recurrent mixers of all layers for the tokens of one batch."""
-        indexers = self.shape.num_attention_layers * self._indexer_linear_s(tokens)
+        indexers = self.shape.num_indexed_layers * self._indexer_linear_s(tokens)
         return indexers + self.shape.num_recurrent_layers * self._recurrent_s(tokens)
 
     def _indexer_linear_s(self, tokens: FloatArray) -> FloatArray:
@@ -103,12 +103,16 @@ class Mixers:
         if indexer is None:
             return np.zeros_like(context)
         moved = sequences * context / self.context_parallel * indexer.cache_bytes_per_token
-        return self.shape.num_attention_layers * self.operators.memory_op_s(moved, kernels=INDEXER_KERNELS)
+        return self.shape.num_indexed_layers * self.operators.memory_op_s(moved, kernels=INDEXER_KERNELS)
 
     def indexer_prefill_s(self, pairs: FloatArray) -> FloatArray:
         """An indexer's scores of whole prompts in one layer, over all causal (query, key) pairs, in 8 bits."""
         indexer = None if self.shape.blocks is None else self.shape.blocks.indexer
         if indexer is None:
             return np.zeros_like(pairs)
-        flops = 2.0 * pairs * indexer.num_heads * indexer.head_dim
+        return self.scores_s(pairs, num_heads=indexer.num_heads, head_dim=indexer.head_dim)
+
+    def scores_s(self, pairs: FloatArray, *, num_heads: int, head_dim: int) -> FloatArray:
+        """Scores of so many (query, key) pairs by an indexer's heads, in 8 bits."""
+        flops = 2.0 * pairs * num_heads * head_dim
         return flops / (SCAN_EFFICIENCY * peak_flops_per_s(self.operators.device, "fp8"))

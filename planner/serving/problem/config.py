@@ -180,11 +180,14 @@ class Speculation:
         num_draft_tokens: γ, proposed per iteration.
         acceptance: α, probability that one proposed token is accepted, given those before it.
         draft_cost: time of one draft step over one decode iteration of the model.
+        method: where drafts come from: ``ngram``, ``eagle3``, ``mtp``, ``draft_model``; empty where the spec does not
+            say, and launcher files take the draft model that it names, or prediction layers.
     """
 
     num_draft_tokens: int
     acceptance: float
     draft_cost: float = 0.0
+    method: str = ""
 
     @property
     def verified_tokens(self) -> int:
@@ -279,9 +282,16 @@ def serving_config_document(config: ServingConfig) -> dict[str, Any]:
         "num_devices": config.num_devices,
         "pools": [_pool_document(pool) for pool in config.pools],
         "router": config.router.value,
-        "speculation": None if config.speculation is None else asdict(config.speculation),
+        "speculation": None if config.speculation is None else _speculation_document(config.speculation),
         **lies,
     }
+
+
+def _speculation_document(speculation: Speculation) -> dict[str, Any]:
+    document = asdict(speculation)
+    if not speculation.method:
+        del document["method"]
+    return document
 
 
 def serving_config_from_document(document: Mapping[str, Any]) -> ServingConfig:

@@ -23,8 +23,11 @@ _MIB = 2**20
 PUBLISHED_SCHEMES: Mapping[str, str] = {
     "deepseek_v3": "fp8_block",
     "deepseek_v32": "fp8_block",
+    "deepseek_v4": "fp8_block",
     "gpt_oss": "mxfp4",
     "kimi_k2": "fp8_block",
+    "mimo_v2_flash": "fp8_block",
+    "minimax_m2": "fp8_block",
 }
 
 

@@ -107,6 +107,7 @@ class ServingProblem:
         calibrations: node type → the estimator's constants.
         quantizations: formats to choose from.
         speculation: None without a draft.
+        speculation_options: methods and depths of drafts to choose from, or none of them; empty: nothing to choose.
         kv_tier: second KV cache tier of mixed workers; None without one.
         pinned: see :class:`Pinned`.
         experts: routing and the places of experts; None where nothing is known of them.
@@ -126,6 +127,7 @@ class ServingProblem:
     calibrations: Mapping[str, ServingCalibration]
     quantizations: tuple[Quantization, ...]
     speculation: Speculation | None = None
+    speculation_options: tuple[Speculation, ...] = ()
     kv_tier: KvTier | None = None
     pinned: Pinned = field(default_factory=Pinned)
     experts: ExpertRouting | None = None

@@ -109,11 +109,17 @@ class Quantization:
         """Bytes of one element of the KV cache."""
         return KV_CACHE_BYTES[self.kv_cache]
 
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes in use, each once."""
+        return tuple(dict.fromkeys((self.attention, self.mlp, self.experts)))
+
     def missing_on(self, device: Device) -> tuple[str, ...]:
         """Schemes that the device has no arithmetic units for."""
-        used = dict.fromkeys((self.attention, self.mlp, self.experts))
         return tuple(
-            name for name in used if SCHEMES[name].needs and not set(SCHEMES[name].needs) & set(device.peak_flops_per_s)
+            name
+            for name in self.schemes
+            if SCHEMES[name].needs and not set(SCHEMES[name].needs) & set(device.peak_flops_per_s)
         )
 
 

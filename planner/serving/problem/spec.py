@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from meshplan.catalogs.constants.speculation import speculation_profiles
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.reading.spec_fields import Count, Dollars, SpecModel, Whole
 from meshplan.planner.core.reading.spec_reader import read_spec
@@ -16,6 +17,7 @@ from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.slo import Slo, known_slos, slos_of
+from meshplan.planner.serving.problem.speculation import METHODS
 
 MAX_TOKENS = 16_777_216
 MAX_CONCURRENCY = 1_000_000
@@ -94,24 +96,83 @@ class ServingWorkloadSpec(SpecModel):
         return Arrival.CLOSED_LOOP if self.concurrency is not None else None
 
 
-class SpeculationSpec(SpecModel):
-    """Speculative decoding with a draft model."""
+SpeculationMethod = Literal["ngram", "eagle3", "mtp", "draft_model"]
+Yield = Annotated[float, Field(ge=1, le=65, allow_inf_nan=False)]
 
-    num_draft_tokens: Annotated[int, Whole(most=64)]
-    acceptance: Annotated[float, Field(ge=0, le=1)] = Field(description="probability that a drafted token is accepted")
-    draft_cost: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0, description="time of one draft step over one decode iteration of the model"
+
+class SpeculationSpec(SpecModel):
+    """Speculative decoding: with stated drafts, or with a method and depth that the plan chooses (choose)."""
+
+    num_draft_tokens: Annotated[int, Whole(most=64)] | None = Field(
+        default=None, description="tokens drafted an iteration; not with choose"
+    )
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="probability that a drafted token is accepted; not with choose"
+    )
+    draft_cost: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="time of one draft step over one decode iteration of the model; 0, or with choose by the method",
+    )
+    method: SpeculationMethod | None = Field(default=None, description="where drafts come from; not with choose")
+    choose: Annotated[list[SpeculationMethod], Field(min_length=1)] | None = Field(
+        default=None, description="methods that the plan may take, each at every depth of the profile, or none of them"
+    )
+    profile: str | dict[SpeculationMethod, dict[Annotated[int, Field(ge=1, le=64)], Yield]] = Field(
+        default="sharegpt",
+        description="tokens of a step by method and drafted tokens, or the name of a shipped profile",
     )
 
     draft_model: str | None = Field(
         default=None, min_length=1, description="checkpoint of the draft, for the launcher files"
     )
 
+    @model_validator(mode="after")
+    def _is_stated_or_chosen(self) -> Self:
+        stated = {"num_draft_tokens": self.num_draft_tokens, "acceptance": self.acceptance}
+        if self.choose is None:
+            missing = [name for name, value in stated.items() if value is None]
+            if missing:
+                raise ValueError(f"{' and '.join(missing)} missing (or choose: a list of {', '.join(METHODS)})")
+            return self
+        if given := [name for name, value in {**stated, "method": self.method}.items() if value is not None]:
+            raise ValueError(f"{', '.join(given)} cannot be stated beside choose, which finds them")
+        held = self.acceptance_profile
+        if without := [method for method in self.choose if not held.get(method)]:
+            raise ValueError(
+                f"the profile says nothing of {', '.join(without)}: give tokens of a step by drafted tokens, such as "
+                f"profile: {{{without[0]}: {{1: 1.7, 2: 2.1}}}}"
+            )
+        for method, yields in held.items():
+            if wrong := [drafted for drafted, gained in yields.items() if gained > drafted + 1]:
+                raise ValueError(f"profile.{method}.{wrong[0]}: a step of {wrong[0]} drafts yields at most one more")
+        if "draft_model" in self.choose and self.draft_cost is None:
+            raise ValueError("draft_cost is missing: what one step of the draft model takes over one of the model")
+        return self
+
     @property
-    def value(self) -> Speculation:
-        """As the estimator takes it."""
+    def acceptance_profile(self) -> Mapping[str, Mapping[int, float]]:
+        """Tokens of a step by method and drafted tokens.
+
+        Raises:
+            ValueError: no shipped profile has that name.
+        """
+        if not isinstance(self.profile, str):
+            return {str(method): yields for method, yields in self.profile.items()}
+        shipped = speculation_profiles()
+        if self.profile not in shipped:
+            raise ValueError(f"no profile {self.profile!r} is shipped (there are {', '.join(sorted(shipped))})")
+        return shipped[self.profile]
+
+    @property
+    def value(self) -> Speculation | None:
+        """As the estimator takes it; None where the plan is to choose."""
+        if self.num_draft_tokens is None or self.acceptance is None:
+            return None
         return Speculation(
-            num_draft_tokens=self.num_draft_tokens, acceptance=self.acceptance, draft_cost=self.draft_cost
+            num_draft_tokens=self.num_draft_tokens,
+            acceptance=self.acceptance,
+            draft_cost=self.draft_cost or 0.0,
+            method=self.method or "",
         )
 
 

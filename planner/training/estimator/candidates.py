@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.rank_layout import Degrees
 from meshplan.planner.core.arrays import BoolArray, IntArray
@@ -93,6 +94,8 @@ class LayerKind:
         has_attention: has softmax attention.
         has_recurrent: has a recurrent mixer.
         has_mlp: has an MLP or experts.
+        form: softmax attention of its own sizes; None where it has the model's common ones.
+        has_indexer: its attention has an indexer of its own.
     """
 
     is_moe: bool
@@ -100,6 +103,8 @@ class LayerKind:
     has_attention: bool = True
     has_recurrent: bool = False
     has_mlp: bool = True
+    form: AttentionForm | None = None
+    has_indexer: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -116,6 +121,8 @@ def layer_kinds(shape: ModelShape) -> tuple[tuple[LayerKind, ...], tuple[int, ..
             has_attention=shape.has_attention(layer),
             has_recurrent=shape.has_recurrent(layer),
             has_mlp=shape.has_mlp(layer),
+            form=shape.attention_form(layer),
+            has_indexer=shape.blocks is not None and shape.blocks.has_indexer(layer),
         )
         for layer in range(shape.num_hidden_layers)
     ]

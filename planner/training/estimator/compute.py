@@ -20,6 +20,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
@@ -275,17 +276,19 @@ class ComputeModel:
 
     def _softmax_attention(self, kind: LayerKind) -> Cost:
         if not self.calibration.recipe.flash_attention:
-            return self._plain_attention()
+            return self._plain_attention(kind)
         length, documents = self.workload.sequence_length, self.workload.documents
-        scored = attended_context(self.shape, length, kind.window, documents) * attention_width(self.shape)
-        scored += indexer_multiply_adds(self.shape, length, documents)
+        context = attended_context(self.shape, length, kind.window, documents, form=kind.form)
+        scored = context * attention_width(self.shape, kind.form)
+        if kind.has_indexer or kind.form is not None:
+            scored += indexer_multiply_adds(self.shape, length, documents, form=kind.form)
         flops = 2.0 * self.tokens * scored / self.candidates.tensor_parallel
         if (imbalance := causal_imbalance(self.candidates, self.calibration.recipe)) is not None:
             flops = flops * imbalance
         rate = attention_peak_flops_per_s(self.device, self.workload) * self.calibration.time.attention_efficiency
         return Cost(forward_s=flops / rate, backward_s=FLASH_BACKWARD_RATIO * flops / rate)
 
-    def _plain_attention(self) -> Cost:
+    def _plain_attention(self, kind: LayerKind) -> Cost:
         """Unfused attention: two batched products over all scores, which are written to and read from memory."""
         precision = "bf16" if self.workload.precision in LOW_PRECISION else self.workload.precision
         curve = gemm_curve(self.device, precision)
@@ -293,7 +296,7 @@ class ComputeModel:
         sequence, t = float(self.workload.sequence_length), self.candidates.tensor_parallel
         # Half of the products contract over the short head dimension.
         stretch = 1.0 + 0.5 * curve.inner_saturation / self.shape.head_dim
-        forward = 2.0 * self.tokens * sequence * attention_width(self.shape) / t * stretch / rate
+        forward = 2.0 * self.tokens * sequence * attention_width(self.shape, kind.form) / t * stretch / rate
         products = Cost(forward_s=forward, backward_s=PLAIN_BACKWARD_RATIO * forward)
         scores = self.tokens * sequence * self.shape.num_attention_heads / t
         passes = PLAIN_ATTENTION_PASSES[self.activation_bytes]
@@ -303,7 +306,7 @@ class ComputeModel:
 
     def mixer_products(self, kind: LayerKind) -> Cost:
         """Weight products of the mixers of one layer."""
-        products = self.attention_projections() if kind.has_attention else self._no_work
+        products = self.attention_projections(kind) if kind.has_attention else self._no_work
         return products + self.recurrent_products() if kind.has_recurrent else products
 
     def recurrent_products(self) -> Cost:
@@ -319,17 +322,31 @@ class ComputeModel:
             cost = cost + self.gemm(tokens, inner / t, np.full_like(tokens, float(recurrent.inner_inputs)))
         return cost + self.gemm(tokens, hidden, recurrent.output_inputs / t)
 
-    def attention_projections(self) -> Cost:
+    def attention_projections(self, kind: LayerKind) -> Cost:
         """Query, key, value, gate and output projections of one layer, and those of an indexer."""
+        if kind.form is not None:
+            return self._form_products(kind.form)
         cost = self._attention_matrices()
         indexer = None if self.shape.blocks is None else self.shape.blocks.indexer
-        if indexer is None:
+        if indexer is None or not kind.has_indexer:
             return cost
         tokens, ones = self.tokens, np.ones_like(self.tokens)
         cost = cost + self.gemm(tokens, float(indexer.num_heads * indexer.head_dim) * ones, indexer.query_inputs * ones)
         return cost + self.gemm(
             tokens, float(indexer.head_dim + indexer.num_heads) * ones, self.shape.hidden_size * ones
         )
+
+    def _form_products(self, form: AttentionForm) -> Cost:
+        """Weight products of attention with its own form."""
+        cost, t, ones = self._no_work, self.candidates.tensor_parallel, np.ones_like(self.tokens)
+        for matrix in form.matrices:
+            parts = np.minimum(t, matrix.at_most) if matrix.at_most else t
+            columns = matrix.outputs * ones / (parts if matrix.divides == "outputs" else 1.0)
+            rows = matrix.inputs * ones / (parts if matrix.divides == "inputs" else 1.0)
+            cost = cost + self.gemm(self.tokens, columns, rows).scaled(
+                matrix.count * ones / (parts if matrix.divides == "count" else 1.0)
+            )
+        return cost
 
     def _attention_matrices(self) -> Cost:
         shape, t = self.shape, self.candidates.tensor_parallel
@@ -403,7 +420,10 @@ class ComputeModel:
         # Traffic of the norms and residuals is that of two blocks.
         elements = traffic.hidden * shape.hidden_size * self.sharded_tokens * (kind.num_blocks / BLOCKS_OF_A_LAYER)
         inside = 0.0
-        if kind.has_attention:
+        if kind.form is not None:
+            elements = elements + kind.form.streamed_elements * self.sharded_tokens
+            inside += traffic.rotary * (kind.form.num_heads + kind.form.num_key_value_heads) * kind.form.key_dim
+        elif kind.has_attention:
             inside += traffic.rotary * (shape.num_attention_heads + shape.num_key_value_heads) * shape.head_dim
         if kind.has_recurrent and shape.blocks is not None and shape.blocks.recurrent is not None:
             inside += shape.blocks.recurrent.streamed_elements

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.lengths.packing import PackedDocuments
 
@@ -36,8 +37,10 @@ class TokenFlops:
         return self.matrix + self.attention + self.head
 
 
-def attention_width(shape: ModelShape) -> float:
-    """Multiply-adds per query-key pair: score and value widths over all heads."""
+def attention_width(shape: ModelShape, form: AttentionForm | None = None) -> float:
+    """Multiply-adds per query-key pair: score and value widths over all heads, of a layer with its own ``form``."""
+    if form is not None:
+        return float(form.attention_width)
     if shape.latent is None:
         per_head = 2.0 * shape.head_dim
     else:
@@ -56,24 +59,43 @@ def mean_context(sequence_length: int, window: int | None) -> float:
 
 
 def attended_context(
-    shape: ModelShape, sequence_length: int, window: int | None, documents: PackedDocuments | None = None
+    shape: ModelShape,
+    sequence_length: int,
+    window: int | None,
+    documents: PackedDocuments | None = None,
+    *,
+    form: AttentionForm | None = None,
 ) -> float:
     """Keys that softmax attention multiplies on average: of the context, the window, or what the indexer selects.
 
-    The context is that of the token's document where there are ``documents``, else of the sequence.
+    The context is that of the token's document where there are ``documents``, else of the sequence. Compressed
+    attention (a ``form`` of its own) sees its window, and one entry for several tokens of the rest.
     """
+
+    def mean(reach: int | None) -> float:
+        return mean_context(sequence_length, reach) if documents is None else documents.mean_context(reach)
+
+    if form is not None and form.compression > 1:
+        return mean(form.window) + mean(form.top_k * form.compression or None) / form.compression
     indexer = None if shape.blocks is None else shape.blocks.indexer
-    reach = window if indexer is None else indexer.top_k
-    return mean_context(sequence_length, reach) if documents is None else documents.mean_context(reach)
+    return mean(window if indexer is None else indexer.top_k)
 
 
-def indexer_multiply_adds(shape: ModelShape, sequence_length: int, documents: PackedDocuments | None = None) -> float:
-    """Multiply-adds of sparse attention's indexer per token: its heads score the whole causal context; 0 without."""
+def indexer_multiply_adds(
+    shape: ModelShape,
+    sequence_length: int,
+    documents: PackedDocuments | None = None,
+    *,
+    form: AttentionForm | None = None,
+) -> float:
+    """Multiply-adds of a layer's indexer per token: its heads score the whole causal context; 0 without."""
     indexer = None if shape.blocks is None else shape.blocks.indexer
-    if indexer is None:
+    if indexer is None and form is None:
         return 0.0
     context = mean_context(sequence_length, None) if documents is None else documents.mean_context(None)
-    return context * indexer.num_heads * indexer.head_dim
+    if form is not None:
+        return context / form.compression * form.index_heads * form.index_dim
+    return 0.0 if indexer is None else context * indexer.num_heads * indexer.head_dim
 
 
 def mixing_multiply_adds(
@@ -82,8 +104,11 @@ def mixing_multiply_adds(
     """Multiply-adds per token that mix the tokens of a layer: scores and values, indexer, recurrence."""
     mixed = 0.0
     if shape.has_attention(layer):
-        context = attended_context(shape, sequence_length, shape.window(layer), documents)
-        mixed += context * attention_width(shape) + indexer_multiply_adds(shape, sequence_length, documents)
+        form = shape.attention_form(layer)
+        context = attended_context(shape, sequence_length, shape.window(layer), documents, form=form)
+        mixed += context * attention_width(shape, form)
+        if form is not None or (shape.blocks is not None and shape.blocks.has_indexer(layer)):
+            mixed += indexer_multiply_adds(shape, sequence_length, documents, form=form)
     if shape.has_recurrent(layer) and shape.blocks is not None and shape.blocks.recurrent is not None:
         mixed += shape.blocks.recurrent.scan_flops_per_token / FLOPS_PER_MULTIPLY_ADD
     return mixed
@@ -102,7 +127,7 @@ def forward_flops_per_token(
     active, routed = 0.0, 0.0
     scores = 0.0
     for layer in range(shape.num_hidden_layers):
-        active += shape.has_attention(layer) * shape.attention_parameters
+        active += shape.layer_attention_parameters(layer)
         active += shape.has_recurrent(layer) * shape.recurrent_parameters
         if shape.moe is not None and shape.is_moe_layer(layer):
             routed += shape.moe.num_experts_per_token * shape.expert_parameters

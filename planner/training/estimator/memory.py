@@ -67,6 +67,10 @@ def _fullest(moments: Sequence[Components]) -> Components:
     }
 
 
+# A stream of residuals is read and written once before and once after each block: what is kept of it is written once.
+STREAM_PASSES = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
     """Memory of one rank of a class of stages, bytes, [n] each.
@@ -219,7 +223,9 @@ class MemoryModel:
         # Frozen matrices need no input for a weight gradient: LoRA drops the second norm's output and the MLP's last
         # input.
         hidden = (6.0 if self._frozen else 8.0) * h + (2.0 * h if self.calibration.recipe.dropout_masks else 0.0)
-        heads = self._attention_bytes_per_token() if kind.has_attention else 0.0
+        heads = self._attention_bytes_per_token(kind) if kind.has_attention else 0.0
+        if kind.form is not None:  # the streams of residuals that it keeps beside the one of a plain layer
+            hidden += BYTES_16_BIT * kind.form.streamed_elements / STREAM_PASSES
         if kind.has_recurrent and shape.blocks is not None and shape.blocks.recurrent is not None:
             heads = heads + BYTES_16_BIT * shape.blocks.recurrent.kept_elements
         wide = activation_bytes(self.workload) / BYTES_16_BIT
@@ -231,8 +237,12 @@ class MemoryModel:
         exchanged = self._context_parallel.kept_bytes()
         return layer if exchanged is None else layer + exchanged
 
-    def _attention_bytes_per_token(self) -> FloatArray | float:
+    def _attention_bytes_per_token(self, kind: LayerKind) -> FloatArray | float:
         """Queries, keys, values, output and output gate of one attention block, over all tensor-parallel devices."""
+        if (form := kind.form) is not None:
+            split = form.attention_width + form.entry_elements
+            copied = sum(matrix.outputs * matrix.count for matrix in form.matrices if not matrix.divides)
+            return BYTES_16_BIT * (split + copied * self.candidates.tensor_parallel)
         shape, a = self.shape, self.shape.num_attention_heads
         if shape.latent is None:
             widths = (2.0 + 2.0 * shape.has_output_gate) * a + 2.0 * shape.num_key_value_heads

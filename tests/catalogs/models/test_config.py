@@ -21,6 +21,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 
 COUNTED = json.loads((Path(__file__).parent / "transformers_parameter_counts.json").read_text(encoding="utf-8"))
 HYBRIDS = json.loads((Path(__file__).parent / "hybrid_parameter_counts.json").read_text(encoding="utf-8"))["families"]
+FORMS = json.loads((Path(__file__).parent / "attention_form_counts.json").read_text(encoding="utf-8"))["families"]
 # Learned values beside the matrices, which a shape does not hold: two xIELU slopes a layer (Apertus), and the routing
 # correction of ERNIE's three MoE layers with four experts, a parameter there and a buffer elsewhere.
 NOT_IN_A_SHAPE = {"apertus": 8 * 2, "ernie4_5_moe": 3 * 4}
@@ -64,7 +65,7 @@ def test_hybrids_agree_with_transformers(case: str) -> None:
 
 
 def test_families_that_transformers_does_not_check() -> None:
-    cases = [*COUNTED["families"].values(), *HYBRIDS.values()]
+    cases = [*COUNTED["families"].values(), *HYBRIDS.values(), *FORMS.values()]
     checked = {str(case["config"]["model_type"]).removesuffix("_text") for case in cases}
     same_rules = {family for family in FAMILIES if any(FAMILIES[family] is FAMILIES[other] for other in checked)}
     # Not in transformers (remote code), or built from the same text model as a checked family.
@@ -206,7 +207,9 @@ def test_falcon_h1_mixes_both_ways_in_each_layer() -> None:
         ({"model_type": "new", "hidden_size": 768, "image_size": 224}, "no vocabulary"),
         ({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.2"}, "diffusers component"),
         ({**LLAMA, "model_type": "mllama_text_model"}, "'mllama_text_model' is not supported yet"),
-        ({**LLAMA, "model_type": "deepseek_v4"}, "compresses the keys"),
+        ({**LLAMA, "compress_ratios": [0, 4, 128, 4]}, "are read for deepseek_v4 only"),
+        ({**LLAMA, "model_type": "kimi_k3", "attn_res_block_size": 12}, "outputs of earlier layers"),
+        ({**LLAMA, "model_type": "nemotron-nas", "block_configs": [{}]}, "unlike widths"),
         ({"model_type": "mamba", "hidden_size": 768, "state_size": 16}, "state-space"),
         ({**LLAMA, "hybrid_override_pattern": "M*E-"}, "lists recurrent layers, but no key states their sizes"),
         ({**LLAMA, "hybrid_override_pattern": "M*EX"}, "must be made of M (mamba)"),

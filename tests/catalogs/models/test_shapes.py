@@ -16,7 +16,11 @@ SEED = importlib.resources.files("meshplan.catalogs.seed") / "models.yaml"
 MODELS = yaml.safe_load(SEED.read_text(encoding="utf-8"))["models"]
 COUNTED = {
     slug: number
-    for name in ("transformers_parameter_counts.json", "hybrid_parameter_counts.json")
+    for name in (
+        "transformers_parameter_counts.json",
+        "hybrid_parameter_counts.json",
+        "attention_form_counts.json",
+    )
     for slug, number in json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))["catalog"].items()
 }
 
@@ -102,6 +106,15 @@ PUBLISHED_ACTIVE_BILLIONS_WITHOUT_EMBEDDING = {
 }
 
 
+# Parameters that a shape does not hold or that transformers' modules do not have; see test_attention_forms.py.
+BESIDE_A_SHAPE = {
+    "deepseek-v4-flash": 4 * 4 * 4096 + 4 + 1,
+    "deepseek-v4-pro": 4 * 4 * 7168 + 4 + 1,
+    "gemma-4-26b-a4b": 30 * 128,
+    "minimax-m3": -57 * 4 * 6144,
+}
+
+
 def shape_of(slug: str) -> ModelShape:
     entry = MODELS[slug]
     return shape_from_config(entry["config"], slug=slug, name=entry["name"], source=entry["source"])
@@ -120,7 +133,7 @@ def test_every_entry_is_a_cited_shape(slug: str) -> None:
 
 @pytest.mark.parametrize("slug", sorted(COUNTED))
 def test_counts_agree_with_transformers(slug: str) -> None:
-    assert shape_of(slug).num_parameters == COUNTED[slug]
+    assert shape_of(slug).num_parameters + BESIDE_A_SHAPE.get(slug, 0) == COUNTED[slug]
 
 
 def test_transformers_counted_all_but_what_it_cannot_build() -> None:

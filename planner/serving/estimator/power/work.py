@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
+from meshplan.planner.serving.estimator.attention import compressed_entries
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import (
     attention_parameters,
@@ -147,16 +149,29 @@ def _attention_s(worker: Worker, cached_tokens: FloatArray, prompt_tokens: Float
     """Attention over the cache of decodes and over whole prompts: each prompt token sees half of its prompt."""
     shape, layout = worker.shape, worker.layout
     heads = shape.num_attention_heads / layout.tensor_parallel
-    if shape.latent is None:
+    if shape.attention_forms:
+        width = _seen_width(shape, _context(worker)) / layout.tensor_parallel / shape.num_attention_layers
+        decode = prefill = 2.0 * width
+    elif shape.latent is None:
         decode = prefill = 4.0 * heads * shape.head_dim
     else:  # absorbed in the low rank for decodes, expanded for prompts
         latent = shape.latent
         decode = 2.0 * heads * (2.0 * latent.kv_lora_rank + latent.qk_rope_head_dim)
         prefill = 2.0 * heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
-    prompt, share = worker.contexts.prompt, window_share(shape, _context(worker))
+    prompt = worker.contexts.prompt
+    share = 1.0 if shape.attention_forms else window_share(shape, _context(worker))
     pairs = decode * cached_tokens + prefill * prompt_tokens * (prompt + 1.0) / 2.0
     split = layout.attention_data_parallel * layout.pipeline_parallel * layout.context_parallel
     return shape.num_attention_layers * share * pairs / split / _peak(worker, "bf16")
+
+
+def _seen_width(shape: ModelShape, context: float) -> float:
+    """Multiply-adds of attention for each token of a context, all layers, where it has several forms."""
+    total = 0.0
+    for form, window, count in shape.attention_forms:
+        seen = min(context, window) if window is not None else float(compressed_entries(form, np.array(context)))
+        total += count * form.attention_width * seen / max(context, 1.0)
+    return total
 
 
 def _cache_bytes(worker: Worker) -> float:

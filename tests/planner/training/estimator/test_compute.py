@@ -143,8 +143,8 @@ def test_unbalanced_context_parallelism_waits_for_the_last_rank() -> None:
 @pytest.mark.parametrize("degree", ["tensor_parallel", "context_parallel"])
 def test_splitting_a_layer_over_more_devices_is_never_slower(degree: str) -> None:
     problem = problem_of(DENSE, sequence_length=8192)
-    for work in ("attention_projections", "head", "embedding"):
-        times = [float(getattr(model_of(problem, **{degree: d}), work)().total_s[0]) for d in (1, 2, 4)]
+    for work, layer in (("attention_projections", (DENSE_LAYER,)), ("head", ()), ("embedding", ())):
+        times = [float(getattr(model_of(problem, **{degree: d}), work)(*layer).total_s[0]) for d in (1, 2, 4)]
         assert times == sorted(times, reverse=True)
 
 
