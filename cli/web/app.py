@@ -77,6 +77,7 @@ def create_app(settings: Settings, *, on_job: Callable[[], object] = lambda: Non
         app.include_router(router)
     app.add_api_route("/metrics", measured, methods=["GET"], include_in_schema=False)
     app.add_api_route("/healthz", healthy, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/livez", living, methods=["GET"], include_in_schema=False)
     app.openapi = documented(app)  # type: ignore[method-assign]  # FastAPI's own way to extend its document
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(MeshplanError, _failed)
@@ -89,8 +90,13 @@ def create_app(settings: Settings, *, on_job: Callable[[], object] = lambda: Non
     return app
 
 
+async def living() -> Response:
+    """That requests are answered at all; it asks no database, so that one that is away gets no service restarted."""
+    return api.respond(document_answer({"status": "ok", "version": version("meshplan")}))
+
+
 def healthy(request: Request) -> Response:
-    """Whether the database answers."""
+    """Whether the database answers: whether requests should be sent here."""
     service: Service = request.app.state.service
     counts = {state.value: count for state, count in service.jobs.counts().items()}
     return api.respond(document_answer({"status": "ok", "version": version("meshplan"), "jobs": counts}))
