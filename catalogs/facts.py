@@ -194,7 +194,7 @@ def fact_problems(kind: str, row: Mapping[str, object]) -> Iterator[str]:
     if not isinstance(samples, int) or isinstance(samples, bool) or samples < 0:
         yield f"{name}: num_samples must be a whole number of at least 0, not {samples!r}"
     level = row.get("level")
-    if level not in LEVEL_RANK:
+    if not isinstance(level, str) or level not in LEVEL_RANK:
         yield f"{name}: unknown evidence level {level!r}; one of {', '.join(LEVEL_RANK)}"
     yield from source_problems(name, row)
 

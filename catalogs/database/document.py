@@ -28,10 +28,10 @@ from meshplan.catalogs.meshed import pair_links
 from meshplan.catalogs.untrusted.text import control_character
 
 FORMAT = "meshplan-catalog/1"
-_SLUG = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
+SLUG = r"[a-z0-9]+(?:[.-][a-z0-9]+)*"
 _PRICE_TEXTS = ("provider", "region", "terms")
 # Above this a price is a typo: the dearest node type, a rack of 72 devices, rents for some hundreds of USD/h.
-_MAX_USD_PER_HOUR = 1e5
+MOST_USD_PER_HOUR = 1e5
 _MAX_TEXT = 10_000
 
 
@@ -149,7 +149,7 @@ def _reference_problems(
         if slug is None:
             continue
         there = known.get(target, frozenset()) | set(_mapping(document.get(target)))
-        if slug not in there:
+        if not isinstance(slug, str) or slug not in there:
             hint = did_you_mean(closest_names(str(slug), there))
             yield Problem(path=f"{path}.{column}", message=f"{slug!r} is not among the {target}{hint}")
 
@@ -198,8 +198,8 @@ def _prices_problems(path: str, prices: object) -> Iterator[Problem]:
             continue
         yield from _text_problems(place, price, _PRICE_TEXTS)
         usd = price.get("usd_per_hour")
-        if not isinstance(usd, (int, float)) or isinstance(usd, bool) or not 0 < usd <= _MAX_USD_PER_HOUR:
-            message = f"usd_per_hour must be above 0 and at most {_MAX_USD_PER_HOUR:g} USD/h for a node, not {usd!r}"
+        if not isinstance(usd, (int, float)) or isinstance(usd, bool) or not 0 < usd <= MOST_USD_PER_HOUR:
+            message = f"usd_per_hour must be above 0 and at most {MOST_USD_PER_HOUR:g} USD/h for a node, not {usd!r}"
             yield Problem(path=place, message=message)
         for message in source_problems("price", price):
             yield Problem(path=place, message=message)
@@ -247,7 +247,7 @@ def _calibration_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _slug_problems(path: str, slug: object) -> Iterator[Problem]:
-    if not isinstance(slug, str) or not _SLUG.fullmatch(slug):
+    if not isinstance(slug, str) or not re.fullmatch(SLUG, slug):
         yield Problem(path=path, message="a slug is lower case letters and digits joined by '-' or '.'")
 
 

@@ -75,6 +75,8 @@ def metric_text(name: str, value: float) -> str:
         return percent(value)
     if "flops_per_s" in name:
         return format_flops(value)
+    if name == "usd_per_item":  # of a picture: often below a cent
+        return f"${value:.3g}"
     if name.startswith("usd"):
         return format_usd(value)
     if name in _SCALED:

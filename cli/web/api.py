@@ -14,7 +14,7 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sse_starlette.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -26,21 +26,20 @@ from meshplan.cli.answers.plans import listed_plan
 from meshplan.cli.web import calls
 from meshplan.cli.web.asking import ROWS_TYPES, Options, check_question, job_digest, read_question, read_text
 from meshplan.cli.web.calls import Answer, document_answer, problem_answer
-from meshplan.cli.web.documented import (
-    ENTRIES,
+from meshplan.cli.web.jobs.worker import ANSWER
+from meshplan.cli.web.metrics import KNOWN, REFUSED, SEARCHED
+from meshplan.cli.web.openapi.operations import (
     EVENTS,
-    MEASURED,
+    KIND_PARAMETER,
     REFUSALS,
-    SPEC,
     ZIP,
     answers,
     reads,
-    rows_body,
+    reads_rows,
 )
-from meshplan.cli.web.jobs.worker import ANSWER
-from meshplan.cli.web.metrics import KNOWN, REFUSED, SEARCHED
 from meshplan.cli.web.problems import problem
 from meshplan.cli.web.state import Service
+from meshplan.planner.core.kinds import kind_of
 
 PREFIX = "/api/v1"
 # Seconds between two looks at a job whose events somebody follows.
@@ -82,12 +81,21 @@ async def question(request: Request) -> dict[str, Any]:
 
 
 Question = Annotated[dict[str, Any], Depends(question)]
+# Where an answer leads: resource → its parameters, as OpenAPI's runtime expressions.
+_JOB, _PLAN = {"job_id": "$response.body#/job_id"}, {"handle": "$response.body#/plan_id"}
+_OF_A_JOB = dict.fromkeys(("get_job", "get_events", "delete_job"), _JOB)
+_OF_A_PLAN = dict.fromkeys(("get_plan", "get_explanation", "get_files", "post_record"), _PLAN)
+_OF_A_PLAN |= {"get_comparison": {"plans": "$response.body#/plan_id"}}
 
 
 # --- jobs and plans ---------------------------------------------------------------------------------------------------
 
 
-@router.post("/plans", responses=answers(200, 202), openapi_extra=reads(SPEC))
+@router.post(
+    "/plans",
+    responses=answers(200, links=_OF_A_PLAN) | answers(202, schema="Job", links=_OF_A_JOB),
+    openapi_extra=reads("Spec"),
+)
 def post_plan(spec: Question, options: Annotated[Options, Query()], request: Request, service: Using) -> Response:
     """Ask for the best plan: 202 with the job that searches it, or 200 with the plan where it was asked before."""
     asked = ask(spec, options, request, service)
@@ -119,6 +127,10 @@ def ask(spec: dict[str, Any], options: Options, request: Request, service: Servi
         SpecError: it is none.
     """
     check_question(spec)
+    if kind_of(spec).offers("SPEC") is None:  # an instance, whose arrays are read where no request's text can do harm
+        read = service.calls.answer(calls.checked, spec)
+        if read.status != HTTPStatus.OK:
+            return Asked(job=None, answer=read)
     client = client_of(request)
     digest = job_digest(spec, options, service.catalog_state.now())
     known = service.jobs.answered(kind=KIND, digest=digest)
@@ -189,14 +201,14 @@ def get_jobs(service: Using, state: JobState | None = None, limit: Listed = 50) 
     )
 
 
-@router.get("/jobs/{job_id}", responses=answers(200))
+@router.get("/jobs/{job_id}", responses=answers(200, schema="Job", links=_OF_A_JOB | _OF_A_PLAN))
 def get_job(job_id: str, service: Using) -> Response:
     """State, incumbent, bound and seconds of a job."""
     job = service.jobs.get(job_id)
     return _no_job(job_id) if job is None else respond(document_answer(_told(job, service)))
 
 
-@router.delete("/jobs/{job_id}", status_code=202, responses=answers(202))
+@router.delete("/jobs/{job_id}", status_code=202, responses=answers(202, schema="Job"))
 def delete_job(job_id: str, request: Request, service: Using) -> Response:
     """End a job: one that waits is cancelled, one that runs keeps the best plan that it has found.
 
@@ -236,7 +248,7 @@ def get_plans(
     return respond(document_answer({"total": len(rows), "offset": offset, "plans": listed}))
 
 
-@router.get("/plans/{handle}", responses=answers(200))
+@router.get("/plans/{handle}", responses=answers(200, links=_OF_A_PLAN))
 def get_plan(handle: str, service: Using) -> Response:
     """A stored plan by id, the beginning of one, tag, or ``latest``."""
     return respond(service.calls.answer(calls.stored, handle))
@@ -274,7 +286,7 @@ def get_files(
     return response
 
 
-@router.post("/plans/{handle}/record", status_code=201, responses=answers(201), openapi_extra=reads(MEASURED))
+@router.post("/plans/{handle}/record", status_code=201, responses=answers(201), openapi_extra=reads("MeasuredFigures"))
 def post_record(handle: str, measured: Question, service: Using) -> Response:
     """Attach what was measured: metric → value in SI units."""
     return respond(service.calls.answer(calls.recorded, handle, measured))
@@ -292,7 +304,7 @@ def get_comparison(plans: str, service: Using) -> Response:
 # --- what takes a moment ----------------------------------------------------------------------------------------------
 
 
-@router.post("/estimate", responses=answers(200), openapi_extra=reads(SPEC))
+@router.post("/estimate", responses=answers(200), openapi_extra=reads("PinnedSpec"))
 async def post_estimate(request: Request, service: Using) -> Response:
     """Price the one configuration that the spec pins under ``fixed``."""
     body, media_type = await request.body(), request.headers.get("content-type", "")
@@ -334,7 +346,7 @@ async def rows(request: Request) -> str:
     return read_text(await request.body(), request.headers.get("content-type", ""), ROWS_TYPES)
 
 
-@router.post("/validate", responses=answers(200), openapi_extra=rows_body())
+@router.post("/validate", responses=answers(200), openapi_extra=reads_rows())
 def post_validate(measured: Annotated[str, Depends(rows)], service: Using) -> Response:
     """Predict measured runs, one JSON object a line, and say how far off the predictions are."""
     return respond(service.calls.answer(calls.validated, measured))
@@ -354,13 +366,13 @@ def get_entry(section: Section, name: str, service: Using) -> Response:
     return respond(document_answer(described(service.catalog, name)))
 
 
-@router.post("/catalog", status_code=201, responses=answers(201), openapi_extra=reads(ENTRIES))
+@router.post("/catalog", status_code=201, responses=answers(201), openapi_extra=reads("CatalogDocument"))
 def post_entries(entries: Question, service: Using) -> Response:
     """Add or replace entries, facts and prices, as ``meshplan catalog import``: all of a document, or nothing."""
     return respond(service.calls.answer(calls.imported, entries))
 
 
 @router.get("/schema/{kind}", responses=answers(200))
-def get_schema(kind: str) -> Response:
+def get_schema(kind: Annotated[str, Path(json_schema_extra=dict(KIND_PARAMETER))]) -> Response:
     """The JSON Schema of a kind of specs."""
     return respond(document_answer(calls.schema(kind)))

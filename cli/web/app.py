@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -14,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from meshplan.catalogs.database.jobs import Jobs
 from meshplan.catalogs.database.repository import Catalog
@@ -22,11 +24,14 @@ from meshplan.cli.web import api
 from meshplan.cli.web.calls import Calls, document_answer, problem_answer
 from meshplan.cli.web.guard import Guard
 from meshplan.cli.web.metrics import MEDIA_TYPE, Measured, Metrics
+from meshplan.cli.web.openapi.document import documented
 from meshplan.cli.web.pages import answer, ask, compare, runs, site, what_if
 from meshplan.cli.web.pages import catalog as catalog_page
 from meshplan.cli.web.problems import problem, problem_of
 from meshplan.cli.web.settings import Settings
 from meshplan.cli.web.state import CatalogState, Service
+
+ROUTERS = tuple(part.router for part in (api, site, ask, answer, compare, what_if, runs, catalog_page))
 
 
 def create_app(settings: Settings, *, on_job: Callable[[], object] = lambda: None) -> FastAPI:
@@ -66,12 +71,14 @@ def create_app(settings: Settings, *, on_job: Callable[[], object] = lambda: Non
         docs_url=None,  # its pages fetch scripts from elsewhere
         redoc_url=None,
         lifespan=running,
+        generate_unique_id_function=lambda route: route.name,
     )
-    app.include_router(api.router)
-    for part in (site, ask, answer, compare, what_if, runs, catalog_page):
-        app.include_router(part.router)
+    for router in ROUTERS:
+        app.include_router(router)
     app.add_api_route("/metrics", measured, methods=["GET"], include_in_schema=False)
     app.add_api_route("/healthz", healthy, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/livez", living, methods=["GET"], include_in_schema=False)
+    app.openapi = documented(app)  # type: ignore[method-assign]  # FastAPI's own way to extend its document
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(MeshplanError, _failed)
     app.add_exception_handler(ClientDisconnect, _left)
@@ -83,8 +90,13 @@ def create_app(settings: Settings, *, on_job: Callable[[], object] = lambda: Non
     return app
 
 
+async def living() -> Response:
+    """That requests are answered at all; it asks no database, so that one that is away gets no service restarted."""
+    return api.respond(document_answer({"status": "ok", "version": version("meshplan")}))
+
+
 def healthy(request: Request) -> Response:
-    """Whether the database answers."""
+    """Whether the database answers: whether requests should be sent here."""
     service: Service = request.app.state.service
     counts = {state.value: count for state, count in service.jobs.counts().items()}
     return api.respond(document_answer({"status": "ok", "version": version("meshplan"), "jobs": counts}))
@@ -114,7 +126,16 @@ async def _refused(request: Request, error: Any) -> Response:
     title = {404: "There is nothing here", 405: "This cannot be done here"}.get(error.status_code, "Refused")
     response = _told(request, problem(error.status_code, title, str(error.detail)))
     response.headers.update(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response.headers["allow"] = ", ".join(sorted({*_methods(request)}))
     return response
+
+
+def _methods(request: Request) -> Iterator[str]:
+    """The methods of all routes at the address; the framework names those of the first alone."""
+    for route in chain(request.app.routes, *(router.routes for router in ROUTERS)):
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            yield from route.methods or ()
 
 
 async def _misread(request: Request, error: Any) -> Response:

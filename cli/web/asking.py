@@ -16,10 +16,12 @@ from meshplan.planner.core.reading.spec_reader import plain_numbers, read_spec
 
 MOST_TOP = 1000
 VERSION = version("meshplan")
-JSON_TYPES = frozenset({"application/json", "text/json"})
-YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
+# RFC 8259 and RFC 9512 name the first of each; the others are older names that clients still send.
+JSON, YAML = "application/json", "application/yaml"
+JSON_TYPES = frozenset({JSON, "text/json"})
+YAML_TYPES = frozenset({YAML, "application/x-yaml", "text/yaml", "text/x-yaml"})
 QUESTION_TYPES = JSON_TYPES | YAML_TYPES
-ROWS_TYPES = frozenset({"application/x-ndjson", "application/jsonl", "application/json"})
+ROWS_TYPES = frozenset({"application/x-ndjson", "application/jsonl", JSON})
 
 
 class Options(BaseModel):

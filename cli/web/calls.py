@@ -20,7 +20,7 @@ from meshplan.cli.render import Format, rendered_document
 from meshplan.cli.web.problems import MEDIA_TYPE, problem, problem_of
 from meshplan.cli.web.sandbox import closed_catalog
 from meshplan.cli.web.settings import GIB, Settings
-from meshplan.planner.core.kinds import KINDS
+from meshplan.planner.core.kinds import KINDS, kind_of
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -126,6 +126,12 @@ def _run(db: str | None, call: Call, arguments: Sequence[Any]) -> Answer:
 # --- the calls --------------------------------------------------------------------------------------------------------
 
 
+def checked(_: Catalog, document: Mapping[str, Any]) -> Answer:
+    """Nothing, or what is wrong with an instance."""
+    kind_of(document).offers("check")(document)
+    return document_answer({})
+
+
 def estimate(catalog: Catalog, document: Mapping[str, Any]) -> Answer:
     """``meshplan estimate``."""
     from meshplan.planner.service import estimate_plan
@@ -225,7 +231,6 @@ def _modules() -> Sequence[str]:
 
 def schema(kind: str) -> dict[str, Any]:
     """``meshplan catalog schema``."""
-    from meshplan.planner.core.kinds import kind_of
     from meshplan.planner.core.reading.spec_reader import spec_schema
 
     asked = kind_of({"kind": kind})

@@ -15,7 +15,7 @@ from meshplan.cli.web.problems import MEDIA_TYPE, problem
 from meshplan.cli.web.settings import Settings
 
 # Paths that monitors ask without a token.
-OPEN_PATHS = frozenset({"/healthz"})
+OPEN_PATHS = frozenset({"/healthz", "/livez"})
 # No script and no style but our own files, no frame, no guessing of types.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "

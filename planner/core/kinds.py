@@ -21,6 +21,7 @@ optional, and a kind without one says so in an error that names those that have 
                               recorded of a plan as a run that constants are adapted to, or ``UnsupportedError``
 ``refine_recorded(runs, …)``  the constants of one cluster, adapted to all of its recorded runs
 ``SPEC``                      the pydantic model of the spec, for its JSON Schema
+``check(document)``, ``SCHEMA``  of a kind without ``SPEC``: reads an instance or raises, and its JSON Schema
 ============================  ========================================================================================
 
 Its *launch* module (optional) has ``target(plan)`` and ``files(plan, options, catalog)``; its *report* module is the

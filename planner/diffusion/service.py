@@ -70,8 +70,11 @@ def estimate(question: Question) -> Plan:
     Raises:
         SpecError: malformed, or the pinned choices do not fit together.
     """
-    fixed = {**dict.fromkeys(DEGREES, 1), "replicas": 1, **(question.document.get("fixed") or {})}
-    fixed.setdefault("batch_size", (question.document.get("workload") or {}).get("batch_size") or 1)
+    pinned, workload = (question.document.get(section) or {} for section in ("fixed", "workload"))
+    if not (isinstance(pinned, Mapping) and isinstance(workload, Mapping)):
+        _resolved(question.document, question.catalog)  # tells what is malformed
+    fixed = {**dict.fromkeys(DEGREES, 1), "replicas": 1, **pinned}
+    fixed.setdefault("batch_size", workload.get("batch_size") or 1)
     document = {**question.document, "fixed": fixed}
     resolved = _resolved(document, question.catalog)
     searched = search(resolved.problem)

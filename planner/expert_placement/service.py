@@ -5,6 +5,10 @@ Placements for the experts of a plan, by recorded routing, are in :mod:`meshplan
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
@@ -51,6 +55,15 @@ def plan(question: Question) -> Plan:
     """Place experts on devices; see :func:`meshplan.planner.service.make_plan`."""
     problem = ExpertPlacementProblem.from_document(question.document, question.base)
     return answer_plan(question, problem, solve, answer)
+
+
+def check(document: Mapping[str, Any]) -> None:
+    """Read an instance; its array files lie in the working directory.
+
+    Raises:
+        SpecError: every problem of it.
+    """
+    ExpertPlacementProblem.from_document(document, Path())
 
 
 def certify(question: Question, made: Plan) -> Certificate:

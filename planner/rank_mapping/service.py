@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
@@ -42,6 +43,15 @@ def plan(question: Question) -> Plan:
     """Map ranks to nodes; see :func:`meshplan.planner.service.make_plan`."""
     problem = RankMappingProblem.from_document(question.document, question.base)
     return answer_plan(question, problem, solve, answer)
+
+
+def check(document: Mapping[str, Any]) -> None:
+    """Read an instance; its array files lie in the working directory.
+
+    Raises:
+        SpecError: every problem of it.
+    """
+    RankMappingProblem.from_document(document, Path())
 
 
 def certify(question: Question, made: Plan) -> Certificate:

@@ -58,7 +58,7 @@ class Client:
 
 
 def started(port: int) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         try:
             if Client(port).ask("GET", "/healthz")[0] == 200:
                 return

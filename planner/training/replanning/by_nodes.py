@@ -65,7 +65,7 @@ def without(spec: Mapping[str, Any], nodes: Sequence[int]) -> dict[str, Any]:
 def steady(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The question as if all nodes were there all the time."""
     run = spec.get("run")
-    if run is None or "availability" not in run:
+    if not isinstance(run, Mapping) or "availability" not in run:  # what is malformed is told when it is read
         return dict(spec)
     return {**spec, "run": {name: value for name, value in run.items() if name != "availability"}}
 

@@ -190,7 +190,11 @@ def test_a_malformed_file_lists_every_problem_and_changes_nothing(catalog: Catal
         "device": {},
         "devices": {
             "Bad Slug": 7,
-            "half": {"name": "Half", "vendor": "me", "facts": [{"field": "tdp_w", "value": -1, "date": "x"}]},
+            "half": {
+                "name": "Half",
+                "vendor": "me",
+                "facts": [{"field": "tdp_w", "value": -1, "date": "x", "level": {}}],
+            },
             "l4": {
                 "facts": [{"field": "tdp_w", "value": 72, "level": "datasheet", "source": "s", "date": "2026-01-01"}]
             },
@@ -200,7 +204,7 @@ def test_a_malformed_file_lists_every_problem_and_changes_nothing(catalog: Catal
             "box": {
                 "name": "Box",
                 "device": "h100-sxm-80",
-                "scale_up_link": "nvlink4",
+                "scale_up_link": ["nvlink4"],
                 "colour": "grey",
                 "facts": "none",
                 "prices": [{"usd_per_hour": "cheap"}],
@@ -221,10 +225,12 @@ def test_a_malformed_file_lists_every_problem_and_changes_nothing(catalog: Catal
         "devices.half.architecture: must be a text",
         "devices.half.facts[0]: tdp_w: ",
         "devices.half.facts[0]: tdp_w: no source",
+        "devices.half.facts[0]: tdp_w: unknown evidence level {}",
         "devices.half.facts: no fact for 'memory_bytes'",
         "devices.half.facts: no peak",
         "links: must map slugs",
         "node_types.box.device: 'h100-sxm-80' is not among the devices; did you mean 'h100-sxm-80gb'",
+        "node_types.box.scale_up_link: ['nvlink4'] is not among the links",
         "node_types.box.colour: unknown key",
         "node_types.box.facts: must be a list",
         "node_types.box.prices[0]: usd_per_hour must be above 0",

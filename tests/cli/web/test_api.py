@@ -220,3 +220,4 @@ def test_the_openapi_document_names_every_resource(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/api/v1/plans", "/api/v1/jobs/{job_id}", "/api/v1/estimate", "/api/v1/schema/{kind}"} <= set(paths)
     assert client.get("/healthz").json()["status"] == "ok"
+    assert client.get("/livez").json()["status"] == "ok"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +16,16 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from web_cases import SPEC
 
+from meshplan.catalogs.database.document import FORMAT
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.database.transfer import export_document
+from meshplan.catalogs.errors import SpecError
+from meshplan.cli.web.asking import check_question
+from meshplan.cli.web.pages.ask import EXAMPLE_TEXTS
+from meshplan.cli.web.settings import Settings
+from meshplan.planner.core.kinds import KINDS
+from meshplan.planner.core.reading.documents import parse_document
+
 PROBLEM = "application/problem+json"
 WORDS = st.text(st.characters(codec="utf-8"), max_size=20)
 VALUES = st.recursive(
@@ -23,7 +35,10 @@ VALUES = st.recursive(
 )
 # Streams until a job ends; what it sends is tested by itself.
 STREAMS = ("/api/v1/jobs/{job_id}/events",)
-EXAMPLES = 15
+EXAMPLES = 10
+CHANGES = 200
+# How messages begin that tell of the form of a question.
+FORM = ("is required", "unknown key", "Input should be", "must be one of")
 
 
 def values(schema: dict[str, Any], definitions: dict[str, Any]) -> st.SearchStrategy[Any]:
@@ -47,36 +62,34 @@ def values(schema: dict[str, Any], definitions: dict[str, Any]) -> st.SearchStra
 
 
 def bodies(operation: dict[str, Any]) -> st.SearchStrategy[tuple[str, bytes]]:
-    """A type that is read and a body: of the schema at its top, random below."""
+    """A type that is read and a body: a question with random parts, or anything."""
     content = operation.get("requestBody", {}).get("content", {})
     if not content:
         return st.just(("", b""))
-    schema = next(iter(content.values()))["schema"]
-    if schema["type"] == "string":
-        found = WORDS
-    else:
-        required = {
-            name: st.sampled_from(schema["properties"][name].get("enum", [schema["properties"][name].get("const")]))
-            for name in schema.get("required", ())
-        }
-        spec = st.builds(lambda part, more: {**SPEC, **more, **part}, st.fixed_dictionaries(required), _some)
-        found = st.one_of(spec, _some).map(json.dumps)
+    spec = st.builds(lambda kind, more: {**SPEC, **more, "kind": kind}, st.sampled_from([*KINDS]), _some)
+    entries = _some.map(lambda some: {"format": FORMAT, **some})
+    found = st.one_of(spec, entries, _some).map(json.dumps) | WORDS
     return st.tuples(st.sampled_from(sorted(content)), found.map(lambda text: text.encode("utf-8", "replace")))
 
 
-_some = st.dictionaries(st.sampled_from([*SPEC, "slo", "objective", "name"]) | WORDS, VALUES, max_size=4)
+_some = st.dictionaries(st.sampled_from([*SPEC, "slo", "objective", "name", "devices"]) | WORDS, VALUES, max_size=4)
 
 
 @pytest.fixture(scope="session")
-def operations(client: TestClient) -> list[tuple[str, str, dict[str, Any]]]:
-    document = client.get("/openapi.json").json()
-    return [(method, path, operation) for path, item in document["paths"].items() for method, operation in item.items()]
-
-
-@pytest.fixture(scope="session")
-def definitions(client: TestClient) -> dict[str, Any]:
-    found: dict[str, Any] = client.get("/openapi.json").json()["components"]["schemas"]
+def document(client: TestClient) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/openapi.json").json()
     return found
+
+
+def validator(document: dict[str, Any], schema: str) -> jsonschema.Draft202012Validator:
+    """Of a named schema of the document."""
+    reference = {"$ref": f"#/components/schemas/{schema}"}
+    return jsonschema.Draft202012Validator({**reference, "components": document["components"]})
+
+
+@pytest.fixture(scope="session")
+def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(method, path, operation) for path, item in document["paths"].items() for method, operation in item.items()]
 
 
 @pytest.fixture
@@ -90,8 +103,10 @@ def tidy(client: TestClient) -> Iterator[None]:
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_answers_are_those_of_the_document(
-    client: TestClient, tidy: None, operations: Any, definitions: dict[str, Any], data: st.DataObject
+    client: TestClient, tidy: None, operations: Any, document: dict[str, Any], data: st.DataObject
 ) -> None:
+    definitions = document["components"]["schemas"]
+    validators = {name: validator(document, name) for name in ("Job", "Problem")}
     for method, path, operation in operations:
         if path in STREAMS:
             continue
@@ -110,13 +125,13 @@ def test_answers_are_those_of_the_document(
         allowed = operation["responses"].get(str(answer.status_code))
         assert answer.status_code < 500 or answer.status_code == 503, (method, where, body, answer.text)
         got = answer.headers["content-type"].partition(";")[0]
-        if allowed is None:
-            schema = operation["responses"]["default"]["content"][PROBLEM]["schema"]
-            assert (got, answer.status_code >= 400) == (PROBLEM, True), (method, where, answer.text)
-            jsonschema.validate(answer.json(), schema)
-            assert answer.json()["status"] == answer.status_code
-        else:
-            assert got in allowed["content"], (method, where)
+        content = (allowed or operation["responses"]["default"])["content"]
+        assert got in content, (method, where, answer.text)
+        assert (got == PROBLEM) == (answer.status_code >= 400), (method, where, answer.text)
+        schema = content[got]["schema"].get("$ref", "").rpartition("/")[2]
+        if schema:
+            assert validators[schema].is_valid(answer.json()), (method, where, answer.text)
+        assert got != PROBLEM or answer.json()["status"] == answer.status_code
 
 
 def test_every_resource_says_what_it_reads_and_how_it_refuses(operations: Any) -> None:
@@ -124,3 +139,68 @@ def test_every_resource_says_what_it_reads_and_how_it_refuses(operations: Any) -
         assert PROBLEM in operation["responses"]["default"]["content"], path
         assert operation["description"], path
         assert ("requestBody" in operation) == (method == "post"), path
+
+
+QUESTIONS = [SPEC, *(parse_document(text) for text in EXAMPLE_TEXTS.values())]
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) inside a document."""
+    if isinstance(value, dict | list):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from places(value[key])
+
+
+# No texts of digits and no booleans: the reader takes them as numbers, the document need not say so.
+REPLACEMENTS: tuple[Any, ...] = (None, -1, 0, 3, 1e30, "", "x", [], [None], {}, {"x": 1})
+
+
+def changed(question: dict[str, Any], random: Random) -> dict[str, Any]:
+    """The question with one part taken away, renamed or replaced."""
+    result = copy.deepcopy(question)
+    container, key = random.choice(list(places(result)))
+    value = container.pop(key)
+    if isinstance(container, list):
+        container.insert(key, random.choice(REPLACEMENTS))
+        return result
+    done = random.choice(["take", "rename", "replace"])
+    if done != "take":
+        container[f"{key}s" if done == "rename" else key] = value if done == "rename" else random.choice(REPLACEMENTS)
+    return result
+
+
+def test_the_document_refuses_what_the_reader_refuses(document: dict[str, Any]) -> None:
+    """What only the reader refuses are keys that exclude each other, and quantities out of range."""
+    random, specs = Random(0), validator(document, "Spec")
+    for _ in range(CHANGES):
+        question = changed(random.choice(QUESTIONS), random)
+        allowed = specs.is_valid(question)
+        try:
+            check_question(question)
+        except SpecError as error:
+            form = [one.message for one in error.problems if one.message.startswith(FORM)]
+            assert not (allowed and form), (question, form)
+        else:
+            assert allowed, question
+
+
+def test_a_bare_kind_is_no_question(document: dict[str, Any]) -> None:
+    specs = validator(document, "Spec")
+    assert not any(specs.is_valid({"kind": kind}) for kind in KINDS)
+    assert all(specs.is_valid(question) for question in QUESTIONS)
+
+
+def test_the_catalog_is_a_document_that_can_be_imported(document: dict[str, Any], settings: Settings) -> None:
+    exported = export_document(Catalog.open(settings.db).engine)
+    validator(document, "CatalogDocument").validate(exported)
+
+
+def test_an_instance_is_read_before_it_waits_for_a_worker(client: TestClient) -> None:
+    refused = client.post("/api/v1/plans", json={"kind": "rank-mapping", "num_nodes": 4})
+    assert refused.status_code == 422
+    assert "pipeline_parallel" in refused.json()["detail"]
+
+
+def test_every_method_of_an_address_is_named(client: TestClient) -> None:
+    assert client.request("PATCH", "/api/v1/jobs/1").headers["allow"] == "DELETE, GET"

@@ -140,3 +140,9 @@ def test_instead_prices_another_choice(catalog: Catalog) -> None:
 def test_one_question_has_one_answer(catalog: Catalog) -> None:
     first, second = (make_plan(spec("sana-1.5-1.6b"), catalog).digest for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("section", ["fixed", "workload"])
+def test_an_estimate_of_a_malformed_section_is_refused(section: str, catalog: Catalog) -> None:
+    with pytest.raises(SpecError, match=section):
+        estimate_plan(spec(**{section: [None, None]}), catalog)

@@ -21,6 +21,7 @@ from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 from meshplan.planner.launch.registry import TARGETS, framework_names
+from meshplan.planner.service import plan_target
 
 _MOST_REASONS = 12
 # From here on a whole number is written without a decimal point.
@@ -190,7 +191,7 @@ def targets_view(plan: Plan) -> list[dict[str, Any]]:
     if KINDS[plan.kind].launcher() is None or not (plan.config or plan.answer):
         return []
     serves = plan.kind != "training"
-    chosen = plan.spec.get("constraints", {}).get("target") or ("vllm" if serves else "megatron")
+    chosen = str(plan_target(plan) or TARGETS[0].name)
     framework = chosen if chosen in framework_names() else framework_names()[0]
     if plan.kind == "gpu-allocation":
         return [{"name": chosen, "summary": "the fleet's files", "framework": "", "is_first": True}]
@@ -206,6 +207,10 @@ def targets_view(plan: Plan) -> list[dict[str, Any]]:
         for target in TARGETS
         if target.serves == serves and (target.wraps or not serves or target.name == chosen)
     ]
+    if "stages" in plan.config:  # several node types: one framework has degrees for each stage
+        words = "FlagScale configuration: degrees for each stage"
+        found = [{**target, "is_first": False} for target in found]
+        found.append({"name": "flagscale", "summary": words, "framework": "", "is_first": True})
     return sorted(found, key=lambda target: not target["is_first"])
 
 

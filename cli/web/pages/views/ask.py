@@ -52,7 +52,7 @@ class Field:
 
 FIELDS = (
     Field(name="model", label="Model", hint="a name of the catalog, such as llama-3.1-70b", listed="models"),
-    Field(name="gpus", label="GPUs", hint="16xH100, or nodes: 2xdgx-h100", listed="devices"),
+    Field(name="gpus", label="GPUs", hint="16xH100, nodes: 2xdgx-h100, several types: 8xA100,8xH100", listed="devices"),
     Field(name="lengths", label="Tokens in / out", hint="4000/1000", purpose=SERVE, assumed=ASSUMED_LENGTHS),
     Field(name="rate", label="Requests a second", hint="5; empty: as many as it takes", purpose=SERVE),
     Field(name="slo", label="Latency limits", hint="ttft_p99=3s,tpot_p95=50ms", purpose=SERVE),
@@ -76,6 +76,12 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "tokens": "1e12",
         "objective": "throughput",
         "target": "megatron",
+    },
+    "training on two GPU types": {
+        "purpose": TRAIN,
+        "model": "llama-3.1-8b",
+        "gpus": "1xdgx-a100-80gb,1xdgx-h100",
+        "batch": "64",
     },
     "serving": {
         "purpose": SERVE,

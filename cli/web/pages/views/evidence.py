@@ -50,6 +50,8 @@ def badge_of(plan: Plan, metric: str) -> Badge:
         return _of_training(plan, metric)
     if plan.kind == "serving":
         return _of_serving(plan, metric)
+    if plan.kind == "diffusion":
+        return _of_diffusion(plan, metric)
     return badge(EXACT, "The objective of the answer, computed from the instance.")
 
 
@@ -68,6 +70,15 @@ def _price(plan: Plan) -> Badge:
         return badge(GIVEN, "The price that the question gives.")
     cited = {what: source for what, source in plan.provenance.get("sources", {}).items() if what.startswith("price")}
     return badge(LISTED, "; ".join(cited), "; ".join(map(str, cited.values())))
+
+
+def _of_diffusion(plan: Plan, metric: str) -> Badge:
+    """Cost per item is a price times a predicted time: it rests on the constants, as the others do."""
+    sources = plan.provenance.get("sources", {})
+    cited = {what: source for what, source in sources.items() if what.startswith("constants")}
+    also = "The price is of the price list." if metric.startswith("usd") else ""
+    words = f"Constants fitted to measured runs: {'; '.join(cited)}. {also}".strip()
+    return badge(CALIBRATED if cited else ASSUMED, words if cited else also, "; ".join(map(str, cited.values())))
 
 
 def _of_training(plan: Plan, metric: str) -> Badge:

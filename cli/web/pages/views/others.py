@@ -33,20 +33,29 @@ _PROMISES = (
     Column(key="promise", title="limit on", text=metric_title),
     Column(key="limit_s", title="limit", right=True, text=format_duration),
     Column(key="attained", title="kept by", right=True, text=percent),
-    Column(key="is_kept", title="kept"),
+    Column(
+        key="is_kept",
+        title="kept",
+        derive=lambda row: "yes" if row["is_kept"] else _unproven(row["lower_limit"]),
+    ),
 )
-
 
 _OTHERWISE = (
     Column(key="what", title="What if …"),
     Column(key="cost", title="cheapest", right=True),
     Column(key="change", title="against it", right=True),
 )
+_CAPTION = "Other fleets and other loads, estimated and not replayed; none: no such fleet keeps the limits"
 _TITLES = {
     "gpu-allocation": "A fleet for {}",
     "rank-mapping": "Which rank on which node: {}",
     "expert-placement": "Which expert on which device: {}",
 }
+
+
+def _unproven(lower_limit: float) -> str:
+    """Of a limit that the replayed requests do not show to be kept: what share they do show."""
+    return f"not shown: at least {percent(lower_limit)}" if lower_limit else "not shown"
 
 
 def question(plan: Plan) -> str:
@@ -111,12 +120,12 @@ def _otherwise(answer: Any) -> Iterator[dict[str, Any]]:
         shown = [
             {
                 "what": what,
-                "cost": "no such fleet keeps the limits" if cost is None else f"{format_usd(cost)}/h",
+                "cost": "none" if cost is None else f"{format_usd(cost)}/h",
                 "change": "" if cost is None else signed_percent(cost / base - 1.0),
             }
             for what, cost in rows
         ]
-        yield table(shown, _OTHERWISE, caption="Other fleets and other loads, estimated and not replayed")
+        yield table(shown, _OTHERWISE, caption=_CAPTION)
 
 
 def _told(plan: Plan, answer: Any, fleet: Any) -> Iterator[str]:

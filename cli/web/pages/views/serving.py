@@ -71,6 +71,7 @@ def sentences(plan: Plan) -> Iterator[str]:
         for pool in plan.config["pools"]
     ]
     yield f"Run {' and '.join(parts)}, with {plan.config['engine']}."
+    yield from _on_the_host(plan)
     slo: Mapping[str, float] = plan.spec.get("slo") or {}
     told = [_latency(key, plan.predicted[key].value, slo[key]) for key in plan.predicted if key in slo]
     if told:
@@ -82,6 +83,23 @@ def sentences(plan: Plan) -> Iterator[str]:
     kept = " ".join(text for text in (report.kept_text(plan), advice.most_rate_text(plan)) if text)
     if kept:
         yield kept
+
+
+def _on_the_host(plan: Plan) -> Iterator[str]:
+    """Of a model that is larger than its GPUs: what lies in host memory, and who computes with it."""
+    for pool in plan.config["pools"]:
+        tiers = pool.get("weight_tiers")
+        if tiers is None:
+            continue
+        size = f"{format_bytes(tiers['host_bytes'])} of the weights"
+        if tiers["way"] == "streamed":
+            yield f"The model is larger than its GPUs: {size} stay in host memory and are read each time."
+        else:
+            kept = counted(int(tiers["device_experts"]), "expert")
+            yield (
+                f"The model is larger than its GPUs: {kept} of each layer lie on them, the others, {size}, "
+                "in host memory, where the processor computes them."
+            )
 
 
 def _latency(key: str, value: float, limit: float) -> str:

@@ -26,7 +26,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column], *, caption: str) -> di
         "caption": caption,
         "columns": [{"title": columns[place].title, "right": columns[place].right} for place in kept],
         "rows": [
-            {"cells": [line[place] for place in kept], "chosen": bool(row.get("chosen"))}
+            {"cells": [line[place] for place in kept], "chosen": bool(str(row.get("chosen") or "").strip())}
             for row, line in zip(rows, cells, strict=True)
         ],
     }

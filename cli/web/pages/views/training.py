@@ -176,7 +176,7 @@ def _components(stage: Mapping[str, Any]) -> list[tuple[str, float, str]]:
 def pictures(plan: Plan) -> list[dict[str, str]]:
     """Pictures that the plan's own addresses draw."""
     found = []
-    if plan.config.get("pipeline_parallel", 1) > 1:
+    if plan.config.get("pipeline_parallel", 1) > 1 and "stages" not in plan.config:  # several node types: no drawing
         found.append(
             {"name": "timeline", "title": "The pipeline in time", "words": "One row a stage; gray is waiting."}
         )

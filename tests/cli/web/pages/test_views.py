@@ -24,6 +24,7 @@ from meshplan.cli.web.pages.views import ask, charts, evidence
 from meshplan.cli.web.pages.views.answer import answer_view
 from meshplan.cli.web.settings import Settings
 from meshplan.planner.core.plan import PLAN_ID_LENGTH, Plan, digest
+from meshplan.planner.service import make_plan
 from meshplan.planner.training.problem.spec import read_training_spec
 
 pytestmark = pytest.mark.xdist_group("pages")
@@ -61,6 +62,26 @@ def test_exactly_one_candidate_is_chosen_and_every_other_says_why_not(large: Pla
     rows = answer_view(large)["candidates"]["rows"]
     assert [row["chosen"] for row in rows].count(True) == 1
     assert all(row["reason"] for row in rows if not row["chosen"])
+
+
+def test_a_diffusion_plan_says_how_long_and_rests_on_its_fit(catalog: Catalog) -> None:
+    plan = make_plan(yaml.safe_load(ask.EXAMPLE_TEXTS["diffusion"]), catalog)
+    view = answer_view(plan)
+    candidates = view["tables"][0]
+    assert [row["chosen"] for row in candidates["rows"]].count(True) == 1
+    assert "takes about" in view["sentences"][1]
+    assert {row["badge"]["level"] for row in view["predicted"]} == {evidence.CALIBRATED}
+    cost = next(row for row in view["predicted"] if row["metric"] == "usd_per_item")
+    assert cost["low"] != cost["high"]
+
+
+def test_a_plan_on_two_gpu_types_offers_what_can_start_it(catalog: Catalog) -> None:
+    asked = ask.form_view(ask.EXAMPLES["training on two GPU types"], catalog)
+    assert asked["errors"] == []
+    view = answer_view(make_plan(yaml.safe_load(asked["yaml"]), catalog))
+    assert view["targets"][0]["name"] == "flagscale"
+    assert [target["is_first"] for target in view["targets"]].count(True) == 1
+    assert "timeline" not in {picture["name"] for picture in view["pictures"]}
 
 
 def test_every_figure_has_a_badge(large: Plan) -> None:

@@ -99,6 +99,12 @@ def test_one_configuration_has_no_plans_by_nodes(catalog: Catalog, folder: Path)
         estimate_plan(question(), catalog, base=folder)
 
 
+@pytest.mark.parametrize("run", [False, "availability", [None]])
+def test_an_estimate_of_a_malformed_run_is_refused(run: object, catalog: Catalog, folder: Path) -> None:
+    with pytest.raises(SpecError, match="run"):
+        estimate_plan({**question(), "run": run}, catalog, base=folder)
+
+
 def test_numbers_of_nodes_leave_as_few_idle_as_they_can() -> None:
     trace = AvailabilityTrace(name="x", times_s=np.arange(101.0), nodes=np.arange(100) + 1)
     found = counts_of([trace], 100)

@@ -1,0 +1,1 @@
+"""What ``/openapi.json`` says: of resources, of the bodies that they read, and the whole document."""
