@@ -13,7 +13,14 @@ from meshplan.cli.reports.configuration import (
     config_text,
     layers_text,
 )
-from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
+from meshplan.cli.reports.parts import (
+    cluster_text,
+    effort_text,
+    instead_of,
+    model_on_cluster,
+    paragraph,
+    rejected_section,
+)
 from meshplan.cli.reports.quantities import (
     METRIC_TITLES,
     bar,
@@ -71,9 +78,8 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
         explained = [f"meshplan explain {plan.plan_id}{where}"]
         emit = f"meshplan emit {plan.plan_id}{where} --target flagscale --out plans"
         return explained if emitted else [*explained, emit]
-    tensor = int(plan.config["tensor_parallel"])
-    other = tensor // 2 if tensor > 1 else 2
-    commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]
+    instead = instead_of(int(plan.config["tensor_parallel"]), len(plan.rank_table or ()))
+    commands = [f"meshplan explain {plan.plan_id}{where}{instead}"]
     if not emitted:
         commands.append(f"meshplan emit {plan.plan_id}{where} --out plans")
     return [*commands, f"meshplan plans record {plan.plan_id}{where} measured.json"]
