@@ -97,9 +97,9 @@ def top_columns(plan: Plan) -> Sequence[Column]:
 
 
 def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
-    """Look at the fleet again, write its files."""
-    shown = stand_alone.next_commands(plan, where, emitted=emitted)
-    return [*shown, f"meshplan emit {plan.plan_id}{where} --out fleet"] if is_market_plan(plan) else shown
+    """Write the files of the fleet."""
+    is_left = is_market_plan(plan) and not emitted
+    return [f"meshplan emit {plan.plan_id}{where} --out fleet"] if is_left else []
 
 
 def infeasible_section(plan: Plan, width: int) -> str:

@@ -36,6 +36,17 @@ def effort_text(solution: Mapping[str, Any]) -> str:
     return str(solution["solver"]) if spent is None else f"{solution['solver']}, {spent:.2f} s of CPU"
 
 
+def instead_of(tensor_parallel: int, num_devices: int) -> str:
+    """Option of ``explain`` with another degree that the devices have room for; empty where there is one device.
+
+    >>> instead_of(8, 64), instead_of(1, 8), instead_of(1, 1)
+    (' --instead tensor_parallel=4', ' --instead tensor_parallel=2', '')
+    """
+    if num_devices < 2:  # noqa: PLR2004 - one device has no other degree
+        return ""
+    return f" --instead tensor_parallel={tensor_parallel // 2 if tensor_parallel > 1 else 2}"
+
+
 def paragraph(text: str, width: int, indent: str = "") -> str:
     """Wrapped text, newline at the end; an address stays in one piece, so that it can be opened."""
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"

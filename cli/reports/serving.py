@@ -18,7 +18,14 @@ from meshplan.cli.reports.advice import (
     what_if_section,
 )
 from meshplan.cli.reports.expert_placement import served_experts_text
-from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
+from meshplan.cli.reports.parts import (
+    cluster_text,
+    effort_text,
+    instead_of,
+    model_on_cluster,
+    paragraph,
+    rejected_section,
+)
 from meshplan.cli.reports.quantities import TICK, bar, gib, interval_text, metric_text, metric_title, percent
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
@@ -58,8 +65,8 @@ def report(plan: Plan, *, width: int) -> str:
 def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     """Ask about another choice, write the launcher files, attach what was measured."""
     tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
-    other = tensor // 2 if tensor > 1 else 2
-    commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]
+    devices = int(plan.config["num_devices"]) + int((plan.answer or {}).get("num_idle_devices", 0))
+    commands = [f"meshplan explain {plan.plan_id}{where}{instead_of(tensor, devices)}"]
     if not emitted:
         commands.append(f"meshplan emit {plan.plan_id}{where} --out serve")
     return [*commands, f"meshplan plans record {plan.plan_id}{where} --from result.json"]

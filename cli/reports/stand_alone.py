@@ -39,8 +39,8 @@ def top_columns(_plan: Plan) -> Sequence[Column]:
 
 
 def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
-    """Look at the answer again: nothing can be launched."""
-    return [f"meshplan plans show {plan.plan_id}{where}"]
+    """Nothing beyond the answer, which ``plans show`` prints again: nothing can be launched."""
+    return []
 
 
 def _headline(plan: Plan, width: int) -> str:

@@ -13,7 +13,14 @@ from meshplan.cli.reports.configuration import (
     config_text,
     layers_text,
 )
-from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
+from meshplan.cli.reports.parts import (
+    cluster_text,
+    effort_text,
+    instead_of,
+    model_on_cluster,
+    paragraph,
+    rejected_section,
+)
 from meshplan.cli.reports.quantities import (
     METRIC_TITLES,
     bar,
@@ -76,9 +83,8 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     if plan.far_apart is not None:
         explained = [f"meshplan explain {plan.plan_id}{where}"]
         return explained if emitted else [*explained, f"meshplan emit {plan.plan_id}{where} --out plans"]
-    tensor = int(plan.config["tensor_parallel"])
-    other = tensor // 2 if tensor > 1 else 2
-    commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]
+    instead = instead_of(int(plan.config["tensor_parallel"]), len(plan.rank_table or ()))
+    commands = [f"meshplan explain {plan.plan_id}{where}{instead}"]
     if not emitted:
         commands.append(f"meshplan emit {plan.plan_id}{where} --out plans")
     return [*commands, f"meshplan plans record {plan.plan_id}{where} measured.json"]

@@ -69,7 +69,7 @@ class IslandSpec(SpecModel):
 class BetweenIslandsSpec(SpecModel):
     """Links from one island to another, or between any two."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, populate_by_name=True)
 
     sender: Annotated[int, Whole(least=0)] | None = Field(
         default=None, alias="from", description="number of the island; all where left out"
@@ -91,7 +91,7 @@ class BetweenIslandsSpec(SpecModel):
 class DegradedSpec(SpecModel):
     """Links that are slower than the rest, in one direction; list both directions where both are."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, populate_by_name=True)
 
     senders: Nodes = Field(alias="from", description="node number, range or list")
     receivers: Nodes = Field(alias="to", description="node number, range or list")

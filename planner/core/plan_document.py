@@ -44,13 +44,13 @@ Digest: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class Section(BaseModel):
     """A part of a plan: known keys have their types, others are kept."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True, protected_namespaces=())
 
 
 class Closed(Section):
     """A part that becomes an object of its own: other keys have no meaning there."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True, protected_namespaces=())
 
 
 class Nothing(Closed):

@@ -19,8 +19,10 @@ Of training steps the median counts, without the first tenth (at least one step)
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,9 +53,9 @@ _RATES = {
 }
 _AIPERF = {"time_to_first_token": "ttft", "inter_token_latency": "tpot", "request_latency": "e2e"}
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
-_MEGATRON_STEP = re.compile(r"iteration\s+(\d+)/\s*\d+\s*\|.*?elapsed time per iteration \(ms\):\s*([\d.]+)")
+_MEGATRON_STEP = re.compile(r"iteration\s+\d+/\s*\d+\s*\|.*?elapsed time per iteration \(ms\):\s*([\d.]+)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_TITAN = re.compile(r"step:\s*(\d+)\s.*?memory:\s*([\d.]+)GiB.*?tps:\s*([\d,.]+)")
+_TITAN = re.compile(r"step:\s*\d+\s.*?memory:\s*([\d.]+)GiB.*?tps:\s*([\d,.]+)")
 _GIB = 2**30
 _OURS = re.compile(r'^.*?meshplan (\{"step".*?\})', re.MULTILINE)
 
@@ -86,7 +88,7 @@ def read_log(path: Path, plan: Plan) -> dict[str, float]:
             "TorchTitan or train.py, and no statistics of PyTorch's allocator"
         )
     predicted = measurable(plan)
-    known = {name: value for name, value in found.items() if name in predicted and value > 0}
+    known = {name: value for name, value in found.items() if name in predicted and 0 < value < math.inf}
     if not known:
         raise _refused(f"{path} measures {', '.join(sorted(found))}; this plan predicts {', '.join(sorted(predicted))}")
     return known
@@ -161,7 +163,7 @@ def _name(statistic: str, metric: str) -> str:
 
 
 def _megatron(text: str, plan: Plan) -> dict[str, float]:
-    steps = [(int(step), float(value) * _MS) for step, value in _MEGATRON_STEP.findall(text)]
+    steps = [_number(value) * _MS for value in _MEGATRON_STEP.findall(text)]
     return _training(steps, [], plan)
 
 
@@ -177,14 +179,14 @@ def _memory(text: str, plan: Plan) -> Mapping[str, float]:
 
 def _torchtitan(text: str, plan: Plan) -> dict[str, float]:
     """``tps`` counts tokens per second and device."""
-    rows = [(int(step), float(memory) * _GIB, _number(rate)) for step, memory, rate in _TITAN.findall(text)]
+    rows = [(_number(memory) * _GIB, _number(rate)) for memory, rate in _TITAN.findall(text)]
     config = plan.config
     if not rows or "global_batch_size" not in config:
         return {}
     tokens = config["global_batch_size"] * config["sequence_length"]
     devices = len(plan.rank_table or ()) or 1
-    steps = [(step, tokens / (rate * devices)) for step, _, rate in rows if rate > 0]
-    return _training(steps, [memory for _, memory, _ in rows], plan)
+    steps = [tokens / (rate * devices) for _, rate in rows if rate > 0]
+    return _training(steps, [memory for memory, _ in rows], plan)
 
 
 def _own(text: str, plan: Plan) -> dict[str, float]:
@@ -195,16 +197,17 @@ def _own(text: str, plan: Plan) -> dict[str, float]:
         except ValueError:
             continue
         if _is_number(row.get("step")) and _is_number(row.get("step_time_s")):
-            steps.append((int(row["step"]), float(row["step_time_s"])))
+            steps.append(float(row["step_time_s"]))
     return _training(steps, [], plan)
 
 
-def _training(steps: Sequence[tuple[int, float]], memory: Sequence[float], plan: Plan) -> dict[str, float]:
-    """The median step after warm-up, and the largest memory."""
+def _training(steps: Sequence[float], memory: Sequence[float], plan: Plan) -> dict[str, float]:
+    """The median step after warm-up, and the largest memory; a line whose time is no time counts as none."""
+    steps = [step_s for step_s in steps if 0 < step_s < math.inf]
     if not steps:
         return {}
     warm_up = max(1, round(len(steps) * _WARM_UP_SHARE)) if len(steps) > 1 else 0
-    step_s = statistics.median(value for _, value in steps[warm_up:])
+    step_s = statistics.median(steps[warm_up:])
     found = {"iteration_s": step_s}
     if memory:
         found["peak_memory_bytes"] = max(memory)
@@ -217,14 +220,17 @@ def _training(steps: Sequence[tuple[int, float]], memory: Sequence[float], plan:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A number that a float holds: JSON may write 1e999 or 400 digits."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _number(text: str) -> float:
+    """The figure of a line; 0 where it is none, as a log that was cut or mixed has them."""
     try:
-        return float(text.replace(",", ""))
+        value = float(text.replace(",", ""))
     except ValueError:
         return 0.0
+    return value if math.isfinite(value) else 0.0
 
 
 _READERS: tuple[Callable[[str, Plan], dict[str, float]], ...] = (

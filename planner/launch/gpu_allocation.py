@@ -16,6 +16,7 @@ from meshplan.planner.core.plan import digest, shape_from_document
 from meshplan.planner.emit import gpu_allocation as fleet
 from meshplan.planner.emit.artifact import Artifact, EmitOptions, EmittedPlan
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.launch.checkpoint import checkpoint_of
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.launch.serving import host_type
 from meshplan.planner.serving.problem.config import Role
@@ -96,15 +97,24 @@ def _request(
         del config[extra]
     spec = {"kind": "serving", "model": service["model"], "allocation": plan.plan_id}
     part = replace(plan, kind="serving", spec=spec, spec_digest=digest(spec), config=config, answer=None)
+    shape = shape_from_document(plan.provenance["models"][service["name"]])
+    checkpoint = checkpoint_of(_model_asked(plan, str(service["name"])), shape, pools, options.model_path)
     return ServingRequest(
         plan=part,
-        shape=shape_from_document(plan.provenance["models"][service["name"]]),
+        shape=shape,
         host_types={str(pool["node_type"]): host_type(str(pool["node_type"]), catalog) for pool in pools},
-        model_path=options.model_path,
+        model_path=checkpoint.path,
+        quantized_checkpoint=checkpoint.is_quantized,
         max_sequence_length=_longest_request(plan, str(service["name"])),
         image=options.image,
         framework_version=options.framework_version,
     )
+
+
+def _model_asked(plan: Plan, service: str) -> str:
+    """The model as the question names it: of one service, or of several by their names."""
+    asked = {str(one.get("name") or one["model"]): str(one["model"]) for one in plan.spec.get("services") or ()}
+    return asked.get(service, "") or str(plan.spec.get("model") or "")
 
 
 def _longest_request(plan: Plan, service: str) -> int:

@@ -10,6 +10,7 @@ from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.serving.load import Load, with_room
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
+from meshplan.planner.launch.checkpoint import checkpoint_of
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.resolve import CHECKPOINT_FORMATS
 
@@ -28,15 +29,17 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     """Launcher files of a serving plan, in memory; see :func:`meshplan.planner.service.emit_plan`."""
     if not plan.config:
         raise EmitError(f"plan {plan.plan_id} found no configuration to launch")
+    shape = shape_from_document(plan.provenance["model"])
+    checkpoint = checkpoint_of(str(plan.spec["model"]), shape, plan.config["pools"], options.model_path)
     request = ServingRequest(
         plan=plan,
-        shape=shape_from_document(plan.provenance["model"]),
+        shape=shape,
         host_types={
             str(pool["node_type"]): host_type(str(pool["node_type"]), catalog, plan.spec["cluster"].get("devices"))
             for pool in plan.config["pools"]
         },
-        model_path=options.model_path,
-        quantized_checkpoint=_quantized_checkpoint(plan, options),
+        model_path=checkpoint.path,
+        quantized_checkpoint=checkpoint.is_quantized or _quantized_checkpoint(plan, options),
         draft_model=str((plan.spec.get("speculation") or {}).get("draft_model") or ""),
         max_sequence_length=_longest_request(plan),
         load=_load(plan),

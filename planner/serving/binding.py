@@ -133,7 +133,7 @@ def _missing(
     text = (
         f"memory: {layout_label(layout)} on {node_type} needs {format_bytes(needed)} on a device (weights "
         f"{format_bytes(memory.weights_bytes)}, workspace {format_bytes(memory.workspace_bytes)}, the KV cache of "
-        f" one request {format_bytes(cache)}), the engine may use {format_bytes(memory.budget_bytes)}: "
+        f"one request {format_bytes(cache)}), the engine may use {format_bytes(memory.budget_bytes)}: "
         f"{format_bytes(max(needed - memory.budget_bytes, 0.0))} are missing"
     )
     fits = memory.kv_capacity_tokens >= held * layout.attention_data_parallel

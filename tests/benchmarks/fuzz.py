@@ -3,15 +3,17 @@
 One warm process forks children with limits on time and memory, fifty inputs each, so that an input costs what its
 commands cost; an input that ends its child or hangs costs only itself. Prints a line a reader: the exit codes, and the
 inputs of more than 10 s of CPU, of more than 2 GiB, that hang (60 s), that end by a signal, or with a payload in
-any output.
+any output. What an input did when it hung stands under its line. A long run can be cut into readers.
 
     python tests/benchmarks/fuzz.py --forged 2000 --mutated 20000 --seed 0
+    python tests/benchmarks/fuzz.py --mutated 20000 --readers 'spec,import script'
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import functools
 import gc
 import itertools
@@ -127,6 +129,14 @@ def answer(job: Job, folder: Path) -> dict[str, Any]:
     }
 
 
+def where(child: int, folder: Path) -> str:
+    """What a child that hangs does at this moment: its stack, innermost call first."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGUSR1)
+    time.sleep(1)
+    return Path(f"{folder}.stack").read_text(errors="replace")[:2000]
+
+
 def in_child(jobs: Sequence[Job], folder: Path) -> Iterator[dict[str, Any]]:
     """Run inputs in a child, one after the other, until it has done all, hangs or ends by a signal."""
     receive, send = os.pipe()
@@ -136,8 +146,10 @@ def in_child(jobs: Sequence[Job], folder: Path) -> Iterator[dict[str, Any]]:
         os.close(receive)
         os.chdir(folder)
         resource.setrlimit(resource.RLIMIT_AS, (3 * MOST_BYTES, 3 * MOST_BYTES))
-        for job in jobs:
-            os.write(send, json.dumps(answer(job, folder)).encode() + b"\n")
+        with Path(f"{folder}.stack").open("w") as stack:
+            faulthandler.register(signal.SIGUSR1, stack)
+            for job in jobs:
+                os.write(send, json.dumps(answer(job, folder)).encode() + b"\n")
         os._exit(0)
     os.close(send)
     with os.fdopen(receive, "rb", buffering=0) as lines:
@@ -145,9 +157,10 @@ def in_child(jobs: Sequence[Job], folder: Path) -> Iterator[dict[str, Any]]:
             is_there, _, _ = select.select([lines], [], [], HANGS_S)
             line = lines.readline() if is_there else b""
             if not line:
+                bad, bug = ("signals", "") if is_there else ("hangs", where(child, folder))
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child, signal.SIGKILL)
-                yield {"codes": [], "signals" if is_there else "hangs": True, "bug": ""}
+                yield {"codes": [], bad: True, "bug": bug}
                 break
             yield json.loads(line)
     os.waitpid(child, 0)
@@ -268,11 +281,15 @@ def main() -> None:
     parser.add_argument("--forged", type=int, default=2000)
     parser.add_argument("--mutated", type=int, default=20_000, help="of all readers together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="part of the reader's name")
+    parser.add_argument("--readers", default="", help="names with commas between them, `plan` for the forged; else all")
     parser.add_argument("--keep", type=Path, help="folder for the inputs that did harm")
     options = parser.parse_args()
     every = readers()
-    chosen = [reader for reader in every if options.only in reader.name]
+    names = {"plan", *(reader.name for reader in every)}
+    wanted = set(filter(None, options.readers.split(","))) or names
+    if wanted - names:
+        parser.error(f"no reader {sorted(wanted - names)}; there are {sorted(names)}")
+    chosen = [reader for reader in every if reader.name in wanted]
     keep = None if options.keep is None else options.keep.resolve()
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
@@ -284,7 +301,7 @@ def main() -> None:
         print(f"{len(chosen)} readers; {threads} thread in the process that forks", flush=True)
         gc.collect()
         gc.freeze()
-        if options.only in "plan":
+        if "plan" in wanted:
             attack("plan", forged_jobs(documents, random.Random(options.seed)), options.forged, folder, keep)
         for place, reader in enumerate(every):
             if reader in chosen:

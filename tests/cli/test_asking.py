@@ -142,3 +142,15 @@ def test_init_writes_a_spec_that_can_be_planned(options: tuple[str, ...], meshpl
     assert meshplan("plan", spec, "--no-store").code == 0
     again = meshplan("init", "--model", "llama-3.1-8b", "--gpus", "8xH100", *options, spec)
     assert (again.code, "--force" in again.err) == (6, True)
+
+
+@pytest.mark.parametrize("gpus", ["1xA100", "2xA100"])
+def test_the_next_commands_can_be_typed(meshplan: Command, gpus: str) -> None:
+    """None twice, and none that asks for more devices than there are."""
+    question = ("--model", "llama-3.1-8b", "--gpus", gpus, "--concurrency", "4", "--lengths", "128/16")
+    outcome = meshplan("plan", *question)
+    commands = [line.split() for line in outcome.out.partition("next:\n")[2].splitlines() if "meshplan" in line]
+    assert len({" ".join(words) for words in commands}) == len(commands) > 1
+    (explained,) = [words for words in commands if words[1] == "explain"]
+    assert ("--instead" in explained) == (gpus != "1xA100")
+    assert meshplan(*explained[1:]).code == 0

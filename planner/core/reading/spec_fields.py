@@ -184,4 +184,4 @@ Dollars = Annotated[float, Field(gt=0, le=MAX_USD, allow_inf_nan=False)]
 class SpecModel(BaseModel):
     """A section of a spec: no unknown keys, never changed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)

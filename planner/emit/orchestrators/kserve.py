@@ -50,7 +50,7 @@ def wrap(job: ServingJob) -> EmittedPlan:
         "metadata": kube.metadata(job, kube.object_name(job)),
         "spec": spec,
     }
-    return kube.emitted(job, target=TARGET, file=FILE, objects=[service], more=(ROUTER_NOTE,))
+    return kube.emitted(job, target=TARGET, file=FILE, objects=[service], more=(ROUTER_NOTE,), loads=False)
 
 
 def _workload(job: ServingJob, program: PoolProgram) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _pod(job: ServingJob, program: PoolProgram, values: dict[str, str], *, head:
     model = job.request.model
     arguments: list[Argument] = [_MODEL if part == model else part for part in program.command(head=head)]
     arguments += ["--served-model-name", model]
-    node = kube.container(job, program, arguments, values, ready=head)
+    node = kube.container(job, program, arguments, values, ready=head, loads=False)
     return {"containers": [node], "volumes": kube.volumes(job)}
 
 

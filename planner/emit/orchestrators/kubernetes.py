@@ -43,7 +43,11 @@ IMAGE_NOTE = "The image is a placeholder: emit again with --image, or replace it
 
 
 class _Dumper(yaml.SafeDumper):
-    """Scripts as literal blocks, so that a person can read them in the file."""
+    """Scripts as literal blocks and no anchors, so that a person can read the file and change one place of it."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """What stands twice is written twice."""
+        return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:

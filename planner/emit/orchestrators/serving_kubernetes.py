@@ -29,6 +29,11 @@ _PORTS = {
 PLACE_NOTE = (
     "A pod asks for a number of devices: which machine and which of its devices it gets is the scheduler's choice."
 )
+HUB_TOKEN = {"name": "hf-token", "key": "token", "optional": True}
+GATED_NOTE = (
+    "Pods read HF_TOKEN from the secret hf-token where there is one; gated models need it: "
+    "kubectl create secret generic hf-token --from-literal=token=…"
+)
 UNCHECKED = (
     "not machine-checked beyond its pods (types of kubeflow-trainer-api 2.3.0) and the engine's arguments "
     "(its own parser)"
@@ -91,7 +96,13 @@ def text(argument: Argument, values: Mapping[str, str]) -> str:
 
 
 def container(
-    job: ServingJob, program: PoolProgram, arguments: Sequence[Argument], values: Mapping[str, str], *, ready: bool
+    job: ServingJob,
+    program: PoolProgram,
+    arguments: Sequence[Argument],
+    values: Mapping[str, str],
+    *,
+    ready: bool,
+    loads: bool = True,
 ) -> dict[str, Any]:
     """One node of a worker.
 
@@ -101,6 +112,7 @@ def container(
         arguments: the command.
         values: of :func:`placeholders`.
         ready: it answers requests: a probe waits for it.
+        loads: it fetches the weights itself, which KServe does for its pods.
     """
     request = job.request
     device = request.host_type(program.pool.node_type).device
@@ -111,6 +123,7 @@ def container(
         "command": [text(argument, values) for argument in arguments],
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            *(_hub_token(job) if loads else ()),
             *({"name": name, "value": text(argument, values)} for name, argument in program.environment.items()),
         ],
         "resources": kubernetes.device_limits(device, share, request.pod_resources),
@@ -126,6 +139,13 @@ def container(
         made["readinessProbe"] = {**asked, "failureThreshold": 3}
         made["livenessProbe"] = {**asked, "failureThreshold": 12}
     return made
+
+
+def _hub_token(job: ServingJob) -> list[dict[str, Any]]:
+    """The token of Hugging Face that gated models need (Llama, Gemma), where weights come from there."""
+    if "://" in job.request.model or job.request.model.startswith((".", "/")):
+        return []
+    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": HUB_TOKEN}}]
 
 
 def volumes(job: ServingJob) -> list[dict[str, Any]]:
@@ -203,19 +223,26 @@ def image(job: ServingJob) -> str:
     return job.request.image or f"registry.invalid/{job.target}:replace-me"
 
 
-def notes(job: ServingJob) -> tuple[str, ...]:
-    """What is left to the user."""
+def notes(job: ServingJob, *, loads: bool = True) -> tuple[str, ...]:
+    """What is left to the user; ``loads`` as for :func:`container`."""
     # Prefill workers send their KV cache over the same network.
     pods = max(program.num_nodes for program in job.programs) + job.request.config.is_disaggregated
     image_note = () if job.request.image else (kubernetes.IMAGE_NOTE,)
-    return (PLACE_NOTE, *image_note, *kubernetes.network_notes(pods, job.request.pod_resources))
+    gated = (GATED_NOTE,) if loads and _hub_token(job) else ()
+    return (PLACE_NOTE, *image_note, *kubernetes.network_notes(pods, job.request.pod_resources), *gated)
 
 
 def emitted(
-    job: ServingJob, *, target: str, file: str, objects: Sequence[dict[str, Any]], more: Sequence[str] = ()
+    job: ServingJob,
+    *,
+    target: str,
+    file: str,
+    objects: Sequence[dict[str, Any]],
+    more: Sequence[str] = (),
+    loads: bool = True,
 ) -> EmittedPlan:
-    """README and one YAML file."""
-    listed = (*notes(job), *more)
+    """README and one YAML file; ``loads`` as for :func:`container`."""
+    listed = (*notes(job, loads=loads), *more)
     overview = serving_overview(job, num_hosts=0, start=f"Start with `kubectl apply -f {file}`.", notes=listed)
     head = (*stamp(job.request.plan, job.verified), f"schema: {UNCHECKED}")
     return EmittedPlan(

@@ -210,7 +210,7 @@ def one_scheme(rules: EngineRules, request: ServingRequest, pool: Pool) -> str |
         raise CannotExpressError(
             rules.name,
             f"{formats.label} from the published checkpoint, which holds {published}",
-            f"a plan in {published}, or a checkpoint in 16 bits (quantized_checkpoint: false) or in the plan's formats",
+            f"a plan in {published}, or --model-path of a checkpoint whose name tells the plan's formats",
         )
     if not narrow or all(request.is_quantized(scheme) for scheme in narrow):
         return None
@@ -218,7 +218,7 @@ def one_scheme(rules: EngineRules, request: ServingRequest, pool: Pool) -> str |
         raise CannotExpressError(
             rules.name,
             f"{formats.label} from a 16-bit checkpoint",
-            "a checkpoint that holds these formats (quantized_checkpoint), or one of "
+            "a checkpoint that holds them and says so (--model-path ORGANISATION/MODEL-AWQ, …-FP8), or one of "
             + ", ".join(("bf16", *rules.online)),
         )
     return narrow[0]

@@ -140,7 +140,7 @@ def take(reading: Reading, given: Given) -> None:
 
 def take_adapter(reading: Reading, adapter: object, *, is_narrow: bool) -> None:
     """LoRA or QLoRA; a rank without either is no choice of the plan."""
-    if adapter not in {"lora", "qlora"}:
+    if adapter not in ("lora", "qlora"):  # of any type: a YAML may hold a list here
         reading.values.pop("lora_rank", None)
         return
     reading.values["phase"] = "qlora" if is_narrow or adapter == "qlora" else "lora"

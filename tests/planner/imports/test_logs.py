@@ -136,6 +136,13 @@ def test_serving(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
         # 128 sequences of 4096 tokens on 8 devices: 65,536 tokens a device and step.
         (TITAN, {"iteration_s": 2.0, "peak_memory_bytes": 20 * 2**30, "tokens_per_s_per_device": 32768.0}),
         (OURS, {"iteration_s": 2.1}),
+        # Lines that two writers mixed, or that were cut: what is no time counts as no step.
+        (MEGATRON.replace("2100.0", "2100..") + MEGATRON.replace("2100.0", "0.0"), {"iteration_s": 2.05}),
+        (MEGATRON.replace("2100.0", "9" * 400), {"iteration_s": 2.025}),
+        (MEGATRON.replace("iteration        3", f"iteration {'3' * 5000}"), {"iteration_s": 2.05}),
+        (TITAN.replace("20.00GiB", "2.0.0GiB", 1), {"iteration_s": 2.0, "peak_memory_bytes": 20 * 2**30}),
+        (f'{OURS} meshplan {{"step": 1e999, "step_time_s": 1e999}}\n', {"iteration_s": 2.1}),
+        (f'{OURS} meshplan {{"step": 4, "step_time_s": {"9" * 400}}}\n', {"iteration_s": 2.1}),
     ],
 )
 def test_training(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
@@ -164,6 +171,13 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "log").write_text(text)
     with pytest.raises(SpecError):
         read_log(tmp_path / "log", SERVING)
+
+
+@pytest.mark.parametrize("step", ["0.0", "..", "9" * 400])
+def test_a_log_whose_steps_take_no_time_is_refused(tmp_path: Path, step: str) -> None:
+    (tmp_path / "log").write_text(f"iteration 1/ 2 | elapsed time per iteration (ms): {step} |\n" * 3)
+    with pytest.raises(SpecError, match="holds no result"):
+        read_log(tmp_path / "log", TRAINING)
 
 
 def test_a_log_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -403,6 +403,11 @@ def test_what_is_not_known_is_told_by_its_line_or_image(tmp_path: Path, name: st
         read_inputs([str(tmp_path / name)])
 
 
+def test_an_adapter_of_another_type_is_none(tmp_path: Path) -> None:
+    (tmp_path / "tune.yaml").write_text("base_model: a/b\nadapter: [{type: alpaca}]\nsequence_len: 4096\nlora_r: 8\n")
+    assert "lora_rank" not in read_inputs([str(tmp_path / "tune.yaml")]).values
+
+
 @pytest.mark.parametrize(("node_type", "stage"), [("dgx-h100", 3), ("rtx-4090-pcie-1", 0)])
 def test_a_torchtune_recipe_shards_over_all_devices_of_the_node(
     catalog: Catalog, tmp_path: Path, node_type: str, stage: int

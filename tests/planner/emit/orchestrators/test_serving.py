@@ -229,6 +229,26 @@ def test_skypilot_runs_the_plans_devices_on_hosts_counted_from_zero() -> None:
     assert [(row[2], row[-1]) for row in rows] == [("0", "0,1,2,3"), ("1", "0,1,2,3")]
 
 
+@pytest.mark.parametrize("target", ["lws", "llm-d", "dynamo"])
+def test_pods_that_fetch_a_gated_model_have_a_token(target: str) -> None:
+    """Llama's weights come with a token of Hugging Face only; a folder needs none."""
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)), model_path="meta-llama/Llama-3.1-70B-Instruct")
+    text = "".join(one.content for one in emit_serving(target, request).artifacts)
+    assert "HF_TOKEN" in text
+    assert "optional: true" in text  # where nobody made the secret, pods start without it
+    folder = "".join(
+        one.content for one in emit_serving(target, replace(request, model_path="pvc://models/llama")).artifacts
+    )
+    assert "HF_TOKEN" not in folder
+
+
+def test_what_stands_twice_is_written_twice() -> None:
+    """No anchors: a person edits one probe, not both."""
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)))
+    for target in ("lws", "llm-d", "kserve"):
+        assert all("&id" not in one.content for one in emit_serving(target, request).artifacts)
+
+
 @pytest.mark.parametrize("router", [router for router in Router if router is not Router.LEAST_CONNECTIONS])
 def test_one_worker_needs_no_router(router: Router) -> None:
     """What leads workers is refused only where there are several."""
