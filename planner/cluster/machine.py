@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from meshplan.catalogs.hardware import Cluster, Device, EvidenceLevel, NodeType
 from meshplan.planner.cluster.mesh import Mesh, mesh_of
-from meshplan.planner.cluster.network import Network
-from meshplan.planner.cluster.network_model import NetworkModel
+from meshplan.planner.cluster.network.network import Network
+from meshplan.planner.cluster.network.network_model import NetworkModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.measurements.types import ClusterProfile
 from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.network.network import Network
 
 
 def host_of(endpoint: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from meshplan.catalogs.errors import Problem
 from meshplan.planner.cluster.links_spec import BetweenIslandsSpec, DegradedSpec, IslandSpec, TopologySpec
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network import Network, Trunk, strongly_connected
+from meshplan.planner.cluster.network.network import Network, Trunk, strongly_connected
 from meshplan.planner.cluster.spec import ClusterSpec
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 

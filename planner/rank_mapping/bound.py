@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from meshplan.planner.cluster.network import reached_from
+from meshplan.planner.cluster.network.network import reached_from
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.rank_mapping.objective import MAX_EXACT_RING_NODES, LinkCosts, best_ring
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.cluster.network import reached_from
+from meshplan.planner.cluster.network.network import reached_from
 from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.core.reading.instance_reader import InstanceReader
 

@@ -12,7 +12,7 @@ from meshplan.planner.core.plan import Plan
 from meshplan.planner.rank_mapping.pictures import Link, MappingView
 
 if TYPE_CHECKING:
-    from meshplan.planner.cluster.network import Network
+    from meshplan.planner.cluster.network.network import Network
     from meshplan.planner.rank_mapping.problem import RankMappingProblem
 
 

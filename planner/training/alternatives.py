@@ -18,8 +18,8 @@ import numpy as np
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.catalogs.units import format_bytes, format_duration
-from meshplan.planner.cluster.network import Network
-from meshplan.planner.cluster.network_model import BestLinks
+from meshplan.planner.cluster.network.network import Network
+from meshplan.planner.cluster.network.network_model import BestLinks
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem

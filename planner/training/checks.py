@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.network.network import Network
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.training.pipeline.orders import ZIGZAG
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK

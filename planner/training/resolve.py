@@ -29,7 +29,7 @@ from meshplan.planner.cluster.measured_links import (
     slowest_link,
     with_network,
 )
-from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.network.network import Network
 from meshplan.planner.cluster.spec import ClusterSpec
 from meshplan.planner.cluster.topologies import described_network, usable_nodes
 from meshplan.planner.core.problems import Problems

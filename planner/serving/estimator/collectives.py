@@ -1,7 +1,7 @@
 """Collectives of one inference iteration: measured curves inside a node where they exist, α–β models elsewhere.
 
 Which links a group or a boundary between stages uses is the layout's of a worker that starts on a node
-(:mod:`~meshplan.planner.cluster.rank_layout`), as in training.
+(:mod:`~meshplan.planner.cluster.network.rank_layout`), as in training.
 
 - all-reduce of S bytes over g devices: the device's measured NCCL curve inside a node; across nodes the slower of that
   and of the ring over the network, 2·(g−1)/g·S/c on each NIC, with c devices of the group on the node that holds
@@ -32,8 +32,8 @@ import numpy as np
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.surfaces.collectives import CollectiveCurve, collective_curve
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network_model import EqualLinks
-from meshplan.planner.cluster.rank_layout import group_span, most_on_a_slot
+from meshplan.planner.cluster.network.network_model import EqualLinks
+from meshplan.planner.cluster.network.rank_layout import group_span, most_on_a_slot
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 

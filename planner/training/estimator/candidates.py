@@ -15,7 +15,7 @@ import numpy as np
 
 from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.cluster.rank_layout import Degrees
+from meshplan.planner.cluster.network.rank_layout import Degrees
 from meshplan.planner.core.arrays import BoolArray, IntArray
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.choice import Choice, ContextStyle

@@ -240,9 +240,9 @@ class MemoryModel:
     def _attention_bytes_per_token(self, kind: LayerKind) -> FloatArray | float:
         """Queries, keys, values, output and output gate of one attention block, over all tensor-parallel devices."""
         if (form := kind.form) is not None:
-            split = form.attention_width + form.entry_elements
+            width = form.attention_width + form.entry_elements
             copied = sum(matrix.outputs * matrix.count for matrix in form.matrices if not matrix.divides)
-            return BYTES_16_BIT * (split + copied * self.candidates.tensor_parallel)
+            return BYTES_16_BIT * (width + copied * self.candidates.tensor_parallel)
         shape, a = self.shape, self.shape.num_attention_heads
         if shape.latent is None:
             widths = (2.0 + 2.0 * shape.has_output_gate) * a + 2.0 * shape.num_key_value_heads

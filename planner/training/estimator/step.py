@@ -177,8 +177,8 @@ class TrainingModel:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
 
         The pipeline fills over every boundary once; then each further micro-batch waits for the stage with the slowest
-        boundaries (:mod:`~meshplan.planner.cluster.network_model`). A schedule that hides messages leaves a share of
-        :data:`UNHIDDEN_SHARE` exposed, and what takes longer than all the work that it could run behind.
+        boundaries (:mod:`~meshplan.planner.cluster.network.network_model`). A schedule that hides messages leaves a
+        share of :data:`UNHIDDEN_SHARE` exposed, and what takes longer than all the work that it could run behind.
 
         Args:
             busy_s: work of the slowest stage in a step, [n]; None: as much as there are messages, a lower bound.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.network.network import Network
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.training.far_apart.exchange import Ring
 from meshplan.planner.training.problem.spec import TrainingSpec

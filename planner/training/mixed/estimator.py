@@ -251,8 +251,8 @@ def _slowest(figures: Sequence[StageFigures]) -> StageFigures:
 def messages_s(problem: MixedProblem, config: MixedConfig) -> float:
     """Exposed stage-to-stage messages, s: filled once, then each micro-batch waits for the slowest stage's exchanges.
 
-    The same formula as on equal links (:mod:`~meshplan.planner.cluster.network_model`), with the round trip over each
-    boundary by itself.
+    The same formula as on equal links (:mod:`~meshplan.planner.cluster.network.network_model`), with the round trip
+    over each boundary by itself.
     """
     stages = config.stages
     if len(stages) == 1:

@@ -152,7 +152,7 @@ class DegreeSearch:
         return self._solution("" if is_done else budget.stopped, wall, cpu)
 
     def has_plan(self) -> bool:
-        """Whether any usual split of the layers stays within the limits: ends with the first that does, unlike `run`."""
+        """Whether any usual split of the layers stays within the limits; ends with the first that does."""
         queue: list[Portion] = []
         self._queue_splits(queue)
         while queue and not self.best:

@@ -1,7 +1,7 @@
 """Degrees and rank mapping together, where the links between nodes differ.
 
 *Notation.* T(c, π) is the step of configuration c under mapping π; L(c) ≤ T(c, π) for every π prices c with rates that
-no mapping can beat (:class:`~meshplan.planner.cluster.network_model.BestLinks`).
+no mapping can beat (:class:`~meshplan.planner.cluster.network.network_model.BestLinks`).
 
 *Objective.* min over c and π of f(T(c, π), n_c), with the objectives and limits of the degree search.
 
@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
-from meshplan.planner.cluster.network import Network
-from meshplan.planner.cluster.network_model import NetworkModel, OneOrder
+from meshplan.planner.cluster.network.network import Network
+from meshplan.planner.cluster.network.network_model import NetworkModel, OneOrder
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, relative_gap, status_of
 from meshplan.planner.training.estimator.priced import price
@@ -218,8 +218,8 @@ class _Joint:
             across = self.bounds.search_across(self._incumbent(), self.budget, on_progress)
         with self.budget.keeping():
             self._map_across(across, on_progress)
-            ranked = [item.scored.config for item in self._ranked()[:POLISHED]]
-            self._map([config for config in ranked if self._may_win(config)], FULL_STEPS)
+            hopeful = [item.scored.config for item in self._ranked()[:POLISHED]]
+            self._map([config for config in hopeful if self._may_win(config)], FULL_STEPS)
         ranked = self._ranked()
         if not ranked and self.budget.stopped:
             self.budget.nothing_found("plan")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.orders import Orders, slowest_pipeline_s
-from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, NEIGHBOURS, RING, slot_boundaries
-from meshplan.planner.cluster.slot_links import Group, group_of, slot_links
+from meshplan.planner.cluster.network.orders import Orders, slowest_pipeline_s
+from meshplan.planner.cluster.network.rank_layout import ALL_TO_ALL, NEIGHBOURS, RING, slot_boundaries
+from meshplan.planner.cluster.network.slot_links import Group, group_of, slot_links
 from meshplan.planner.core.solution import relative_gap
 from meshplan.planner.training.problem.frameworks.legality import head_exchange
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem

@@ -16,14 +16,14 @@ from functools import cached_property
 
 import numpy as np
 
-from meshplan.planner.cluster.network import Network
-from meshplan.planner.cluster.network_model import (
+from meshplan.planner.cluster.network.network import Network
+from meshplan.planner.cluster.network.network_model import (
     BestLinks,
     GivenRates,
     NetworkModel,
 )
-from meshplan.planner.cluster.orders import Messages, Orders, PipelineLayout, slowest_pipeline_s
-from meshplan.planner.cluster.slot_links import Group, slot_links
+from meshplan.planner.cluster.network.orders import Messages, Orders, PipelineLayout, slowest_pipeline_s
+from meshplan.planner.cluster.network.slot_links import Group, slot_links
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.rank_mapping.annealing import raised, rooted
 from meshplan.planner.training.estimator.candidates import Candidates

@@ -27,8 +27,8 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from meshplan.planner.cluster.network import Network
-from meshplan.planner.cluster.rank_layout import RING
+from meshplan.planner.cluster.network.network import Network
+from meshplan.planner.cluster.network.rank_layout import RING
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.rank_mapping.annealing import Best, anneal, metropolis

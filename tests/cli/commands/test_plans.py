@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from command_line import SPEC, Command
 
-
 OTHER = f"{SPEC}fixed: {{activation_recompute: full}}\n"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.network.network import Network
 from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.training.service import resolve
 

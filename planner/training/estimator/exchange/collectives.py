@@ -2,8 +2,8 @@
 
 A group has ``size`` members with stride ``stride`` in ranks. In the rank order tensor, context, expert, data, pipeline
 (tensor fastest) the tensor-parallel group has stride 1, the context-parallel group stride t, and so on. Which links it
-uses is the layout's (:mod:`~meshplan.planner.cluster.rank_layout`), what they carry the network's
-(:mod:`~meshplan.planner.cluster.network_model`): the slowest group of a kind decides.
+uses is the layout's (:mod:`~meshplan.planner.cluster.network.rank_layout`), what they carry the network's
+(:mod:`~meshplan.planner.cluster.network.network_model`): the slowest group of a kind decides.
 
 - A group inside one domain runs at β = scale-up bandwidth; where no switch joins the devices of a domain, at the share
   of it that the links between the members have (:mod:`~meshplan.planner.cluster.mesh`), as do messages.
@@ -27,8 +27,8 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network_model import EqualLinks, NetworkModel
-from meshplan.planner.cluster.rank_layout import (
+from meshplan.planner.cluster.network.network_model import EqualLinks, NetworkModel
+from meshplan.planner.cluster.network.rank_layout import (
     ALL_TO_ALL,
     NEIGHBOURS,
     RING,
@@ -178,7 +178,7 @@ class CommunicationModel:
     def pipeline_s(
         self, sent_bytes: FloatArray, num_stages: int, stage_devices: IntArray, waits: FloatArray, *, wraps: bool
     ) -> FloatArray:
-        """Messages of the slowest pipeline, [n]; see :mod:`~meshplan.planner.cluster.network_model`.
+        """Messages of the slowest pipeline, [n]; see :mod:`~meshplan.planner.cluster.network.network_model`.
 
         Args:
             sent_bytes: bytes that one device sends over a boundary, one way [n].

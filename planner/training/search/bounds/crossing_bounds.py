@@ -1,9 +1,9 @@
 """What no mapping can beat: a search inside the parts of a network, and one for each way to cross its slowest cut.
 
 *Notation.* L(c) ≤ T(c, π) for every mapping π prices candidate c with rates that no mapping can beat
-(:class:`~meshplan.planner.cluster.network_model.BestLinks`). Where a slow cut divides the network, a candidate on more
-nodes than the largest part has crosses it in one of the ways w of :mod:`~meshplan.planner.cluster.crossing`, and
-T(c, π) ≥ min over w of L_w(c).
+(:class:`~meshplan.planner.cluster.network.network_model.BestLinks`). Where a slow cut divides the network, a candidate
+on more nodes than the largest part has crosses it in one of the ways w of
+:mod:`~meshplan.planner.cluster.network.crossing`, and T(c, π) ≥ min over w of L_w(c).
 
 *Method.* One degree search under L, of candidates that fit into a part; then one under each L_w of the others, cut off
 at the best plan that is known: it keeps what may be better, and proves that nothing else is. Without a cut the first
@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from meshplan.planner.cluster.crossing import CrossingLinks, Cut, Way, slow_cut
-from meshplan.planner.cluster.network import Network
-from meshplan.planner.cluster.network_model import BestLinks, NetworkModel
+from meshplan.planner.cluster.network.crossing import CrossingLinks, Cut, Way, slow_cut
+from meshplan.planner.cluster.network.network import Network
+from meshplan.planner.cluster.network.network_model import BestLinks, NetworkModel
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution
 from meshplan.planner.training.estimator.priced import candidates_of, price

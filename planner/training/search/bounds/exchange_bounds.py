@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.planner.cluster.rank_layout import Degrees
+from meshplan.planner.cluster.network.rank_layout import Degrees
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel

@@ -237,9 +237,10 @@ class UnevenSplits:
         first = int(np.count_nonzero(((values + around < outside) | ~rows).all(axis=1)))
         between = np.flatnonzero(of_use.any(axis=1))
         between = between[min(first, max(len(between) - 1, 0)) :]
-        places = np.unique(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(int)) if len(between) else []
+        if len(between):
+            between = between[np.unique(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(int))]
         least, chosen, lower = most_s.copy(), found[0].copy(), 0
-        for upper in between[places].tolist():
+        for upper in between.tolist():
             pipeline, few, _ = self._recurrence(costs, longest, values[upper])
             step = pipeline + np.maximum(around + values[lower], outside)
             chosen = np.where(step < least, few, chosen)

@@ -10,10 +10,10 @@ from core_cases import DENSE, MOE, machine_with, problem_of
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.cluster.crossing import CrossingLinks, Way, slow_cut
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network import Network, Trunk
-from meshplan.planner.cluster.network_model import BestLinks, NetworkModel, OneOrder
+from meshplan.planner.cluster.network.crossing import CrossingLinks, Way, slow_cut
+from meshplan.planner.cluster.network.network import Network, Trunk
+from meshplan.planner.cluster.network.network_model import BestLinks, NetworkModel, OneOrder
 from meshplan.planner.training.estimator.candidates import joined
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import TrainingProblem

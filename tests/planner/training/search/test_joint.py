@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from core_cases import DENSE, machine_with, problem_of
 
-from meshplan.planner.cluster.network import Network, Trunk
+from meshplan.planner.cluster.network.network import Network, Trunk
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress
 from meshplan.planner.training.problem.problem import TrainingProblem

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from core_cases import MOE, configured, machine_with, problem_of
 
-from meshplan.planner.cluster.network import Network, strongly_connected
+from meshplan.planner.cluster.network.network import Network, strongly_connected
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.joint import placed_problem

@@ -2,8 +2,8 @@
 
 Ranks fill *slots* of D devices in order (tensor, context, expert and data parallelism fastest, pipeline slowest); a
 mapping assigns slot i to node ``order[i]``. Which links a group uses is a matter of the layout
-(:mod:`~meshplan.planner.cluster.rank_layout`). All groups of all stages run at the same time, and the slowest one
-decides:
+(:mod:`~meshplan.planner.cluster.network.rank_layout`). All groups of all stages run at the same time, and
+the slowest one decides:
 
 - ring: the least over all links of all rings of rails · rate, with the link's rate in its slower direction and as many
   rails as the slot with fewer members of the ring has; rings in the order of the ranks;
@@ -31,16 +31,16 @@ from functools import cached_property
 
 import numpy as np
 
-from meshplan.planner.cluster.network import Network, strongly_connected
-from meshplan.planner.cluster.orders import Messages, Orders, PipelineLayout, waits_s
-from meshplan.planner.cluster.rank_layout import (
+from meshplan.planner.cluster.network.network import Network, strongly_connected
+from meshplan.planner.cluster.network.orders import Messages, Orders, PipelineLayout, waits_s
+from meshplan.planner.cluster.network.rank_layout import (
     ALL_TO_ALL,
     Degrees,
     crossing_pipelines,
     fewest_on_a_slot,
     network_share,
 )
-from meshplan.planner.cluster.slot_links import Group, group_of, slot_links
+from meshplan.planner.cluster.network.slot_links import Group, group_of, slot_links
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 _BITS = 20

@@ -1,6 +1,6 @@
 """The directed links between slots that all groups of one kind use, one by one: for links that differ.
 
-See :mod:`~meshplan.planner.cluster.rank_layout` for slots, groups and what each kind sends.
+See :mod:`~meshplan.planner.cluster.network.rank_layout` for slots, groups and what each kind sends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, RING, fewest_on_a_slot
+from meshplan.planner.cluster.network.rank_layout import ALL_TO_ALL, RING, fewest_on_a_slot
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 
@@ -20,7 +20,7 @@ class Group:
     """All groups of ranks of one kind.
 
     Args:
-        kind: :data:`~meshplan.planner.cluster.rank_layout.RING`, ``NEIGHBOURS`` or ``ALL_TO_ALL``.
+        kind: :data:`~meshplan.planner.cluster.network.rank_layout.RING`, ``NEIGHBOURS`` or ``ALL_TO_ALL``.
         size: members of one group.
         stride: distance between members in ranks.
         world_size: ranks of the job.

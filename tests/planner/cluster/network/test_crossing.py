@@ -11,9 +11,9 @@ from core_cases import DENSE, MOE, configured, machine_with, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.planner.cluster.crossing import CrossingLinks, Cut, Way, slow_cut
-from meshplan.planner.cluster.network import Network, Trunk
-from meshplan.planner.cluster.network_model import BestLinks
+from meshplan.planner.cluster.network.crossing import CrossingLinks, Cut, Way, slow_cut
+from meshplan.planner.cluster.network.network import Network, Trunk
+from meshplan.planner.cluster.network.network_model import BestLinks
 from meshplan.planner.training.estimator.priced import candidates_of, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps

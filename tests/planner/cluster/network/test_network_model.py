@@ -12,11 +12,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.cluster.network import Network, Trunk
-from meshplan.planner.cluster.network_model import BestLinks, OneOrder
-from meshplan.planner.cluster.orders import Messages, Orders, slowest_pipeline_s
-from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, RING
-from meshplan.planner.cluster.slot_links import Group, group_of
+from meshplan.planner.cluster.network.network import Network, Trunk
+from meshplan.planner.cluster.network.network_model import BestLinks, OneOrder
+from meshplan.planner.cluster.network.orders import Messages, Orders, slowest_pipeline_s
+from meshplan.planner.cluster.network.rank_layout import ALL_TO_ALL, RING
+from meshplan.planner.cluster.network.slot_links import Group, group_of
 from meshplan.planner.training.estimator.priced import price
 
 DOMAIN = 4

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from meshplan.planner.cluster.network import Network, Trunk
-from meshplan.planner.cluster.network_model import EqualLinks, NetworkModel, OneOrder
-from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, NEIGHBOURS, RING, fewest_on_a_slot, group_span
+from meshplan.planner.cluster.network.network import Network, Trunk
+from meshplan.planner.cluster.network.network_model import EqualLinks, NetworkModel, OneOrder
+from meshplan.planner.cluster.network.rank_layout import ALL_TO_ALL, NEIGHBOURS, RING, fewest_on_a_slot, group_span
 
 RATE, LATENCY, INSIDE_S = 50e9, 4e-6, 3e-6
 

@@ -29,7 +29,7 @@ over every trunk that takes all traffic from i to j (either way round): per byte
 
 and its latency is the least between two parts. A boundary of V pipelines takes sent·(there + back) + both latencies,
 with each way max(fastest link, V / trunk). In a closed loop (interleaved chunks) a pipeline crosses twice. Everything
-else is priced as if no mapping were better (:class:`~meshplan.planner.cluster.network_model.BestLinks`).
+else is priced as if no mapping were better (:class:`~meshplan.planner.cluster.network.network_model.BestLinks`).
 
 Assumes: the estimated step does not fall when a group of ranks or a message gets slower; kinds of groups that are not
 named above (experts) may stay inside the parts.
@@ -43,11 +43,11 @@ from functools import cached_property
 
 import numpy as np
 
-from meshplan.planner.cluster.network import Network, strongly_connected
-from meshplan.planner.cluster.network_model import BestLinks, NetworkModel
-from meshplan.planner.cluster.orders import PipelineLayout
-from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, Degrees, fewest_on_a_slot, slot_boundaries
-from meshplan.planner.cluster.slot_links import Group, slot_links
+from meshplan.planner.cluster.network.network import Network, strongly_connected
+from meshplan.planner.cluster.network.network_model import BestLinks, NetworkModel
+from meshplan.planner.cluster.network.orders import PipelineLayout
+from meshplan.planner.cluster.network.rank_layout import ALL_TO_ALL, Degrees, fewest_on_a_slot, slot_boundaries
+from meshplan.planner.cluster.network.slot_links import Group, slot_links
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 # Links between parts are this much slower, or shared by a trunk, before a cut is worth a search of its own. Assumed:

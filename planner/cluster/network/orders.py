@@ -1,6 +1,6 @@
 """Many rank mappings on one network: the links that groups of ranks and pipelines get under each.
 
-See :mod:`~meshplan.planner.cluster.network_model` for what each kind of group waits for.
+See :mod:`~meshplan.planner.cluster.network.network_model` for what each kind of group waits for.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.planner.cluster.network import Network
-from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, slot_boundaries
-from meshplan.planner.cluster.slot_links import Group, slot_links
+from meshplan.planner.cluster.network.network import Network
+from meshplan.planner.cluster.network.rank_layout import ALL_TO_ALL, slot_boundaries
+from meshplan.planner.cluster.network.slot_links import Group, slot_links
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 

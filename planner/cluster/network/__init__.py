@@ -1,0 +1,1 @@
+"""Uneven links between nodes, and what groups of ranks and pipelines get of them."""
