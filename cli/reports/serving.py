@@ -110,6 +110,8 @@ def status_text(plan: Plan) -> str:
         known = f"optimal under the model and its sampling: no deployment is more than {gap} better; {seen}"
     else:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
+    if (plan.answer or {}).get("speculation"):
+        known += "; searched without drafts and with those that are best at this load"
     if len(plan.spec["cluster"].get("nodes") or ()) > 1:
         known += "; of one kind of worker for each node type, prefill and decode on one node type each"
     return f"{known}; {effort_text(solution)}"

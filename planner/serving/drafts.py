@@ -7,7 +7,7 @@ once products are bound by arithmetic or experts by their number.
 
 :func:`search_with_speculation` searches twice: without drafts, and with the option that this comparison finds best for
 the load of the deployment found first; the better of the two is the plan. Its bound is the lower of both. Options that
-were not searched are ruled out by the comparison, not by a proof.
+were not searched are ruled out by the comparison, not by a proof, so that such a plan is feasible, never optimal.
 """
 
 from __future__ import annotations
@@ -122,17 +122,18 @@ def search_with_speculation(
     here = min(rows, key=lambda row: abs(row.num_running - each))
     other = replace(problem, speculation=here.fastest)
     drafted, drafted_report = search_serving(other, seed=seed, budget=budget, on_progress=on_progress)
+    is_whole = len(problem.speculation_options) == 1
     if drafted.objective is None or plain.objective is None or drafted.objective >= plain.objective:
-        return problem, _with_bound(plain, drafted), report, document
-    return other, _with_bound(drafted, plain), drafted_report, document
+        return problem, _with_bound(plain, drafted, is_whole=is_whole), report, document
+    return other, _with_bound(drafted, plain, is_whole=is_whole), drafted_report, document
 
 
-def _with_bound(chosen: Solution[Simulated], other: Solution[Simulated]) -> Solution[Simulated]:
-    """The chosen solution with the lower bound of both searches, and its gap by that."""
+def _with_bound(chosen: Solution[Simulated], other: Solution[Simulated], *, is_whole: bool) -> Solution[Simulated]:
+    """The chosen solution with the lower bound of both searches, and its gap by that; optimal if no option is left."""
     if chosen.objective is None or chosen.bound is None or other.bound is None:
         return chosen
     bound = min(chosen.bound, other.bound)
     gap = relative_gap(chosen.objective, bound)
-    status = chosen.status if gap <= max(TIE, chosen.gap or 0.0) else Status.FEASIBLE
+    status = chosen.status if is_whole and gap <= max(TIE, chosen.gap or 0.0) else Status.FEASIBLE
     cpu_s, wall_s = chosen.cpu_s + other.cpu_s, chosen.wall_s + other.wall_s
     return replace(chosen, bound=bound, gap=gap, status=status, cpu_s=cpu_s, wall_s=wall_s)

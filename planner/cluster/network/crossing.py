@@ -276,7 +276,11 @@ class CrossingLinks(NetworkModel):
         return spacing, latencies
 
     def _split_stages(self, own: Degrees) -> IntArray:
-        """Stages that are split at least where no shard block is, [n]; see :func:`fewest_split_stages`."""
+        """Stages that are split at least where no shard block is, [n]: all without pipelines across, which are split alike;
+        else see :func:`fewest_split_stages`.
+        """
+        if not self.way.crosses_pipelines:
+            return own.stages
         sizes = np.bincount(self.cut.parts) * self.domain_size
         if len(sizes) > 2 or not self.way.crosses_copies or self.way.splits_shards:  # noqa: PLR2004  (two parts)
             return np.ones(len(own.tensor), dtype=np.int64)
@@ -288,7 +292,7 @@ class CrossingLinks(NetworkModel):
         if self.degrees is None or group.kind == ALL_TO_ALL or self.way is Way.STAGES:
             return np.zeros(len(rows), dtype=np.int64)
         own = self.degrees.take(rows)
-        t, c, d, s, p = own.tensor, own.context, own.data, own.shard, own.stages
+        t, c, d, s = own.tensor, own.context, own.data, own.shard
         if self.way is Way.TENSOR:
             return np.asarray((group.stride == 1) & (group.size == t)).astype(np.int64)
         each = np.where(self.way.splits_shards and not self.way.crosses_copies, t * (d // s), t)
@@ -298,8 +302,8 @@ class CrossingLinks(NetworkModel):
         rings = np.where(split, each, 0)
         if self.way.crosses_copies:
             copies = (group.stride == t * c * s) & (group.size == d // s)
-            rings = np.where(copies, t if self.way.splits_shards else t * c * s * self._split_stages(own), rings)
-        return np.asarray(rings if self.way.crosses_pipelines else rings * p)
+            rings = np.where(copies, t if self.way.splits_shards else t * c * s, rings)
+        return np.asarray(rings * self._split_stages(own))
 
     def pipeline_s(
         self, asked: PipelineLayout, sent_bytes: FloatArray, inside_s: FloatArray, waits: FloatArray

@@ -10,6 +10,7 @@ import pytest
 from meshplan.catalogs.constants.speculation import speculation_profiles
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.solution import Status
 from meshplan.planner.serving.drafts import hurts_from, search_with_speculation, speculation_by_load
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, Speculation
@@ -107,6 +108,7 @@ def test_a_choice_is_never_worse_than_none(catalog: Catalog) -> None:
     assert solution.objective < without.objective
     assert solution.bound is not None
     assert solution.bound <= solution.objective
+    assert solution.status is Status.FEASIBLE  # the options that were not searched may be better
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def compositions(
         layers: of all stages together.
 
     >>> compositions(np.array([[1.0, 2.0, 3.0]] * 2), 2.0, first=1, fewest=[1, 1], layers=3).T.tolist()
-    [[1, 2], [2, 1]]
+    [[2, 1], [1, 2]]
     """
     p = len(seconds)
     possible = [

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from core_cases import DENSE, MOE, configured, machine_with, problem_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshplan.planner.cluster.network.crossing import CrossingLinks, Cut, Way, slow_cut
@@ -105,6 +105,8 @@ LAYOUTS = [
     st.booleans(),
     st.booleans(),
 )
+# All stages are split because no pipeline crosses: not twice as many because one stage cannot be split alone.
+@example(DENSE, ((2, 2), (2, 1, 4, 2)), 0, 0, False, True)
 def test_no_mapping_beats_the_bound_of_its_way(shape, layout, seed, zero, in_groups, with_trunks) -> None:
     sizes, (t, c, d, p) = layout
     network, site = sites(sizes, seed, with_trunks=with_trunks)
