@@ -93,7 +93,7 @@ def main() -> None:
         except UnsupportedError as error:
             left_out[str(error)] += 1
             continue
-        if not exclusion(run):
+        if not exclusion(run.problem, run.config, run.measured):
             runs.append(run)
         if run.peak_left_out:
             left_out[f"{run.id}: {run.peak_left_out}"] += 1
