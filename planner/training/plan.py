@@ -18,7 +18,7 @@ from meshplan.planner.goodput.forecast import Ending, ending
 from meshplan.planner.goodput.report import run_document, run_metrics
 from meshplan.planner.training.alternatives import Alternative
 from meshplan.planner.training.estimator.assembly import WAITING
-from meshplan.planner.training.estimator.compute import gemm_curve, peak_flops_per_s
+from meshplan.planner.training.estimator.operators.products import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
 from meshplan.planner.training.lengths.study import lengths_document, study_lengths
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem

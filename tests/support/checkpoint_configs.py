@@ -67,3 +67,15 @@ def config_keys(shape: ModelShape) -> dict[str, Any]:
         }
         keys.pop("head_dim")
     return keys
+
+
+# The least that a configuration of a Llama says.
+SMALL_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}

@@ -276,9 +276,7 @@ class CrossingLinks(NetworkModel):
         return spacing, latencies
 
     def _split_stages(self, own: Degrees) -> IntArray:
-        """Stages that are split at least where no shard block is, [n]: all without pipelines across, which are split alike;
-        else see :func:`fewest_split_stages`.
-        """
+        """Stages that are split at least, [n]: all where no pipeline crosses; else :func:`fewest_split_stages`."""
         if not self.way.crosses_pipelines:
             return own.stages
         sizes = np.bincount(self.cut.parts) * self.domain_size

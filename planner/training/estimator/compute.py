@@ -3,9 +3,7 @@
 Notation: T tokens of one micro-batch on one device (micro_batch_size·sequence/context_parallel), t = tensor_parallel,
 h hidden size, a heads, k key/value heads, d head dimension, f MLP width, V vocabulary.
 
-- Matrix product (m, n, k):  ((2·⌈m⌉·⌈n⌉·(k + k₀)/(R·η))⁴ + (bytes/B)⁴)^¼ with m, n rounded up to the tile;
-  R, B, k₀ from the device's :class:`GemmCurve`, η the calibrated efficiency. Backward = input gradient (m, k, n)
-  + weight gradient (n, k, m).
+- Matrix products: :mod:`.operators.products`. Backward = input gradient (m, k, n) + weight gradient (n, k, m).
 - Attention: forward FLOPs 4·T·c·a·d/t with c the mean context of a token (s/2 when causal); backward 2.5 × with flash
   kernels, which compute the scores again (arXiv:2205.14135). Without them the whole square of scores is computed as
   batched products (backward 2 ×) and passes through memory.
@@ -27,17 +25,30 @@ from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.exchange.context_parallel import causal_imbalance
 from meshplan.planner.training.estimator.flops import attended_context, attention_width, indexer_multiply_adds
-from meshplan.planner.training.estimator.memory_bound import EAGER, FUSED, ROW_SCALING_EXTRA_BYTES, OperatorTraffic
+from meshplan.planner.training.estimator.operators.memory_bound import (
+    EAGER,
+    FUSED,
+    ROW_SCALING_EXTRA_BYTES,
+    OperatorTraffic,
+)
+from meshplan.planner.training.estimator.operators.products import (
+    BYTES_32_BIT,
+    ELEMENT_BYTES,
+    LOW_PRECISION,
+    Cost,
+    activation_bytes,
+    attention_peak_flops_per_s,
+    gemm_curve,
+    gemm_s,
+    peak_flops_per_s,
+)
 from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, GPTQ_UNPACK_BYTES, is_quantised
 from meshplan.planner.training.problem.expert_load import arriving_load, leaving_load
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
-# Tile of the GEMM kernels in m and n (CUTLASS default on tensor cores).
-GEMM_TILE = 128
 # Backward over forward of fused attention: five products against two (arXiv:2205.14135, algorithm 4).
 FLASH_BACKWARD_RATIO = 2.5
 PLAIN_BACKWARD_RATIO = 2.0
-BYTES_32_BIT = 4.0
 # Passes over the attention scores that unfused attention makes forward: the first product writes them; scale, mask and
 # softmax read and write them, at once in 16 bits (Megatron's fused kernel), in two steps in fp32; dropout reads and
 # writes; the second product reads.
@@ -54,110 +65,10 @@ FUSED_HIDDEN_PASSES = 4.0
 # forward reads and writes (two clamps 4, scaled sigmoid 4, its product 3, +1 2, the gate's product 3, the router's
 # weight 3).
 CLAMPED_ACTIVATION_PASSES = 19.0
-LOW_PRECISION = frozenset({"fp8", "mxfp8", "nvfp4", "int8"})
 # Weight products of one expert forward: the joined input matrices and the output matrix.
 PRODUCTS_PER_EXPERT = 2.0
 # Blocks with a residual connection in the layer of a transformer: attention and MLP.
 BLOCKS_OF_A_LAYER = 2.0
-ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
-# The peak that a precision's matrix products run at. fp32 training runs as TF32 where the device has it: NVIDIA's
-# PyTorch containers switch it on.
-PEAK_DTYPE = {"mxfp8": "fp8", "nvfp4": "fp4", "fp32": "tf32"}
-# Without a measured curve: median over the devices with one of rate / dense peak (bf16 on A100, H100, H200, B200,
-# GB200, L40S: 0.88 0.82 0.82 0.70 0.67 0.59), and of the saturation length.
-DEFAULT_RATE_FRACTION = 0.76
-DEFAULT_INNER_SATURATION = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GemmCurve:
-    """Rate of matrix products on a device, by size.
-
-    Args:
-        rate_flops_per_s: rate of a large product, FLOP/s.
-        bandwidth_bytes_per_s: rate at which operands are read and written, bytes/s.
-        inner_saturation: k₀, inner dimension whose arithmetic takes as long as the start of the kernel.
-        is_fitted: fitted to measured products, else derived from the datasheet.
-    """
-
-    rate_flops_per_s: float
-    bandwidth_bytes_per_s: float
-    inner_saturation: float
-    is_fitted: bool
-
-
-def gemm_curve(device: Device, precision: str) -> GemmCurve:
-    """The device's curve for a precision: fitted where the catalog has one, else from the datasheet.
-
-    A device without the precision (fp8 on A100) computes it at its 16-bit rate.
-    """
-    dtype = PEAK_DTYPE.get(precision, precision)
-    for name in (precision, dtype):
-        if name in device.gemm_curves:
-            rate, bandwidth, saturation = device.gemm_curves[name]
-            return GemmCurve(
-                rate_flops_per_s=rate, bandwidth_bytes_per_s=bandwidth, inner_saturation=saturation, is_fitted=True
-            )
-    return GemmCurve(
-        rate_flops_per_s=DEFAULT_RATE_FRACTION * peak_flops_per_s(device, precision),
-        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
-        inner_saturation=DEFAULT_INNER_SATURATION,
-        is_fitted=False,
-    )
-
-
-def peak_flops_per_s(device: Device, precision: str) -> float:
-    """Dense peak for a precision, or for the nearest one that the device supports, FLOP/s."""
-    peaks = device.peak_flops_per_s
-    dtype = PEAK_DTYPE.get(precision, precision)
-    chain = {
-        "fp4": ("fp4", "fp8", "bf16", "fp16"),
-        "fp8": ("fp8", "bf16", "fp16"),
-        "bf16": ("bf16", "fp16", "fp32"),
-        "fp16": ("fp16", "bf16", "fp32"),
-        "tf32": ("tf32", "fp32", "bf16", "fp16"),
-    }.get(dtype, (dtype, "bf16", "fp16"))
-    return next(peaks[name] for name in chain if name in peaks)
-
-
-def activation_bytes(workload: TrainingWorkload) -> float:
-    """Bytes of one element of the activations: 16 bits, or 32 in fp32 training."""
-    return BYTES_32_BIT if workload.precision == "fp32" else BYTES_16_BIT
-
-
-def attention_peak_flops_per_s(device: Device, workload: TrainingWorkload) -> float:
-    """Peak that attention efficiencies refer to, FLOP/s: fp32 in fp32 training, else 16 bits."""
-    return peak_flops_per_s(device, "fp32" if workload.precision == "fp32" else "bf16")
-
-
-def gemm_s(
-    curve: GemmCurve, m: FloatArray, n: FloatArray, k: FloatArray, *, efficiency: Constant, element_bytes: float
-) -> FloatArray:
-    """Seconds of one matrix product m×k by k×n, with the tile and memory terms of the module docstring."""
-    rows, columns = np.ceil(m / GEMM_TILE) * GEMM_TILE, np.ceil(n / GEMM_TILE) * GEMM_TILE
-    compute = 2.0 * rows * columns * (k + curve.inner_saturation) / (curve.rate_flops_per_s * efficiency)
-    moved = (element_bytes * (m * k + k * n) + BYTES_16_BIT * m * n) / curve.bandwidth_bytes_per_s
-    return np.sqrt(np.sqrt(compute**4 + moved**4))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Forward and backward time of some work on one micro-batch, s, [n] each."""
-
-    forward_s: FloatArray
-    backward_s: FloatArray
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(forward_s=self.forward_s + other.forward_s, backward_s=self.backward_s + other.backward_s)
-
-    def scaled(self, factor: Constant) -> Cost:
-        """The same work ``factor`` times."""
-        return Cost(forward_s=self.forward_s * factor, backward_s=self.backward_s * factor)
-
-    @property
-    def total_s(self) -> FloatArray:
-        """Forward and backward."""
-        return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

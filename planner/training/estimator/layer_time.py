@@ -15,15 +15,10 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
-from meshplan.planner.training.estimator.compute import (
-    BLOCKS_OF_A_LAYER,
-    LOW_PRECISION,
-    ComputeModel,
-    Cost,
-    activation_bytes,
-)
+from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
+from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, Cost, activation_bytes
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.expert_load import arriving_load

@@ -27,10 +27,11 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
-from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, activation_bytes
+from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER
 from meshplan.planner.training.estimator.eager import EagerActivations
 from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
+from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS, StateModel, nextn_layers
 from meshplan.planner.training.pipeline.closed_forms import in_flight

@@ -24,12 +24,13 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, attention_windows
-from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel, activation_bytes
+from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.exchange.data_parallel import FORWARD_SHARE, DataParallelModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.offload import activation_offload_s
+from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.pipeline.waiting import Layout, least_waiting_s, waiting_s
 from meshplan.planner.training.problem.choice import Recompute

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from meshplan.catalogs.units import format_bytes
-from meshplan.planner.training.estimator.compute import peak_flops_per_s
 from meshplan.planner.training.estimator.flops import TRAINING_PASSES, forward_flops_per_token
+from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.validation.fields import Section, caveats

@@ -15,8 +15,8 @@ import numpy as np
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.pools import PoolLinks
 from meshplan.planner.core.plan import Interval
-from meshplan.planner.training.estimator.compute import peak_flops_per_s
 from meshplan.planner.training.estimator.flops import model_flops_per_step
+from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.mixed.estimator import MixedPriced, price_mixed
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem, Share, Stage

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.planner.core.plan import Interval
 from meshplan.planner.training.admission import WITH_RECOMPUTE, Admission, admission
-from meshplan.planner.training.estimator.compute import peak_flops_per_s
+from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.measured.exclusions import exclusion
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun

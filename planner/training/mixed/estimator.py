@@ -27,9 +27,9 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, StageClass, layer_kinds
-from meshplan.planner.training.estimator.compute import activation_bytes
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.memory import StageMemory
+from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem, Share
 from meshplan.planner.training.problem.choice import RECOMPUTE_MODES

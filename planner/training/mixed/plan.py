@@ -7,8 +7,8 @@ from importlib.metadata import version
 from typing import Any
 
 from meshplan.planner.core.plan import Interval, Plan, plain
-from meshplan.planner.training.estimator.compute import peak_flops_per_s
 from meshplan.planner.training.estimator.flops import model_flops_per_step
+from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.mixed.estimator import MixedPriced, SharePrice
 from meshplan.planner.training.mixed.resolve import MixedResolved
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem, Stage

@@ -12,8 +12,8 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.training.estimator.compute import LOW_PRECISION, attention_peak_flops_per_s, gemm_curve
 from meshplan.planner.training.estimator.flops import forward_flops_per_token
+from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, attention_peak_flops_per_s, gemm_curve
 from meshplan.planner.training.problem.expert_load import leaving_load
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem, TrainingWorkload
 

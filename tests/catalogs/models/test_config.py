@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_configs import SMALL_LLAMA
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,16 +26,6 @@ FORMS = json.loads((Path(__file__).parent / "attention_form_counts.json").read_t
 # Learned values beside the matrices, which a shape does not hold: two xIELU slopes a layer (Apertus), and the routing
 # correction of ERNIE's three MoE layers with four experts, a parameter there and a buffer elsewhere.
 NOT_IN_A_SHAPE = {"apertus": 8 * 2, "ernie4_5_moe": 3 * 4}
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-}
 
 
 def read(config: dict[str, Any]) -> ModelShape:
@@ -73,27 +64,27 @@ def test_families_that_transformers_does_not_check() -> None:
 
 
 def test_unknown_family_is_read_by_llamas_rules() -> None:
-    known, unknown = read(LLAMA), read({**LLAMA, "model_type": "llama-of-tomorrow"})
+    known, unknown = read(SMALL_LLAMA), read({**SMALL_LLAMA, "model_type": "llama-of-tomorrow"})
     assert unknown.family == "llama-of-tomorrow"
     assert unknown.num_parameters == known.num_parameters
-    assert read({key: value for key, value in LLAMA.items() if key != "model_type"}).family == ""
+    assert read({key: value for key, value in SMALL_LLAMA.items() if key != "model_type"}).family == ""
 
 
 def test_unknown_family_with_a_plain_activation_has_two_matrices() -> None:
-    assert not read({**LLAMA, "model_type": "new", "hidden_act": "gelu"}).gated_mlp
-    assert read({**LLAMA, "model_type": "new", "hidden_act": "silu"}).gated_mlp
+    assert not read({**SMALL_LLAMA, "model_type": "new", "hidden_act": "gelu"}).gated_mlp
+    assert read({**SMALL_LLAMA, "model_type": "new", "hidden_act": "silu"}).gated_mlp
 
 
 def test_unknown_keys_are_ignored() -> None:
-    assert read({**LLAMA, "a_key_of_tomorrow": {"deep": [1]}, "rope_scaling": None}) == read(LLAMA)
+    assert read({**SMALL_LLAMA, "a_key_of_tomorrow": {"deep": [1]}, "rope_scaling": None}) == read(SMALL_LLAMA)
 
 
 def test_null_counts_as_absent() -> None:
-    assert read({**LLAMA, "head_dim": None, "tie_word_embeddings": None}) == read(LLAMA)
+    assert read({**SMALL_LLAMA, "head_dim": None, "tie_word_embeddings": None}) == read(SMALL_LLAMA)
 
 
 def test_qwen_first_generation_halves_its_width() -> None:
-    assert read({**LLAMA, "model_type": "qwen", "intermediate_size": 1024}).intermediate_size == 512
+    assert read({**SMALL_LLAMA, "model_type": "qwen", "intermediate_size": 1024}).intermediate_size == 512
 
 
 def test_chatglm_spelling() -> None:
@@ -128,16 +119,16 @@ def test_mpt_learned_positions_only_without_alibi() -> None:
 
 def test_listed_moe_layers_win() -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    numbered = read({**LLAMA, **experts, "moe_layers": [1, 3]})
-    flagged = read({**LLAMA, **experts, "moe_layer_freq": [0, 1, 0, 1]})
-    typed = read({**LLAMA, **experts, "mlp_layer_types": ["dense", "sparse"] * 2, "first_k_dense_replace": 4})
+    numbered = read({**SMALL_LLAMA, **experts, "moe_layers": [1, 3]})
+    flagged = read({**SMALL_LLAMA, **experts, "moe_layer_freq": [0, 1, 0, 1]})
+    typed = read({**SMALL_LLAMA, **experts, "mlp_layer_types": ["dense", "sparse"] * 2, "first_k_dense_replace": 4})
     for shape in (numbered, flagged, typed):
         assert shape.moe is not None
         assert shape.moe.moe_layers == (False, True, False, True)
 
 
 def test_one_expert_is_a_dense_model() -> None:
-    assert read({**LLAMA, "num_experts": 1, "num_experts_per_tok": 1}).moe is None
+    assert read({**SMALL_LLAMA, "num_experts": 1, "num_experts_per_tok": 1}).moe is None
 
 
 # --- multimodal models --------------------------------------------------------------------------------------------
@@ -145,8 +136,8 @@ def test_one_expert_is_a_dense_model() -> None:
 
 def test_text_section_of_a_multimodal_model() -> None:
     vision = {"model_type": "siglip_vision_model", "hidden_size": 1152, "num_hidden_layers": 27}
-    shape = read({"model_type": "llava", "text_config": LLAMA, "vision_config": vision})
-    assert shape == read(LLAMA)
+    shape = read({"model_type": "llava", "text_config": SMALL_LLAMA, "vision_config": vision})
+    assert shape == read(SMALL_LLAMA)
 
 
 def test_sparse_gemma_3_section_takes_family_defaults() -> None:
@@ -164,11 +155,11 @@ def test_sparse_gemma_3_section_takes_family_defaults() -> None:
 
 
 def test_sizes_beside_an_empty_text_section_are_used() -> None:
-    assert read({**LLAMA, "text_config": {}}) == read(LLAMA)
+    assert read({**SMALL_LLAMA, "text_config": {}}) == read(SMALL_LLAMA)
 
 
 def test_tying_may_be_stated_outside_the_section() -> None:
-    assert read({"text_config": LLAMA, "tie_word_embeddings": True}).tie_word_embeddings
+    assert read({"text_config": SMALL_LLAMA, "tie_word_embeddings": True}).tie_word_embeddings
 
 
 # --- layers that are not attention and an MLP ----------------------------------------------------------------------
@@ -203,26 +194,29 @@ def test_falcon_h1_mixes_both_ways_in_each_layer() -> None:
         ({"model_type": "t5", "d_model": 512, "num_layers": 6, "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "vit", "hidden_size": 768, "image_size": 224}, "vision"),
         ({"model_type": "resnet", "depths": [3, 4, 6, 3]}, "'resnet' is a vision"),
-        ({"model_type": "clip", "text_config": {**LLAMA, "model_type": "clip_text_model"}}, "'clip' is a vision"),
+        ({"model_type": "clip", "text_config": {**SMALL_LLAMA, "model_type": "clip_text_model"}}, "'clip' is a vision"),
         ({"model_type": "new", "hidden_size": 768, "image_size": 224}, "no vocabulary"),
         ({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.2"}, "diffusers component"),
-        ({**LLAMA, "model_type": "mllama_text_model"}, "'mllama_text_model' is not supported yet"),
-        ({**LLAMA, "compress_ratios": [0, 4, 128, 4]}, "are read for deepseek_v4 only"),
-        ({**LLAMA, "model_type": "kimi_k3", "attn_res_block_size": 12}, "outputs of earlier layers"),
-        ({**LLAMA, "model_type": "nemotron-nas", "block_configs": [{}]}, "unlike widths"),
+        ({**SMALL_LLAMA, "model_type": "mllama_text_model"}, "'mllama_text_model' is not supported yet"),
+        ({**SMALL_LLAMA, "compress_ratios": [0, 4, 128, 4]}, "are read for deepseek_v4 only"),
+        ({**SMALL_LLAMA, "model_type": "kimi_k3", "attn_res_block_size": 12}, "outputs of earlier layers"),
+        ({**SMALL_LLAMA, "model_type": "nemotron-nas", "block_configs": [{}]}, "unlike widths"),
         ({"model_type": "mamba", "hidden_size": 768, "state_size": 16}, "state-space"),
-        ({**LLAMA, "hybrid_override_pattern": "M*E-"}, "lists recurrent layers, but no key states their sizes"),
-        ({**LLAMA, "hybrid_override_pattern": "M*EX"}, "must be made of M (mamba)"),
-        ({**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 2}, "lists recurrent layers, but no key"),
-        ({**LLAMA, "layer_types": ["linear_attention", "full_attention"]}, "has 2 entries for 4 layers"),
-        ({**LLAMA, "layer_types": ["quadratic"] * 4}, "layers of kind 'quadratic' are not supported yet"),
-        ({**LLAMA, "attn_type_list": [0, 2]}, "must be a list of 0 (linear) and 1"),
-        ({**LLAMA, "index_topk": 2048}, "index_n_heads: missing"),
-        ({**LLAMA, "architectures": ["NewForMaskedLM"]}, "masked language model"),
+        ({**SMALL_LLAMA, "hybrid_override_pattern": "M*E-"}, "lists recurrent layers, but no key states their sizes"),
+        ({**SMALL_LLAMA, "hybrid_override_pattern": "M*EX"}, "must be made of M (mamba)"),
+        (
+            {**SMALL_LLAMA, "layer_types": ["linear_attention", "full_attention"] * 2},
+            "lists recurrent layers, but no key",
+        ),
+        ({**SMALL_LLAMA, "layer_types": ["linear_attention", "full_attention"]}, "has 2 entries for 4 layers"),
+        ({**SMALL_LLAMA, "layer_types": ["quadratic"] * 4}, "layers of kind 'quadratic' are not supported yet"),
+        ({**SMALL_LLAMA, "attn_type_list": [0, 2]}, "must be a list of 0 (linear) and 1"),
+        ({**SMALL_LLAMA, "index_topk": 2048}, "index_n_heads: missing"),
+        ({**SMALL_LLAMA, "architectures": ["NewForMaskedLM"]}, "masked language model"),
         ({}, "keys seen: none"),
         ({"learning_rate": 0.1}, "keys seen: learning_rate"),
         ({"text_config": {"unrelated": 1}}, "states none of"),
-        ({**LLAMA, "model_type": 7}, "model_type: must be text, is 7"),
+        ({**SMALL_LLAMA, "model_type": 7}, "model_type: must be text, is 7"),
     ],
 )
 def test_what_is_not_a_decoder_is_named(config: dict[str, Any], expected: str) -> None:
@@ -231,7 +225,7 @@ def test_what_is_not_a_decoder_is_named(config: dict[str, Any], expected: str) -
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"])
 def test_missing_keys_are_named(key: str) -> None:
-    message = refusal({name: value for name, value in LLAMA.items() if name != key})
+    message = refusal({name: value for name, value in SMALL_LLAMA.items() if name != key})
     assert f"  - {key}: missing" in message
     assert message.count("\n") == 1
 
@@ -239,12 +233,12 @@ def test_missing_keys_are_named(key: str) -> None:
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "intermediate_size", "num_key_value_heads"])
 @pytest.mark.parametrize("value", [0, -1, 10**12, 2.5, "32", True, [32], {}, float("nan"), float("inf")])
 def test_bad_sizes_are_named(key: str, value: object) -> None:
-    assert f"  - {key}: must" in refusal({**LLAMA, key: value})
+    assert f"  - {key}: must" in refusal({**SMALL_LLAMA, key: value})
 
 
 def test_an_endless_number_is_named() -> None:
     assert "hidden_size: must lie between 1 and 262144 (hidden size), is an integer of" in refusal(
-        {**LLAMA, "hidden_size": 10**5000}
+        {**SMALL_LLAMA, "hidden_size": 10**5000}
     )
 
 
@@ -268,7 +262,7 @@ def test_an_endless_number_is_named() -> None:
     ],
 )
 def test_contradictions_are_named(change: dict[str, Any], expected: str) -> None:
-    assert expected in refusal({**LLAMA, **change})
+    assert expected in refusal({**SMALL_LLAMA, **change})
 
 
 def test_all_problems_come_in_one_message() -> None:
@@ -281,7 +275,7 @@ def test_all_problems_come_in_one_message() -> None:
 
 def test_one_key_that_gives_two_sizes_is_reported_once() -> None:
     message = refusal(
-        {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0], "intermediate_size": 0}
+        {**SMALL_LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0], "intermediate_size": 0}
     )
     assert message.count("intermediate_size") == 1
 
@@ -292,12 +286,12 @@ def test_one_key_that_gives_two_sizes_is_reported_once() -> None:
 def test_reads_a_file_and_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "My Llama_v2"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA), encoding="utf-8")
     shape = read_config(folder)
     assert dataclasses.replace(shape, source="") == dataclasses.replace(read_config(folder / "config.json"), source="")
     assert (shape.slug, shape.name) == ("my-llama-v2", "My Llama_v2")
     other = folder / "tiny.json"
-    other.write_text(json.dumps(LLAMA), encoding="utf-8")
+    other.write_text(json.dumps(SMALL_LLAMA), encoding="utf-8")
     assert read_config(other).slug == "tiny"
 
 
@@ -344,7 +338,7 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
 def test_a_huge_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_config, "MAX_CONFIG_BYTES", 100)
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(LLAMA | {"padding": "x" * 100}), encoding="utf-8")
+    file.write_text(json.dumps(SMALL_LLAMA | {"padding": "x" * 100}), encoding="utf-8")
     with pytest.raises(ModelConfigError, match="larger than 100 bytes"):
         read_config(file)
 
@@ -385,7 +379,7 @@ _VALUES = st.recursive(
 @given(config=st.dictionaries(st.sampled_from(_KEYS) | st.text(max_size=5), _VALUES, max_size=12), whole=st.booleans())
 def test_junk_gives_a_shape_or_a_model_config_error(config: dict[str, Any], whole: bool) -> None:
     try:
-        shape = read({**LLAMA, **config} if whole else config)
+        shape = read({**SMALL_LLAMA, **config} if whole else config)
     except ModelConfigError:
         return
     assert 0 < shape.num_active_parameters <= shape.num_parameters
@@ -395,7 +389,7 @@ def test_junk_gives_a_shape_or_a_model_config_error(config: dict[str, Any], whol
 @given(family=st.sampled_from(sorted(FAMILIES)), junk=st.dictionaries(st.sampled_from(_KEYS), _SCALARS, max_size=4))
 def test_junk_in_every_family(family: str, junk: dict[str, Any]) -> None:
     try:
-        shape = read({**LLAMA, "max_position_embeddings": 64, **junk, "model_type": family})
+        shape = read({**SMALL_LLAMA, "max_position_embeddings": 64, **junk, "model_type": family})
     except ModelConfigError:
         return
     assert shape.num_parameters > 0

@@ -7,22 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_configs import SMALL_LLAMA
 
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.models.config import read_config, read_formats, shape_from_config
 from meshplan.catalogs.models.stored_formats import StoredFormats, stored_formats
 
-DENSE: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-}
 MIXED = {
-    **DENSE,
+    **SMALL_LLAMA,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 128,
@@ -159,12 +151,12 @@ def test_experts_by_their_down_projections() -> None:
 def test_what_differs_is_a_share_of_the_parameters() -> None:
     # Queries and outputs have 256·256 parameters each, keys and values a quarter of it.
     stored, _ = read(
-        DENSE, {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["*.q_proj", "*.k_proj"]}
+        SMALL_LLAMA, {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["*.q_proj", "*.k_proj"]}
     )
     assert stored is not None
     assert stored.exceptions == {"attention": 0.5}
     assert "50.0% of attention" in stored.description
-    first, _ = read(DENSE, {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["model.layers.0"]})
+    first, _ = read(SMALL_LLAMA, {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["model.layers.0"]})
     assert first is not None
     assert (first.mlp, first.exceptions) == ("w4a16", {"attention": 0.25, "mlp": 0.25})
 
@@ -172,12 +164,12 @@ def test_what_differs_is_a_share_of_the_parameters() -> None:
 def test_every_problem_has_its_path() -> None:
     bits = {"targets": ["Linear"], "weights": {"num_bits": 3, "type": "int"}}
     section = {"quant_method": "compressed-tensors", "ignore": ["re:(", "re:(a+)+b", 7], "config_groups": {"g": bits}}
-    _, problems = read(DENSE, section)
+    _, problems = read(SMALL_LLAMA, section)
     assert [problem.path for problem in problems] == [
         "quantization_config.ignore",
         "quantization_config.config_groups.g.weights",
     ]
-    _, problems = read(DENSE, {**section, "ignore": ["re:(", "re:(a+)+b"], "config_groups": {"g": "none"}})
+    _, problems = read(SMALL_LLAMA, {**section, "ignore": ["re:(", "re:(a+)+b"], "config_groups": {"g": "none"}})
     assert [problem.path for problem in problems] == [
         "quantization_config.ignore[0]",
         "quantization_config.ignore[1]",
@@ -196,13 +188,13 @@ def test_every_problem_has_its_path() -> None:
     ],
 )
 def test_unknown_formats_are_named(section: dict[str, Any], message: str) -> None:
-    stored, problems = read(DENSE, section)
+    stored, problems = read(SMALL_LLAMA, section)
     assert stored is None
     assert message in "\n".join(str(problem) for problem in problems)
 
 
 def test_a_file_beside_the_configuration_counts(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(DENSE), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA), encoding="utf-8")
     shape, problems = read_config(tmp_path), []
     assert read_formats(tmp_path, shape, problems) is None
     quantization = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.measurements.types import Fit, ProfileRun
-from meshplan.planner.training.estimator.compute import gemm_curve, gemm_s
+from meshplan.planner.training.estimator.operators.products import gemm_curve, gemm_s
 from meshplan.profiler.device.facts import gemm_facts
 
 

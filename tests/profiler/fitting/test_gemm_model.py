@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshplan.planner.training.estimator.compute import GemmCurve, gemm_s
+from meshplan.planner.training.estimator.operators.products import GemmCurve, gemm_s
 from meshplan.profiler.fitting.gemm_model import GemmSamples, fastest, fit_gemm, gemm_time_s
 
 RATE, BANDWIDTH, SATURATION = 7e14, 2.5e12, 120.0

@@ -101,9 +101,15 @@ class ExchangeBounds:
         return other
 
     def least_s(
-        self, stages: int, rows: slice | IntArray, *, pipeline_s: FloatArray, mean_s: FloatArray, passes: FloatArray,
+        self,
+        stages: int,
+        rows: slice | IntArray,
+        *,
+        pipeline_s: FloatArray,
+        mean_s: FloatArray,
+        passes: FloatArray,
         num_microbatches: IntArray,
-    ) -> FloatArray:  # fmt: skip
+    ) -> FloatArray:
         """Lower bound of the pipeline with what data parallelism adds to it, s [n].
 
         Args:

@@ -157,6 +157,10 @@ class SplitCosts:
             return False, False
         return stage == 0, stage == self.head_stage
 
+    def fewest_layers(self, stage: int) -> int:
+        """Fewest layers of a stage: one in each chunk but the first and the last."""
+        return max(self.split.virtual_pipeline_stages - sum(self.ends(stage)), 0)
+
     def costs(self) -> StageCosts:
         """See :class:`StageCosts`."""
         split = self.split

@@ -14,11 +14,10 @@ hide it (in 1F1B it also idles for the stages after it, :mod:`.idle`), and A the
 exposed gradient reduction of the fullest stage, of ⌈L/p⌉ layers or more. Also T ≥ A + mean t·(m + β'(p − 1))
 (:func:`~.closed_forms.least_bubble`), which holds for any split.
 
-*Method.* The dynamic programme D_i(j) = min_{k≤j} max(D_{i−1}(k), m·t_i(k, j) + φ/v·Σ_{h<i} t_h), exact, for many
-candidates at once; O(p·L·n) for stages of at most n layers: a stage that takes longer than the best step by itself is
-out. Where stages expose different amounts of gradient reduction, x_i, the programme runs once for each limit on x_i.
-Its splits, with spare layers early and late, are priced; of candidates that are still open the bound is kept. Where few
-splits are left all of them are looked at, which is exact.
+*Method.* A dynamic programme over the stages (:mod:`.recurrence`), exact, for many candidates at once. Where stages
+expose different amounts of gradient reduction, x_i, the programme runs once for each limit on x_i. Its splits, with
+spare layers early and late, are priced; of candidates that are still open the bound is kept. Where few splits are left
+all of them are looked at, which is exact.
 
 Assumes: t and M grow by the same amount with each layer of a kind. Where chunks take different kinds of layer from
 several places, all count as the least kind. Where each stage gathers its parameters (ZeRO-3), its memory is left out.
@@ -38,7 +37,7 @@ from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
-from meshplan.planner.training.search.layers.idle import least_idle_s
+from meshplan.planner.training.search.layers.recurrence import Recurrence
 from meshplan.planner.training.search.layers.stage_costs import (
     SplitCosts,
     StageCosts,
@@ -48,8 +47,6 @@ from meshplan.planner.training.search.layers.stage_costs import (
     unit,
 )
 
-# Schedules in which a micro-batch fills the pipeline before a stage and drains it after.
-FILLING = frozenset({"gpipe", "1f1b", "interleaved"})
 # Exposed gradient reductions that a bound tells apart, at most, and the least spread of them that is worth it: part of
 # the longest step of use.
 MOST_EXPOSED, LEAST_SPREAD = 16, 0.02
@@ -89,9 +86,11 @@ class UnevenSplits:
         is_split = split.vocabulary_parallel
         share = 1.0 if is_split else 0.0
         total_s, without_s = model.stages_s(
-            [replace(stage_of(counts, first=not is_split, head=not is_split), vocabulary_share=share)
-             for counts in (totals, fewer)]
-        )  # fmt: skip
+            [
+                replace(stage_of(counts, first=not is_split, head=not is_split), vocabulary_share=share)
+                for counts in (totals, fewer)
+            ]
+        )
         around_s = model.around_s()
         mean_s = around_s + total_s * self.passes()
         if len(self.kinds) > 1:
@@ -155,11 +154,6 @@ class UnevenSplits:
 
     # --- the dynamic programme ----------------------------------------------------------------------------------------
 
-    def _fewest(self, stage: int) -> int:
-        """Fewest layers of a stage: one in each chunk but the first and the last."""
-        ends = 0 if self.split.vocabulary_parallel else (stage == 0) + (stage == self.stages.head_stage)
-        return max(self.split.virtual_pipeline_stages - ends, 0)
-
     def solve(self, most_s: FloatArray) -> tuple[FloatArray, list[IntArray]]:
         """The bound of each candidate, and the layers of each stage that attain it in two ways.
 
@@ -179,57 +173,43 @@ class UnevenSplits:
         fewest = max(layers - (split.pipeline_parallel - 1) * longest, 0)
         self.tables = self.stages.tables(fewest, longest, busy_s)
         outside = self._outside_s(most_s)
-        least, few, many = self._recurrence(costs, longest)
+        recurrence = Recurrence(
+            stages=self.stages,
+            costs=costs,
+            tables=self.tables,
+            longest=longest,
+            memory_bytes=self.problem.limits.memory_bytes,
+        )
+        least, few, many = recurrence.solve()
         bound = least + outside
         if not self.tables:  # where a stage gathers its own parameters, its time is no sum over layers
             bound = np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, bound)
         bound, found = np.maximum(bound, self.sharp_bound_s(most_s)), [few, many]
         if self.tables:
-            self._trade_off(costs, longest, most_s, outside, least, bound, found)
+            self._trade_off(recurrence, most_s, (outside, least), bound, found)
             self._enumerate(costs, exact & (bound < most_s), most_s, bound, found)
         return bound, found
 
-    def _recurrence(
-        self, costs: StageCosts, longest: int, most_exposed_s: FloatArray | None = None
-    ) -> tuple[FloatArray, IntArray, IntArray]:
-        """The dynamic programme: D_p(L), [n], and the layers of each stage that attain it, fewest and most, [p, n].
-
-        Args:
-            costs: of the stages.
-            longest: most layers of a stage.
-            most_exposed_s: gradient reduction that a stage may expose, [n]; None: any.
-        """
-        split, batch = self.split, self.batch
-        until = np.concatenate([np.zeros((1, len(batch))), np.cumsum(costs.layer_s, axis=0)])
-        fill = (1.0 if split.schedule in FILLING else 0.0) / split.virtual_pipeline_stages
-        best = np.full((len(self.kind_of) + 1, len(batch)), np.inf)
-        best[0] = 0.0
-        early, late = [], []
-        for stage in range(split.pipeline_parallel):
-            passed = fill * (until + costs.base_s[:stage].sum(axis=0)) if stage else np.zeros_like(until)
-            after = until[-1] - until + costs.base_s[stage + 1 :].sum(axis=0)
-            best, few, many = self._place(stage, best, costs, (passed, after), longest, until, most_exposed_s)
-            early.append(few)
-            late.append(many)
-        return best[-1], self._cuts(early), self._cuts(late)
-
     def _trade_off(
-        self, costs: StageCosts, longest: int, most_s: FloatArray, outside: FloatArray, free_s: FloatArray,
-        bound: FloatArray, found: list[IntArray],
-    ) -> None:  # fmt: skip
+        self,
+        recurrence: Recurrence,
+        most_s: FloatArray,
+        free: tuple[FloatArray, FloatArray],
+        bound: FloatArray,
+        found: list[IntArray],
+    ) -> None:
         """Weigh the slowest stage against the one that exposes most of its gradients, which is another one.
 
         T ≥ A + min over x of (x + D of stages that expose x or less), A without gradients; between two x the lower one.
 
         Args:
-            costs: of the stages.
-            longest: most layers of a stage.
+            recurrence: the dynamic programme.
             most_s: steps that are no shorter than this are of no use, [n].
-            outside: A, [n].
-            free_s: D without a limit, [n].
+            free: A, and D without a limit, [n] each.
             bound: of each candidate, [n]; changed in place.
             found: layers of each stage, [p, n] each; those that attain the new bound are added.
         """
+        outside, free_s = free
         values = np.sort(np.concatenate([table.exposed_s for table in self.tables.values()]), axis=0)
         around, rows = self.model.around_s(), (bound < most_s) & (values[-1] > values[0] + LEAST_SPREAD * most_s)
         # Of use is what the quickest pipeline leaves of the longest step; what is below A counts with the first.
@@ -241,7 +221,7 @@ class UnevenSplits:
             between = between[np.unique(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(int))]
         least, chosen, lower = most_s.copy(), found[0].copy(), 0
         for upper in between.tolist():
-            pipeline, few, _ = self._recurrence(costs, longest, values[upper])
+            pipeline, few, _ = recurrence.solve(values[upper])
             step = pipeline + np.maximum(around + values[lower], outside)
             chosen = np.where(step < least, few, chosen)
             least, lower = np.minimum(step, least), upper + 1
@@ -259,7 +239,7 @@ class UnevenSplits:
         for row in np.flatnonzero(rows).tolist():
             seconds = np.stack([table.seconds[:, row] for table in tables])
             most = float((most_s[row] - around[row]) / batch.num_microbatches[row])
-            fewest = [self._fewest(stage) for stage in range(p)]
+            fewest = [self.stages.fewest_layers(stage) for stage in range(p)]
             counts = compositions(seconds, most, first=tables[0].fewest, fewest=fewest, layers=len(self.kind_of))
             if counts is None or not counts.shape[1]:
                 continue
@@ -289,77 +269,10 @@ class UnevenSplits:
         """Most layers that a stage can hold within ``most_s``."""
         least = np.maximum(costs.layer_s.min(axis=0), 1e-12)
         count = np.floor(np.where(np.isfinite(most_s), most_s / least, np.inf) * (1.0 + 1e-9)).max(initial=0.0)
-        spare = len(self.kind_of) - sum(self._fewest(stage) for stage in range(self.split.pipeline_parallel))
+        spare = len(self.kind_of) - sum(
+            self.stages.fewest_layers(stage) for stage in range(self.split.pipeline_parallel)
+        )
         return int(min(max(count, 0), spare + self.split.virtual_pipeline_stages))
-
-    def _place(
-        self, stage: int, best: FloatArray, costs: StageCosts, others: tuple[FloatArray, FloatArray], longest: int,
-        until: FloatArray, most_exposed_s: FloatArray | None = None,
-    ) -> tuple[FloatArray, IntArray, IntArray]:  # fmt: skip
-        """One stage of the recurrence: D_i, and the layers of this stage that attain it, fewest and most.
-
-        Only the layers that the stages before and after it can hold at all are looked at: from ``lowest`` to
-        ``highest`` lie on the stages up to this one.
-        """
-        layers, after = len(best) - 1, self.split.pipeline_parallel - 1 - stage
-        lowest, highest = max(layers - after * longest, 0), min((stage + 1) * longest, layers)
-        earlier = max(layers - (after + 1) * longest, 0), min(stage * longest, layers)
-        result = np.full_like(best, np.inf)
-        few, many = np.zeros(best.shape, dtype=np.int16), np.zeros(best.shape, dtype=np.int16)
-        for count in range(max(self._fewest(stage), lowest - earlier[1]), min(longest, highest - earlier[0]) + 1):
-            begin = slice(max(earlier[0], lowest - count), min(earlier[1], highest - count) + 1)
-            if begin.start >= begin.stop:
-                continue
-            end = slice(begin.start + count, begin.stop + count)
-            seconds = self._seconds(stage, count, costs, until[end] - until[begin])
-            forward = self.model.forward_share * seconds
-            if count:
-                seconds = seconds + self._recompute_s(stage, costs, begin, end)
-            if most_exposed_s is not None:
-                table = self.tables[self.stages.ends(stage)]
-                seconds = np.where(table.exposed_s[count - table.fewest] <= most_exposed_s, seconds, np.inf)
-            around = others[0][begin]
-            if self.split.schedule == "1f1b":
-                around = around + least_idle_s(
-                    warm_up=after + 1,
-                    num_microbatches=self.batch.num_microbatches,
-                    forward_s=forward,
-                    backward_s=seconds - forward,
-                    after_s=others[1][end],
-                )
-            reached = np.maximum(best[begin], self.batch.num_microbatches * seconds + around)
-            own = result[end]
-            few[end] = np.where(reached < own, count, few[end])
-            many[end] = np.where(reached <= own, count, many[end])
-            result[end] = np.minimum(own, reached)
-        return result, few, many
-
-    def _seconds(self, stage: int, count: int, costs: StageCosts, layers_s: FloatArray) -> FloatArray:
-        """A micro-batch on a stage with ``count`` layers that take ``layers_s`` together, [., n]."""
-        if not self.tables:
-            return costs.base_s[stage] + layers_s
-        table = self.tables[self.stages.ends(stage)]
-        return np.broadcast_to(table.seconds[count - table.fewest], layers_s.shape)
-
-    def _recompute_s(self, stage: int, costs: StageCosts, begin: slice, end: slice) -> FloatArray:
-        """Least time of the recompute that keeps a stage within memory, [., n]; infinite where none does."""
-        held = costs.held_bytes[stage]
-        excess = costs.base_bytes[stage] + held[end] - held[begin] - self.problem.limits.memory_bytes
-        if not (excess > 0.0).any():
-            return np.zeros(1)
-        excess, saved = np.maximum(excess, 0.0), costs.saved_bytes[stage]
-        again = np.ceil(excess / np.where(saved > 0.0, saved, 1.0) * (1.0 - 1e-9))
-        beyond = (excess > 0.0) & ((saved <= 0.0) | (again > end.start - begin.start))
-        return np.where(beyond, np.inf, again * costs.again_s)
-
-    def _cuts(self, taken: Sequence[IntArray]) -> IntArray:
-        """Layers of each stage, from the last one back, [p, n]."""
-        at = np.full(len(self.batch), len(self.kind_of), dtype=np.int64)
-        counts = []
-        for stage in reversed(taken):
-            counts.append(stage[at, np.arange(len(at))])
-            at = at - counts[-1]
-        return np.stack(counts[::-1])
 
     def _outside_s(self, most_s: FloatArray) -> FloatArray:
         """A of the module docstring, [n]: some stage has ⌈L/p⌉ layers or more, and there are those with the ends."""

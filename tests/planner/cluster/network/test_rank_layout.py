@@ -162,6 +162,20 @@ DOMAINS, SIZES = st.integers(1, 12), st.integers(1, 12)
 MOST_NODES = 12  # of a walk
 
 
+def models_and_walks(domain: int, nodes: int, seed: int) -> tuple[tuple[NetworkModel, Walk], ...]:
+    """Equal links, the same written one by one, uneven ones, and these with a trunk: each model with its oracle."""
+    even = np.full((nodes, nodes), RATE)
+    uneven = np.random.default_rng(seed).uniform(1e9, 1e11, (nodes, nodes))
+    trunk = (set(range(nodes // 2)), 1e10)
+    equal = EqualLinks(bytes_per_s=RATE, link_latency_s=LATENCY, domain_size=domain)
+    return (
+        (equal, Walk(even, domain)),
+        (explicit(even, domain), Walk(even, domain)),
+        (explicit(uneven, domain), Walk(uneven, domain)),
+        (explicit(uneven, domain, trunk), Walk(uneven, domain, trunk)),
+    )
+
+
 @settings(max_examples=40, deadline=None)
 @given(domain=DOMAINS, size=SIZES, stride=SIZES, blocks=st.integers(1, 9), seed=st.integers(0, 10**6))
 def test_groups_cost_what_a_walk_over_all_ranks_finds(
@@ -171,17 +185,7 @@ def test_groups_cost_what_a_walk_over_all_ranks_finds(
     assume(blocks > 0)
     world = size * stride * blocks
     nodes = max(-(-world // domain), 2)
-    even = np.full((nodes, nodes), RATE)
-    uneven = np.random.default_rng(seed).uniform(1e9, 1e11, (nodes, nodes))
-    trunk = (set(range(nodes // 2)), 1e10)
-    equal = EqualLinks(bytes_per_s=RATE, link_latency_s=LATENCY, domain_size=domain)
-    cases: tuple[tuple[NetworkModel, Walk], ...] = (
-        (equal, Walk(even, domain)),
-        (explicit(even, domain), Walk(even, domain)),
-        (explicit(uneven, domain), Walk(uneven, domain)),
-        (explicit(uneven, domain, trunk), Walk(uneven, domain, trunk)),
-    )
-    for model, walk in cases:
+    for model, walk in models_and_walks(domain, nodes, seed):
         expected = {
             RING: walk.ring_s(size, stride, world, together=True),
             NEIGHBOURS: walk.ring_s(size, stride, world, together=False),
@@ -207,18 +211,8 @@ def test_pipelines_cost_what_a_walk_over_all_ranks_finds(
 ) -> None:
     assume(stages * devices <= MOST_NODES * domain)
     nodes = max(-(-stages * devices // domain), 2)
-    even = np.full((nodes, nodes), RATE)
-    uneven = np.random.default_rng(seed).uniform(1e9, 1e11, (nodes, nodes))
-    trunk = (set(range(nodes // 2)), 1e10)
-    equal = EqualLinks(bytes_per_s=RATE, link_latency_s=LATENCY, domain_size=domain)
-    cases: tuple[tuple[NetworkModel, Walk], ...] = (
-        (equal, Walk(even, domain)),
-        (explicit(even, domain), Walk(even, domain)),
-        (explicit(uneven, domain), Walk(uneven, domain)),
-        (explicit(uneven, domain, trunk), Walk(uneven, domain, trunk)),
-    )
     sent = np.array([1e6])
-    for model, walk in cases:
+    for model, walk in models_and_walks(domain, nodes, seed):
         found = model.pipelines_s(sent, stages, ints(devices), np.array([INSIDE_S]), np.array([waits]), wraps=wraps)
         assert found == pytest.approx(walk.pipeline_s(1e6, stages, devices, waits, wraps=wraps), rel=1e-9), model
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.training.estimator.candidates import LayerKind
-from meshplan.planner.training.estimator.compute import ComputeModel, GemmCurve, gemm_curve, gemm_s, peak_flops_per_s
+from meshplan.planner.training.estimator.compute import ComputeModel
+from meshplan.planner.training.estimator.operators.products import GemmCurve, gemm_curve, gemm_s, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from core_cases import DENSE, configured, machine_with, problem_of
 
-from meshplan.planner.training.estimator.compute import peak_flops_per_s
 from meshplan.planner.training.estimator.flops import forward_flops_per_token
+from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.exclusions import exclusion
 from meshplan.planner.training.measured.observations import ObservedRun
