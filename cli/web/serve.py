@@ -44,6 +44,7 @@ def serve(
 
     from meshplan.cli.web.app import create_app
     from meshplan.cli.web.jobs.crew import bell, crew
+    from meshplan.cli.web.protocol import ForgivingProtocol
     from meshplan.cli.web.settings import LOOPBACK, Settings
 
     token = "" if token_file is None else read_token(token_file)
@@ -60,7 +61,15 @@ def serve(
     # uvicorn ends on a signal and then raises it anew: as an exception, so that the workers end as they should.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with crew(settings, ringing):
-        uvicorn.run(application, host=host, port=port, log_level="warning", access_log=False, server_header=False)
+        uvicorn.run(
+            application,
+            host=host,
+            port=port,
+            http=ForgivingProtocol,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+        )
 
 
 def read_token(file: Path) -> str:
