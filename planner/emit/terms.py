@@ -168,15 +168,29 @@ def nested(arguments: Arguments) -> dict[str, Any]:
 
 
 def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A document as dotted keys, the inverse of :func:`nested`; lists stay values."""
+    """A document as dotted keys, the inverse of :func:`nested`.
+
+    Lists become tuples and empty sections are left out: a term may look any value up in a set, whatever a file says.
+
+    >>> flattened({"zero": {"stage": [2], "more": {}}})
+    {'zero.stage': (2,)}
+    """
     arguments: dict[str, Any] = {}
     for key, value in document.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             arguments.update(flattened(value, f"{path}."))
         else:
-            arguments[path] = value
+            arguments[path] = _hashable(value)
     return arguments
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple((key, _hashable(item)) for key, item in value.items())
+    return value
 
 
 def feature_rows(terms: Sequence[Term]) -> tuple[Feature, ...]:

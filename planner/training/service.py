@@ -334,7 +334,7 @@ def is_mixed(document: Mapping[str, Any]) -> bool:
     """Whether a spec, which may be malformed, names several node types."""
     cluster = document.get("cluster")
     nodes = cluster.get("nodes") if isinstance(cluster, Mapping) else None
-    types = {node.get("type") for node in nodes if isinstance(node, Mapping)} if isinstance(nodes, list) else set()
+    types = [node.get("type") for node in nodes if isinstance(node, Mapping)] if isinstance(nodes, list) else []
     return len({str(name) for name in types}) > 1 and all(types)
 
 

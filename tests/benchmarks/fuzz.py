@@ -36,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from fuzz_readers import SERVING, TRAINING, Reader, mutated, readers
+from fuzz_readers import SERVING, TRAINING, Reader, mutated, readers, reshaped
 from hostile import CANARY, HOSTILE_TEXTS, forged, places, random_forgery
 
 ROOT = Path(__file__).parents[2]
@@ -203,9 +203,9 @@ def forged_jobs(documents: Sequence[dict[str, Any]], random_: random.Random) -> 
 
 
 def mutated_jobs(reader: Reader, random_: random.Random) -> Iterator[tuple[bytes, Job]]:
-    """One edited text after the other."""
-    while True:
-        content = mutated(reader.text, random_)
+    """One edited text after the other: as text, and in turn as a document whose values have other shapes."""
+    for edit in itertools.cycle((mutated, reshaped)):
+        content = edit(reader.text, random_)
 
         def job(content: bytes = content) -> list[int]:
             reader.write(Path(), content)

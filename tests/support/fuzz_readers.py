@@ -8,8 +8,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hostile import HOSTILE_TEXTS
+import yaml
+from hostile import HOSTILE_TEXTS, places
 
 MOST_INPUT_BYTES = 2**20
 SUPPORT = Path(__file__).parent
@@ -64,6 +66,14 @@ dp_shard_size: 8
 """
 STAGES = json.dumps({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": True},
                      "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})  # fmt: skip
+ACCELERATED = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true, fsdp_activation_checkpointing: true}
+"""
 TRACE = "arrival_s,input_length,output_length\n0.0,128,16\n0.5,256,32\n1.5,64,8\n"
 LOADS = "layer,expert,count\n0,0,5\n0,1,7\n1,0,3\n1,1,9\n"
 SERVING = """\
@@ -219,6 +229,9 @@ def readers() -> tuple[Reader, ...]:
                commands=(("import", "tune.yaml", *where, "--nodes", "1"),)),
         Reader(name="import JSON", file="zero.json", text=STAGES,
                commands=(("import", "zero.json", *where, *model_of, "--sequence-length", "4096"),)),
+        Reader(name="import launcher", file="accelerate.yaml", text=ACCELERATED,
+               commands=(("import", "accelerate.yaml", *where, *model_of, "--sequence-length", "4096",
+                          "--global-batch-size", "64"),)),
         Reader(name="catalog", file="catalog.json", text=catalog, commands=(("catalog", "import", "catalog.json"),)),
         Reader(name="prices", file="aws.csv", text=PRICES,
                commands=(("catalog", "import", "aws.csv", "--provider", "aws"),)),
@@ -272,3 +285,43 @@ def mutated(text: str, random_: random.Random) -> bytes:
         at = random_.randrange(len(content) + 1)
         content = content[:at] + bytes([random_.randrange(256)]) + content[at + 1 :]
     return content
+
+
+# Values of every shape, for a place that expects another one.
+SHAPES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    1e308,
+    "",
+    "x",
+    [],
+    [1],
+    [[]],
+    [{"a": [1]}],
+    {},
+    {"a": 1},
+    {"a": {"b": []}},
+]
+
+
+def reshaped(text: str, random_: random.Random) -> bytes:
+    """One or two fields of a document with a value of another shape, or gone; any other text as :func:`mutated`."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError:
+        document = None
+    if not isinstance(document, dict):
+        return mutated(text, random_)
+    for _ in range(random_.choice([1, 1, 2])):
+        *folders, key = random_.choice(list(places(document)) or [("kind",)])
+        inner = document
+        for folder in folders:
+            inner = inner[folder]
+        if isinstance(inner, dict) and random_.random() < 0.1:
+            inner.pop(key, None)
+        else:
+            inner[key] = random_.choice(SHAPES)
+    return json.dumps(document).encode()

@@ -12,6 +12,7 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.hardware import Price
 from meshplan.planner.cluster.lookup import choose_price
 from meshplan.planner.cluster.spec import PriceSpec
+from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.training.problem.spec import read_training_spec
 from meshplan.planner.training.resolve import Resolved, calibration_for, resolve_training
 
@@ -202,3 +203,17 @@ def test_more_devices_than_links_join_are_refused_with_words(catalog: Catalog) -
         constraints={"min_devices": 16},
     )
     assert "at most 8 may be used: no network is described between nodes" in found["constraints.min_devices"]
+
+
+@pytest.mark.parametrize("name", [["dgx-h100"], {"a": 1}, None])
+def test_a_node_type_of_another_shape_is_refused_in_words(name: object, catalog: Catalog) -> None:
+    nodes = [{"type": name, "count": 1}, {"type": "dgx-h100", "count": 1}]
+    spec = {
+        "kind": "training",
+        "model": "llama-3.1-8b",
+        "cluster": {"nodes": nodes},
+        "workload": {"sequence_length": 4096, "global_batch_size": 64},
+    }
+    for ask in (make_plan, estimate_plan):
+        with pytest.raises(SpecError, match=r"cluster\.nodes\[0\]\.type"):
+            ask(spec, catalog)
