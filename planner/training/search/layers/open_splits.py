@@ -116,7 +116,7 @@ class OpenSplits:
             rows = np.argsort(least, kind="stable")[: ROWS_AT_ONCE if budget > 0 else 0]
             self.bound = min(self.bound, float(np.delete(least, rows).min(initial=math.inf)))
             if len(rows):
-                budget -= self._close(batch.take(rows), worthwhile, price, budget)
+                budget -= self._close(batch.take(rows), least[rows], worthwhile, price, budget)
         self._open = []
 
     def _sharpened(self, batch: Candidates, worthwhile: float) -> tuple[FloatArray, Candidates]:
@@ -124,8 +124,10 @@ class OpenSplits:
         if not len(batch):
             return np.zeros(0), batch
         most_s = self.objective.step_s(worthwhile, batch.world_size)
-        bound_s = UnevenSplits(self.problem, batch).sharp_bound_s(most_s)
-        least = self.objective.of(bound_s, batch.world_size)
+        splits = UnevenSplits(self.problem, batch)
+        mean_s, _ = splits.quick_bounds_s()
+        within_s = mean_s + least_recompute_s(self.problem, batch) * splits.passes()
+        least = self.objective.of(np.maximum(splits.sharp_bound_s(most_s), within_s), batch.world_size)
         rows = least < worthwhile
         self.bound = min(self.bound, float(least[~rows].min(initial=math.inf)))
         return least[rows], batch.take(rows)
@@ -155,13 +157,13 @@ class OpenSplits:
         found = [(np.concatenate(bounds[split]), joined(own)) for split, own in batches.items()]
         return sorted(found, key=lambda item: float(item[0].min()))
 
-    def _close(self, batch: Candidates, worthwhile: float, price: Price, budget: int) -> int:
-        """Sharpen the bound of some candidates and price their best splits; how many were priced."""
+    def _close(self, batch: Candidates, known: FloatArray, worthwhile: float, price: Price, budget: int) -> int:
+        """Sharpen the ``known`` bound of some candidates and price their best splits; how many were priced."""
         if not len(batch):
             return 0
         splits = UnevenSplits(self.problem, batch)
         bound_s, found = splits.solve(self.objective.step_s(worthwhile, batch.world_size))
-        least = self.objective.of(bound_s, batch.world_size)
+        least = np.maximum(self.objective.of(bound_s, batch.world_size), known)
         rows = np.flatnonzero(least < worthwhile)
         self.bound = min(self.bound, float(least.min(initial=math.inf)))
         priced = 0
