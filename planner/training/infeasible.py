@@ -24,6 +24,7 @@ from meshplan.catalogs.units import (
 from meshplan.planner.training.plan import config_document
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
+from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import LIMITS, ScoredConfig, SearchReport
 
 # More than this many times the cluster is no longer advice.
@@ -185,10 +186,18 @@ def _with_network(problem: TrainingProblem) -> dict[str, Any] | None:
     return {"constraint": "network", "change": f"cluster.links.inter_node, for a plan over {nodes} nodes"}
 
 
+def _beyond_any_budget(problem: TrainingProblem) -> bool:
+    """The run costs more than it may on any number of devices: its least work alone does."""
+    budget, alone = problem.limits.max_usd_per_run, np.ones(1)
+    uninterrupted = replace(problem, run=None)
+    least_usd = uninterrupted.run_usd(np.asarray([Objective(uninterrupted).work_s]), alone)
+    return budget is not None and float(least_usd[0]) > budget
+
+
 def _devices_needed(problem: TrainingProblem) -> dict[str, Any] | None:
     """The fewest whole domains of the same devices with which the question has an answer."""
     step = problem.machine.domain_size
-    if not problem.machine.is_joined:
+    if not problem.machine.is_joined or _beyond_any_budget(problem):
         return None
 
     def feasible(domains: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
@@ -310,6 +311,18 @@ class TrainingProblem:
         """Dollars of the whole run, [n]; 0 where no price or no number of steps is known."""
         rate = (self.machine.usd_per_hour_per_device or 0.0) / SECONDS_PER_HOUR
         return np.asarray(step_s * (self.num_steps or 0.0) * self.stretch(devices) * self.paid_devices(devices) * rate)
+
+    def longest_step_s(self, devices: FloatArray) -> FloatArray:
+        """The longest step within the limits on time and on money, [n]; infinite where there are none."""
+        limits, second = self.limits, np.ones(np.shape(devices))
+        longest = np.full(np.shape(devices), math.inf if limits.max_step_s is None else limits.max_step_s)
+        usd = self.run_usd(second, devices)
+        if limits.max_usd_per_run is not None:
+            longest = np.minimum(longest, np.where(usd > 0.0, limits.max_usd_per_run / np.maximum(usd, 1e-300), np.inf))
+        if limits.max_run_s is not None and self.run is not None:
+            run_s = second * (self.num_steps or 0.0) * self.stretch(devices)
+            longest = np.minimum(longest, np.where(run_s > 0.0, limits.max_run_s / np.maximum(run_s, 1e-300), np.inf))
+        return longest
 
     @property
     def num_steps(self) -> float | None:

@@ -10,6 +10,13 @@ split recomputes fewer layers of a micro-batch, over all stages.
 costs s_i/a_i. The cheapest are filled first, which is exact for a linear objective over intervals. R is infinite where
 all stages together cannot hold L layers.
 
+*Kinds of layer.* Where layers differ, the time of R is the greatest of: all L layers as small, as small when recomputed
+and as quickly recomputed as any kind, and the layers of each kind alone, as if the others needed nothing. DeepSeek-V3's
+three dense layers need a fraction of what its 58 with experts need: as 61 dense layers the model fits everywhere.
+
+*One stage.* That holds given layers and lacks E bytes recomputes the cheapest kinds first, c_k seconds for a_k bytes: a
+knapsack whose relaxation is exact up to the last layer, and exact with whole layers where only one kind is there.
+
 *Fewest in flight.* Of the schedules that run forwards ahead, 1F1B keeps the fewest micro-batches in flight on each
 stage, whatever the chunks (p − i, where interleaving keeps p + (p − 2i − 1)/v): R under 1F1B bounds R of all of them.
 """
@@ -20,7 +27,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.stage_costs import SplitCosts
@@ -55,14 +62,53 @@ def least_recompute_s(problem: TrainingProblem, batch: Candidates) -> FloatArray
 def _least_s(problem: TrainingProblem, batch: Candidates) -> FloatArray:
     costs = SplitCosts(problem, batch)
     memory = costs.memory()
-    least = least_recomputed(
-        room_bytes=problem.limits.memory_bytes - memory.base_bytes,
-        layer_bytes=memory.layer_bytes.min(axis=1),
-        saved_bytes=memory.saved_bytes,
-        num_layers=len(costs.kind_of),
-    )
-    some = (least > 0.0) & np.isfinite(least)
-    return np.where(some, np.where(some, least, 0.0) * costs.again_s(), least) if some.any() else least
+    again_s, room_bytes = costs.again_s(), problem.limits.memory_bytes - memory.base_bytes
+    as_one = memory.of_the_least_layer()
+    groups = [(as_one, 0, again_s.min(axis=0), len(costs.kind_of))]
+    if len(costs.kinds) > 1:
+        groups += [(memory, kind, again_s[kind], costs.kind_of.count(kind)) for kind in range(len(costs.kinds))]
+    bounds = []
+    for bytes_, kind, each_s, count in groups:
+        least = least_recomputed(
+            room_bytes=room_bytes,
+            layer_bytes=bytes_.layer_bytes[:, kind],
+            saved_bytes=bytes_.saved_bytes[:, kind],
+            num_layers=count,
+        )
+        bounds.append(np.where(np.isfinite(least), np.where(np.isfinite(least), least, 0.0) * each_s, np.inf))
+    return np.maximum.reduce(bounds)
+
+
+def stage_recompute_s(
+    lacking_bytes: FloatArray, counts: IntArray, *, again_s: FloatArray, saved_bytes: FloatArray
+) -> FloatArray:
+    """Least time of the recompute that brings a stage within memory, [s, n]; infinite where none does.
+
+    Args:
+        lacking_bytes: E for each set of layers that it may hold, [s, n]; 0 where nothing lacks.
+        counts: layers of each kind in each set, [kinds, s].
+        again_s: c of each kind, [kinds, n].
+        saved_bytes: a of each kind, [kinds, n].
+    """
+    saves = saved_bytes > 0.0
+    each = np.where(saves, saved_bytes, 1.0)
+    order = np.argsort(np.where(saves, again_s / each, np.inf), axis=0)
+    seconds, left = np.zeros_like(lacking_bytes), lacking_bytes
+    for place in range(len(again_s)):
+        kind = order[place]
+        own = np.where(np.take_along_axis(saves, kind[None], axis=0)[0], counts[kind].T, 0)
+        saved = np.take_along_axis(each, kind[None], axis=0)[0]
+        taken = np.minimum(left / saved, own)
+        seconds = seconds + taken * np.take_along_axis(again_s, kind[None], axis=0)[0]
+        left = left - taken * saved
+    beyond = left > ROUNDING * np.maximum(lacking_bytes, 1.0)
+    for kind in range(len(again_s)):
+        alone = (counts[kind] > 0) & (counts.sum(axis=0) == counts[kind])
+        if alone.any():
+            whole = np.ceil(lacking_bytes[alone] / each[kind] * (1.0 - ROUNDING))
+            seconds[alone] = whole * again_s[kind]
+            beyond[alone] |= whole > counts[kind][alone][:, None]
+    return np.where(beyond, np.inf, seconds)
 
 
 def least_recomputed(

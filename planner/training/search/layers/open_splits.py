@@ -29,6 +29,8 @@ WORTHWHILE = 0.01
 MOST_PRICED, ROWS_AT_ONCE = 400, 512
 # Candidates of one pipeline that wait for their bound, at most: a call for few costs as much as one for many.
 MOST_WAITING = 16_384
+# Keeps limits above their exact value, whose products run in another order.
+ROUNDING = 1e-9
 # Splits tried, at most, where no usual split is within the limits.
 MOST_TRIED = 40
 
@@ -81,9 +83,8 @@ class OpenSplits:
         splits = UnevenSplits(self.problem, batch)
         mean_s, slowest_s = splits.quick_bounds_s()
         bound_s = np.maximum(mean_s, slowest_s)
-        longest_s = self.problem.limits.max_step_s
         rows = self.objective.of(bound_s, batch.world_size) < best
-        rows &= bound_s <= (math.inf if longest_s is None else longest_s)
+        rows &= bound_s <= self.problem.longest_step_s(batch.world_size) * (1.0 + ROUNDING)
         if rows.any():
             self._open.append(
                 _Noted(
@@ -116,16 +117,18 @@ class OpenSplits:
             rows = np.argsort(least, kind="stable")[: ROWS_AT_ONCE if budget > 0 else 0]
             self.bound = min(self.bound, float(np.delete(least, rows).min(initial=math.inf)))
             if len(rows):
-                budget -= self._close(batch.take(rows), worthwhile, price, budget)
+                budget -= self._close(batch.take(rows), least[rows], worthwhile, price, budget)
         self._open = []
 
     def _sharpened(self, batch: Candidates, worthwhile: float) -> tuple[FloatArray, Candidates]:
         """The candidates that may still beat ``worthwhile`` with what their sharding adds, and their bounds."""
         if not len(batch):
             return np.zeros(0), batch
-        most_s = self.objective.step_s(worthwhile, batch.world_size)
-        bound_s = UnevenSplits(self.problem, batch).sharp_bound_s(most_s)
-        least = self.objective.of(bound_s, batch.world_size)
+        most_s = self._most_s(worthwhile, batch)
+        splits = UnevenSplits(self.problem, batch)
+        mean_s, _ = splits.quick_bounds_s()
+        within_s = mean_s + least_recompute_s(self.problem, batch) * splits.passes()
+        least = self.objective.of(np.maximum(splits.sharp_bound_s(most_s), within_s), batch.world_size)
         rows = least < worthwhile
         self.bound = min(self.bound, float(least[~rows].min(initial=math.inf)))
         return least[rows], batch.take(rows)
@@ -155,13 +158,13 @@ class OpenSplits:
         found = [(np.concatenate(bounds[split]), joined(own)) for split, own in batches.items()]
         return sorted(found, key=lambda item: float(item[0].min()))
 
-    def _close(self, batch: Candidates, worthwhile: float, price: Price, budget: int) -> int:
-        """Sharpen the bound of some candidates and price their best splits; how many were priced."""
+    def _close(self, batch: Candidates, known: FloatArray, worthwhile: float, price: Price, budget: int) -> int:
+        """Sharpen the ``known`` bound of some candidates and price their best splits; how many were priced."""
         if not len(batch):
             return 0
         splits = UnevenSplits(self.problem, batch)
-        bound_s, found = splits.solve(self.objective.step_s(worthwhile, batch.world_size))
-        least = self.objective.of(bound_s, batch.world_size)
+        bound_s, found = splits.solve(self._most_s(worthwhile, batch))
+        least = np.maximum(self.objective.of(bound_s, batch.world_size), known)
         rows = np.flatnonzero(least < worthwhile)
         self.bound = min(self.bound, float(least.min(initial=math.inf)))
         priced = 0
@@ -171,6 +174,11 @@ class OpenSplits:
             price(replace(batch.take(takers), split=self._split(batch.split, layers_per_chunk)))
             priced += 1
         return priced
+
+    def _most_s(self, worthwhile: float, batch: Candidates) -> FloatArray:
+        """Steps that are no shorter than this are of no use, or beyond a limit, [n]."""
+        longest_s = self.problem.longest_step_s(batch.world_size) * (1.0 + ROUNDING)
+        return np.minimum(self.objective.step_s(worthwhile, batch.world_size), longest_s)
 
     def _split(self, usual: PipelineSplit, layers_per_chunk: tuple[int, ...]) -> PipelineSplit:
         return split_layers(

@@ -14,10 +14,25 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.search.layers.idle import least_idle_s
+from meshplan.planner.training.search.layers.least_recompute import stage_recompute_s
 from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageCosts, StageTable
 
 # Schedules in which a micro-batch fills the pipeline before a stage and drains it after.
 FILLING = frozenset({"gpipe", "1f1b", "interleaved"})
+
+
+def longest_stage(costs: StageCosts, fewest: Sequence[int], most_s: FloatArray, chunks: int) -> int:
+    """Most layers that a stage can hold.
+
+    Args:
+        costs: of the stages.
+        fewest: layers of each stage at least, [p].
+        most_s: a stage takes no longer for a micro-batch, [n].
+        chunks: v.
+    """
+    least = np.maximum(costs.layer_s.min(axis=0), 1e-12)
+    count = np.floor(np.where(np.isfinite(most_s), most_s / least, np.inf) * (1.0 + 1e-9)).max(initial=0.0)
+    return int(min(max(count, 0), len(costs.kind_of) - sum(fewest) + chunks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +43,7 @@ class Recurrence:
         stages: the batch and its split.
         costs: of the stages.
         tables: by the ends that a stage has; none where a stage gathers its own parameters.
+        fewest: fewest layers of each stage, [p].
         longest: most layers of a stage.
         memory_bytes: usable on a device.
     """
@@ -35,6 +51,7 @@ class Recurrence:
     stages: SplitCosts
     costs: StageCosts
     tables: Mapping[tuple[bool, bool], StageTable]
+    fewest: Sequence[int]
     longest: int
     memory_bytes: float
 
@@ -45,15 +62,16 @@ class Recurrence:
             most_exposed_s: gradient reduction that a stage may expose, [n]; None: any.
         """
         split, batch, costs = self.stages.split, self.stages.batch, self.costs
-        until = np.concatenate([np.zeros((1, len(batch))), np.cumsum(costs.layer_s, axis=0)])
+        before = costs.layers_before()
+        until = before.T @ costs.layer_s
         fill = (1.0 if split.schedule in FILLING else 0.0) / split.virtual_pipeline_stages
-        best = np.full((len(self.stages.kind_of) + 1, len(batch)), np.inf)
+        best = np.full((len(costs.kind_of) + 1, len(batch)), np.inf)
         best[0] = 0.0
         early, late = [], []
         for stage in range(split.pipeline_parallel):
             passed = fill * (until + costs.base_s[:stage].sum(axis=0)) if stage else np.zeros_like(until)
             after = until[-1] - until + costs.base_s[stage + 1 :].sum(axis=0)
-            best, few, many = self._place(stage, best, (passed, after), until, most_exposed_s)
+            best, few, many = self._place(stage, best, (passed, after), (before, until), most_exposed_s)
             early.append(few)
             late.append(many)
         return best[-1], self._cuts(early), self._cuts(late)
@@ -63,7 +81,7 @@ class Recurrence:
         stage: int,
         best: FloatArray,
         others: tuple[FloatArray, FloatArray],
-        until: FloatArray,
+        layers_until: tuple[IntArray, FloatArray],
         most_exposed_s: FloatArray | None,
     ) -> tuple[FloatArray, IntArray, IntArray]:
         """One stage of the recurrence: D_i, and the layers of this stage that attain it, fewest and most.
@@ -71,15 +89,13 @@ class Recurrence:
         Only the layers that the stages before and after it can hold at all are looked at: from ``lowest`` to
         ``highest`` lie on the stages up to this one.
         """
-        split, longest = self.stages.split, self.longest
+        split, longest, (before, until) = self.stages.split, self.longest, layers_until
         layers, after = len(best) - 1, split.pipeline_parallel - 1 - stage
         lowest, highest = max(layers - after * longest, 0), min((stage + 1) * longest, layers)
         earlier = max(layers - (after + 1) * longest, 0), min(stage * longest, layers)
         result = np.full_like(best, np.inf)
         few, many = np.zeros(best.shape, dtype=np.int16), np.zeros(best.shape, dtype=np.int16)
-        for count in range(
-            max(self.stages.fewest_layers(stage), lowest - earlier[1]), min(longest, highest - earlier[0]) + 1
-        ):
+        for count in range(max(self.fewest[stage], lowest - earlier[1]), min(longest, highest - earlier[0]) + 1):
             begin = slice(max(earlier[0], lowest - count), min(earlier[1], highest - count) + 1)
             if begin.start >= begin.stop:
                 continue
@@ -87,7 +103,7 @@ class Recurrence:
             seconds = self._seconds(stage, count, until[end] - until[begin])
             forward = self.stages.model.forward_share * seconds
             if count:
-                seconds = seconds + self._recompute_s(stage, begin, end)
+                seconds = seconds + self._recompute_s(stage, before[:, end] - before[:, begin])
             if most_exposed_s is not None:
                 table = self.tables[self.stages.ends(stage)]
                 seconds = np.where(table.exposed_s[count - table.fewest] <= most_exposed_s, seconds, np.inf)
@@ -114,21 +130,24 @@ class Recurrence:
         table = self.tables[self.stages.ends(stage)]
         return np.broadcast_to(table.seconds[count - table.fewest], layers_s.shape)
 
-    def _recompute_s(self, stage: int, begin: slice, end: slice) -> FloatArray:
-        """Least time of the recompute that keeps a stage within memory, [., n]; infinite where none does."""
+    def _recompute_s(self, stage: int, counts: IntArray) -> FloatArray:
+        """Least time of the recompute that keeps a stage within memory, [., n]; infinite where none does.
+
+        Args:
+            stage: which one.
+            counts: layers of each kind that it may hold, [kinds, .].
+        """
         costs = self.costs
-        held = costs.held_bytes[stage]
-        excess = costs.base_bytes[stage] + held[end] - held[begin] - self.memory_bytes
-        if not (excess > 0.0).any():
+        lacking = costs.base_bytes[stage] + counts.T @ costs.layer_bytes[stage] - self.memory_bytes
+        if not (lacking > 0.0).any():
             return np.zeros(1)
-        excess, saved = np.maximum(excess, 0.0), costs.saved_bytes[stage]
-        again = np.ceil(excess / np.where(saved > 0.0, saved, 1.0) * (1.0 - 1e-9))
-        beyond = (excess > 0.0) & ((saved <= 0.0) | (again > end.start - begin.start))
-        return np.where(beyond, np.inf, again * costs.again_s)
+        return stage_recompute_s(
+            np.maximum(lacking, 0.0), counts, again_s=costs.again_s, saved_bytes=costs.saved_bytes[stage]
+        )
 
     def _cuts(self, taken: Sequence[IntArray]) -> IntArray:
         """Layers of each stage, from the last one back, [p, n]."""
-        at = np.full(len(self.stages.batch), len(self.stages.kind_of), dtype=np.int64)
+        at = np.full(len(self.stages.batch), len(self.costs.kind_of), dtype=np.int64)
         counts = []
         for stage in reversed(taken):
             counts.append(stage[at, np.arange(len(at))])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, layer_kinds
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.step import TrainingModel
@@ -77,30 +77,71 @@ class StageCosts:
     """Time and memory of the stages of a batch of candidates, as functions of the layers they hold.
 
     Args:
-        layer_s: of each layer in order, [L, n].
+        kind_of: kind of each layer in order, [L].
+        layer_s: of a layer of each kind, [kinds, n].
         base_s: what each stage adds, [p, n].
-        again_s: least time that recompute of a layer adds, [n].
-        held_bytes: of the layers before each one, on each stage, [p, L + 1, n].
+        again_s: time that recompute of a layer of each kind adds, [kinds, n].
+        layer_bytes: of a layer of each kind on each stage, [p, kinds, n].
         base_bytes: what each stage adds, [p, n].
-        saved_bytes: most that recompute of a layer saves on each stage, [p, n]; 0 where there is none.
+        saved_bytes: most that recompute of a layer saves on each stage, [p, kinds, n]; 0 where there is none.
     """
 
+    kind_of: tuple[int, ...]
     layer_s: FloatArray
     base_s: FloatArray
     again_s: FloatArray
-    held_bytes: FloatArray
+    layer_bytes: FloatArray
     base_bytes: FloatArray
     saved_bytes: FloatArray
 
+    def take(self, rows: IntArray) -> StageCosts:
+        """The same for some candidates."""
+        columns = ("layer_s", "base_s", "again_s", "layer_bytes", "base_bytes", "saved_bytes")
+        return replace(self, **{name: getattr(self, name)[..., rows] for name in columns})
+
     def of_the_least_layer(self) -> StageCosts:
-        """The same with every layer as quick and as small as the least one: a bound where chunks mix kinds of layer."""
-        layers = len(self.layer_s)
-        least = np.diff(self.held_bytes, axis=1).min(axis=1)
+        """The same with every layer as quick and as small as any, recomputed or not: a bound for any order of kinds."""
+        bytes_, saved = _least_bytes(self.layer_bytes, self.saved_bytes)
         return replace(
             self,
-            layer_s=np.broadcast_to(self.layer_s.min(axis=0), self.layer_s.shape),
-            held_bytes=least[:, None] * np.arange(layers + 1)[None, :, None],
+            kind_of=(0,) * len(self.kind_of),
+            layer_s=self.layer_s.min(axis=0, keepdims=True),
+            again_s=self.again_s.min(axis=0, keepdims=True),
+            layer_bytes=bytes_,
+            saved_bytes=saved,
         )
+
+    def main_kind(self) -> int:
+        """The kind whose layers take most of the time together."""
+        counts = np.array([self.kind_of.count(kind) for kind in range(len(self.layer_s))])
+        return int(np.argmax(counts * self.layer_s.mean(axis=1)))
+
+    def of_kind(self, kind: int) -> StageCosts:
+        """Only the layers of one kind: a bound for any order, as the others add to it."""
+        return replace(
+            self,
+            kind_of=(0,) * self.kind_of.count(kind),
+            layer_s=self.layer_s[[kind]],
+            again_s=self.again_s[[kind]],
+            layer_bytes=self.layer_bytes[:, [kind]],
+            saved_bytes=self.saved_bytes[:, [kind]],
+        )
+
+    def layers_before(self) -> IntArray:
+        """Layers of each kind before each one, [kinds, L + 1]."""
+        kinds = np.arange(len(self.layer_s))[:, None]
+        before = np.zeros((len(kinds), len(self.kind_of) + 1), dtype=np.int64)
+        np.cumsum(np.array(self.kind_of) == kinds, axis=1, out=before[:, 1:])
+        return before
+
+
+def _least_bytes(layer_bytes: FloatArray, saved_bytes: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The least that a layer of any kind holds, and what recompute saves of it, [p, 1, n] each.
+
+    Both what is held and what stays after recompute are the least of any kind, so that no kind does better.
+    """
+    least = layer_bytes.min(axis=1, keepdims=True)
+    return least, np.maximum(least - (layer_bytes - saved_bytes).min(axis=1, keepdims=True), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +151,18 @@ class StageBytes:
     Args:
         layer_bytes: what one more layer of each kind adds to each stage, [p, kinds, n].
         base_bytes: what each stage needs without layers, [p, n].
-        saved_bytes: most that recompute of a layer saves on each stage, [p, n]; 0 where there is none.
+        saved_bytes: most that recompute of a layer of each kind saves on each stage, [p, kinds, n]; 0 where there is
+            none.
     """
 
     layer_bytes: FloatArray
     base_bytes: FloatArray
     saved_bytes: FloatArray
+
+    def of_the_least_layer(self) -> StageBytes:
+        """The same with one kind of layer, as small as any, recomputed or not."""
+        bytes_, saved = _least_bytes(self.layer_bytes, self.saved_bytes)
+        return replace(self, layer_bytes=bytes_, saved_bytes=saved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +208,20 @@ class SplitCosts:
         """Fewest layers of a stage: one in each chunk but the first and the last."""
         return max(self.split.virtual_pipeline_stages - sum(self.ends(stage)), 0)
 
+    def fewest_of(self, kind: int) -> list[int]:
+        """Fewest layers of a kind on each stage, [p].
+
+        Every chunk but the first and the last, C in all, holds a layer or more: chunk c holds none before layer c − 1,
+        and none that leaves too few for those after it. Where all that it can hold are of the kind, it has one of them.
+        """
+        places = stage_of_chunk(self.split.schedule, self.split.pipeline_parallel, self.split.virtual_pipeline_stages)
+        fewest, last = [0] * self.split.pipeline_parallel, len(places) - 1
+        ends = () if self.split.vocabulary_parallel else (0, last)
+        for chunk, stage in enumerate(places):
+            possible = self.kind_of[max(chunk - 1, 0) : len(self.kind_of) - max(last - 1 - chunk, 0)]
+            fewest[stage] += chunk not in ends and set(possible) == {kind}
+        return fewest
+
     def costs(self) -> StageCosts:
         """See :class:`StageCosts`."""
         split = self.split
@@ -181,35 +242,29 @@ class SplitCosts:
         plain = where[False, False] if (False, False) in where else min(where.values())
         units = [seconds[plain + 1 + kind] - seconds[plain] for kind in range(kinds)]
         base = {key: seconds[at] - point[0] * units[0] for key, at in where.items()}
-        held_bytes, base_bytes, saved = self._bytes()
+        memory = self.memory()
         return StageCosts(
-            layer_s=np.stack([units[kind] for kind in self.kind_of]),
+            kind_of=tuple(self.kind_of),
+            layer_s=np.stack(units),
             base_s=np.stack([base[self.ends(stage)] for stage in range(p)]),
             again_s=self.again_s(),
-            held_bytes=held_bytes,
-            base_bytes=base_bytes,
-            saved_bytes=saved,
+            layer_bytes=memory.layer_bytes,
+            base_bytes=memory.base_bytes,
+            saved_bytes=memory.saved_bytes,
         )
 
     def again_s(self) -> FloatArray:
-        """Least time that recompute of one more layer adds to a micro-batch, [n]."""
+        """Time that recompute of one more layer of each kind adds to a micro-batch, [kinds, n]."""
         rows = (self.batch.recompute == Recompute.NONE) & (self.batch.zero_stage < ZERO_PARAMETERS)
         if not takes_blocks(self.problem) or not rows.any():
-            return np.zeros(len(self.batch))
+            return np.zeros((len(self.kinds), len(self.batch)))
         ones = np.ones(len(self.batch), dtype=np.int64)
         in_blocks = training_model(
             self.problem, replace(self.batch, recompute=int(Recompute.BLOCK) * ones, recompute_num_layers=ones)
         )
         layers = [stage_of(unit(kind, len(self.kinds))) for kind in range(len(self.kinds))]
         pairs = zip(in_blocks.stages_s(layers), self.model.stages_s(layers), strict=True)
-        return np.where(rows, np.minimum.reduce([again - once for again, once in pairs]), 0.0)
-
-    def _bytes(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """``held_bytes``, ``base_bytes`` and ``saved_bytes`` of :class:`StageCosts`; 0 where the bound leaves them."""
-        memory = self.memory()
-        held = np.zeros((len(memory.base_bytes), len(self.kind_of) + 1, len(self.batch)))
-        np.cumsum(memory.layer_bytes[:, list(self.kind_of)], axis=1, out=held[:, 1:])
-        return held, memory.base_bytes, memory.saved_bytes
+        return np.where(rows, np.stack([again - once for again, once in pairs]), 0.0)
 
     def memory(self) -> StageBytes:
         """See :class:`StageBytes`."""
@@ -217,8 +272,8 @@ class SplitCosts:
         p = split.pipeline_parallel
         shape = (p, len(batch))
         if split.vocabulary_parallel:
-            nothing = np.zeros(shape)
-            return StageBytes(layer_bytes=np.zeros((p, kinds, len(batch))), base_bytes=nothing, saved_bytes=nothing)
+            of_kinds = np.zeros((p, kinds, len(batch)))
+            return StageBytes(layer_bytes=of_kinds, base_bytes=np.zeros(shape), saved_bytes=of_kinds)
         memory = self.model.memory
         one = {
             (kind, index): memory.stage(stage_of(unit(kind, kinds), index=index)).safe_bytes
@@ -241,8 +296,8 @@ class SplitCosts:
             plain = memory.stage(stage_of(layer, index=stage)).safe_bytes
             base[stage] += memory.stage(stage_of(layer, first=first, head=head, index=stage)).safe_bytes - plain
         constants = self.problem.calibration.memory
-        dropped = np.maximum.reduce([memory.layer_bytes(kind) for kind in self.kinds]) - memory.layer_input_bytes()
-        saved = flying * dropped * constants.activation_factor * constants.safe_factor
+        dropped = np.stack([memory.layer_bytes(kind) for kind in self.kinds]) - memory.layer_input_bytes()
+        saved = flying[:, None] * dropped * constants.activation_factor * constants.safe_factor
         again = (batch.recompute == Recompute.NONE) & takes_blocks(self.problem)
         known = batch.zero_stage < ZERO_PARAMETERS
         return StageBytes(

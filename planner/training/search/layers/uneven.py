@@ -20,7 +20,8 @@ spare layers early and late, are priced; of candidates that are still open the b
 all of them are looked at, which is exact.
 
 Assumes: t and M grow by the same amount with each layer of a kind. Where chunks take different kinds of layer from
-several places, all count as the least kind. Where each stage gathers its parameters (ZeRO-3), its memory is left out.
+several places, all count as the least kind, and :mod:`.mixed_kinds` has further bounds. Where each stage gathers its
+parameters (ZeRO-3), its memory is left out.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
-from meshplan.planner.training.search.layers.recurrence import Recurrence
+from meshplan.planner.training.search.layers.mixed_kinds import leading_layers_s, main_kind_s
+from meshplan.planner.training.search.layers.recurrence import Recurrence, longest_stage
 from meshplan.planner.training.search.layers.stage_costs import (
     SplitCosts,
     StageCosts,
@@ -164,10 +166,13 @@ class UnevenSplits:
             Bound of the step, [n], infinite where no split is within memory and ``most_s``; two arrays [p, n].
         """
         split, batch, layers, m = self.split, self.batch, len(self.kind_of), self.batch.num_microbatches
-        costs = self.stages.costs()
-        costs = costs.of_the_least_layer() if len(self.kinds) > 1 and split.virtual_pipeline_stages > 1 else costs
-        exact = ~costs.saved_bytes.any(axis=0) | self._always_fits(costs)
-        longest = self._longest(costs, (most_s - self.model.around_s()) / m)
+        each = self.stages.costs()
+        mixed = len(self.kinds) > 1 and split.virtual_pipeline_stages > 1
+        costs = each.of_the_least_layer() if mixed else each
+        exact = ~costs.saved_bytes.any(axis=(0, 1)) | self._always_fits(costs)
+        stage_s = (most_s - self.model.around_s()) / m
+        fewest_layers = [self.stages.fewest_layers(stage) for stage in range(split.pipeline_parallel)]
+        longest = longest_stage(costs, fewest_layers, stage_s, split.virtual_pipeline_stages)
         # What a stage recomputes hides more of its gradients, at most as if it took all of the longest step.
         busy_s = np.where(exact, 0.0, np.where(np.isfinite(most_s), most_s, 1e30) / m)
         fewest = max(layers - (split.pipeline_parallel - 1) * longest, 0)
@@ -177,18 +182,53 @@ class UnevenSplits:
             stages=self.stages,
             costs=costs,
             tables=self.tables,
+            fewest=fewest_layers,
             longest=longest,
             memory_bytes=self.problem.limits.memory_bytes,
         )
         least, few, many = recurrence.solve()
+        if mixed:
+            least = np.maximum(least, main_kind_s(recurrence, each, stage_s))
         bound = least + outside
         if not self.tables:  # where a stage gathers its own parameters, its time is no sum over layers
             bound = np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, bound)
         bound, found = np.maximum(bound, self.sharp_bound_s(most_s)), [few, many]
+        if mixed:
+            self._leading(recurrence, each, most_s, outside, bound, found)
         if self.tables:
             self._trade_off(recurrence, most_s, (outside, least), bound, found)
             self._enumerate(costs, exact & (bound < most_s), most_s, bound, found)
         return bound, found
+
+    def _leading(
+        self,
+        recurrence: Recurrence,
+        each: StageCosts,
+        most_s: FloatArray,
+        outside_s: FloatArray,
+        bound: FloatArray,
+        found: list[IntArray],
+    ) -> None:
+        """Where some kinds only lead the model, look at every place of theirs, for candidates that are still open.
+
+        Args:
+            recurrence: the dynamic programme.
+            each: costs with all kinds.
+            most_s: steps that are no shorter than this are of no use, [n].
+            outside_s: A, [n].
+            bound: of each candidate, [n]; changed in place.
+            found: layers of each stage, [p, n] each; those that attain the new bound are added.
+        """
+        rows = np.flatnonzero((bound < most_s) & (self.batch.zero_stage < ZERO_PARAMETERS))
+        if not len(rows):
+            return
+        stages = SplitCosts(self.problem, self.batch.take(rows))
+        stage_s = (most_s - self.model.around_s())[rows] / stages.batch.num_microbatches
+        least, chosen = leading_layers_s(replace(recurrence, stages=stages), each.take(rows), stage_s)
+        bound[rows] = np.maximum(bound[rows], least + outside_s[rows])
+        best = found[0].copy()
+        best[:, rows] = chosen
+        found.append(best)
 
     def _trade_off(
         self,
@@ -262,17 +302,8 @@ class UnevenSplits:
 
     def _always_fits(self, costs: StageCosts) -> FloatArray:
         """Candidates that need no recompute whatever their split, [n] booleans."""
-        whole = costs.base_bytes + costs.held_bytes[:, -1]
+        whole = costs.base_bytes + np.einsum("k,pkn->pn", costs.layers_before()[:, -1], costs.layer_bytes)
         return np.asarray((whole <= self.problem.limits.memory_bytes).all(axis=0))
-
-    def _longest(self, costs: StageCosts, most_s: FloatArray) -> int:
-        """Most layers that a stage can hold within ``most_s``."""
-        least = np.maximum(costs.layer_s.min(axis=0), 1e-12)
-        count = np.floor(np.where(np.isfinite(most_s), most_s / least, np.inf) * (1.0 + 1e-9)).max(initial=0.0)
-        spare = len(self.kind_of) - sum(
-            self.stages.fewest_layers(stage) for stage in range(self.split.pipeline_parallel)
-        )
-        return int(min(max(count, 0), spare + self.split.virtual_pipeline_stages))
 
     def _outside_s(self, most_s: FloatArray) -> FloatArray:
         """A of the module docstring, [n]: some stage has ⌈L/p⌉ layers or more, and there are those with the ends."""
@@ -294,10 +325,17 @@ class UnevenSplits:
             if exposed:
                 after_s = np.maximum.reduce(exposed) + np.maximum.reduce(optimizer)
                 return np.maximum(least_s, self.model.around_s() + after_s)
-        kinds = len(self.kinds)
-        ends_s = [self.model.ending_s(stage_of(unit(kind, kinds, usual)), longest_s) for kind in range(kinds)]
-        ending = [exposed_s + optimizer_s for exposed_s, optimizer_s in ends_s]
-        return np.maximum(least_s, self.model.around_s() + np.minimum.reduce(ending))
+        after_s = np.minimum.reduce([self._after_s(kind, usual, longest_s) for kind in range(len(self.kinds))])
+        if len(self.kinds) > 1:  # some stage has its share of each kind, whatever else it has
+            shares = [-(-self.kind_of.count(kind) // self.split.pipeline_parallel) for kind in range(len(self.kinds))]
+            own_s = [self._after_s(kind, share, longest_s) for kind, share in enumerate(shares)]
+            after_s = np.maximum.reduce([after_s, *own_s])
+        return np.maximum(least_s, self.model.around_s() + after_s)
+
+    def _after_s(self, kind: int, count: int, longest_s: FloatArray) -> FloatArray:
+        """What follows the pipeline on a stage with ``count`` layers of a kind, behind ``longest_s`` of work, [n]."""
+        exposed_s, optimizer_s = self.model.ending_s(stage_of(unit(kind, len(self.kinds), count)), longest_s)
+        return exposed_s + optimizer_s
 
     def _mean_ending_s(self, longest_s: FloatArray) -> FloatArray:
         """What follows the pipeline on a stage with the mean number of parameters, [n]: some stage has as many.

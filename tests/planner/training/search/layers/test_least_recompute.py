@@ -68,14 +68,15 @@ def test_what_is_found_impossible_fits_under_no_split(shape: ModelShape) -> None
             continue
         least_s = least_recompute_s(problem, batch)
         costs = SplitCosts(problem, batch)
-        held, base, saved = (getattr(costs.costs(), name) for name in ("held_bytes", "base_bytes", "saved_bytes"))
-        layers = shape.num_hidden_layers
+        own = costs.costs()
+        before, layers = own.layers_before(), shape.num_hidden_layers
         for row in range(len(batch)):
             fits = False
             for first in range(layers + 1):
-                excess = np.array([held[0, first, row], held[1, -1, row] - held[1, first, row]])
-                excess = excess + base[:, row] - problem.limits.memory_bytes
-                fits |= bool((excess <= saved[:, row] * np.array([first, layers - first])).all())
+                counts = np.stack([before[:, first], before[:, layers] - before[:, first]])
+                kept = own.layer_bytes[:, :, row] - own.saved_bytes[:, :, row]
+                needed = own.base_bytes[:, row] + (counts * kept).sum(axis=1)
+                fits |= bool((needed <= problem.limits.memory_bytes).all())
             assert fits or np.isinf(least_s[row]) or least_s[row] >= 0.0
             assert not (fits and np.isinf(least_s[row]))
             impossible, possible = impossible + np.isinf(least_s[row]), possible + fits

@@ -1,0 +1,99 @@
+"""The slowest stage where chunks mix kinds of layer: bounds for stages that take layers from several places.
+
+*Notation.* As in :mod:`.uneven`. A stage of v chunks takes layers from v places of the model, so that the recurrence
+over layers in order does not say which kinds it holds.
+
+*Bound.* Layers of the other kinds only add to a stage: the recurrence over the layers of the main kind, the one that
+takes most of the time, bounds D_p(L). A stage holds at least as many of them as it has chunks that can hold nothing
+else. Where all other layers lead the model, as dense layers before those with experts do, they lie on the first chunks,
+which are on stages of their own: the first chunk holds any number of them, each further one takes one or more until
+none is left. D_p(L) is the least over these few ways, each with its layers as part of the stage.
+
+Assumes: leading layers that are recomputed cost nothing, and keep what recompute leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.search.layers.recurrence import Recurrence, longest_stage
+from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageCosts
+
+# Leading layers whose ways are all tried: 2^n of them.
+MOST_LEADING = 4
+
+
+def main_kind_s(recurrence: Recurrence, each: StageCosts, most_s: FloatArray) -> FloatArray:
+    """D of the layers of the main kind alone, [n]: no more than D_p(L).
+
+    Args:
+        recurrence: of the batch.
+        each: costs with all kinds.
+        most_s: a stage takes no longer for a micro-batch, [n].
+    """
+    return _alone(recurrence, each, most_s).solve()[0]
+
+
+def leading_layers_s(recurrence: Recurrence, each: StageCosts, most_s: FloatArray) -> tuple[FloatArray, IntArray]:
+    """D_p(L) where all layers of other kinds lead the model, [n], and the layers of each stage, [p, n]; else −∞.
+
+    Args:
+        recurrence: of the batch.
+        each: costs with all kinds.
+        most_s: a stage takes no longer for a micro-batch, [n].
+    """
+    p, count, main = len(each.base_s), len(most_s), each.main_kind()
+    leading = len(each.kind_of) - each.kind_of.count(main)
+    known = main not in each.kind_of[:leading] and 0 < leading <= MOST_LEADING and leading < p
+    least, chosen = np.full(count, np.inf if known else -np.inf), np.zeros((p, count), dtype=np.int64)
+    if not known:
+        return least, chosen
+    alone = _alone(recurrence, each, most_s)
+    for sizes in first_chunks(leading):
+        costs = _with_leading(alone.costs, each, sizes)
+        seconds, few, _ = replace(alone, costs=costs).solve()
+        own = few + np.array([*sizes, *[0] * (p - len(sizes))])[:, None]
+        chosen = np.where(seconds < least, own, chosen)
+        least = np.minimum(least, seconds)
+    return least, chosen
+
+
+def first_chunks(layers: int) -> Iterator[tuple[int, ...]]:
+    """How the leading layers may lie on the first chunks: any number on the first, one or more on each further one.
+
+    >>> list(first_chunks(2))
+    [(2,), (1, 1), (0, 2), (0, 1, 1)]
+    """
+
+    def rest(left: int) -> Iterator[tuple[int, ...]]:
+        if not left:
+            yield ()
+        for size in range(left, 0, -1):
+            yield from ((size, *after) for after in rest(left - size))
+
+    for first in range(layers, -1, -1):
+        yield from ((first, *after) for after in rest(layers - first))
+
+
+def _alone(recurrence: Recurrence, each: StageCosts, most_s: FloatArray) -> Recurrence:
+    """The recurrence over the layers of the main kind."""
+    stages: SplitCosts = recurrence.stages
+    costs, fewest = each.of_kind(each.main_kind()), stages.fewest_of(each.main_kind())
+    longest = longest_stage(costs, fewest, most_s, stages.split.virtual_pipeline_stages)
+    return replace(recurrence, costs=costs, fewest=fewest, longest=longest)
+
+
+def _with_leading(costs: StageCosts, each: StageCosts, sizes: Sequence[int]) -> StageCosts:
+    """Costs of the main kind with the leading layers, so many on each of the first stages, as part of these."""
+    base_s, base_bytes = costs.base_s.copy(), costs.base_bytes.copy()
+    kept_bytes, begin = each.layer_bytes - each.saved_bytes, 0
+    for stage, size in enumerate(sizes):
+        for kind in each.kind_of[begin : begin + size]:
+            base_s[stage] += each.layer_s[kind]
+            base_bytes[stage] += kept_bytes[stage, kind]
+        begin += size
+    return replace(costs, base_s=base_s, base_bytes=base_bytes)
