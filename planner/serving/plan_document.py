@@ -70,7 +70,7 @@ def _sound_formats(formats: Quantization) -> Quantization:
 
 def _sound_tiers(tiers: WeightTiers) -> WeightTiers:
     sizes = (tiers.host_bytes, tiers.streamed_bytes_per_device)
-    counts = (tiers.device_experts, tiers.threads, tiers.numa_nodes, tiers.device_prefill_tokens)
+    counts = (tiers.device_experts, tiers.host_layers, tiers.threads, tiers.numa_nodes, tiers.device_prefill_tokens)
     if not all(0.0 <= size <= _MAX_BYTES for size in sizes) or not all(0 <= count <= _MAX_BATCH for count in counts):
         raise ValueError(f"weight_tiers: sizes must be within 0 and {_MAX_BYTES:g} bytes, counts within {_MAX_BATCH}")
     if (tiers.kernel or tiers.way is Way.EXPERTS_ON_HOST) and tiers.kernel not in KERNEL_NAMES:

@@ -220,7 +220,7 @@ class ServingConfig:
     """Every choice of one serving plan.
 
     Args:
-        engine: ``vllm``, ``sglang`` or ``trtllm``.
+        engine: ``vllm``, ``sglang``, ``trtllm`` or ``llama.cpp``.
         pools: one or more of role MIXED, or one PREFILL and one DECODE. Several pools of one role are behind one
             router, with a name and a weight for each kind of worker.
         router: see :class:`Router`.

@@ -206,7 +206,9 @@ class ServingConstraintsSpec(SpecModel):
     rent: Literal["node", "device"] = Field(
         default="node", description="what is paid for: whole nodes, or single devices at a share of the node's price"
     )
-    target: Literal["vllm", "sglang", "trtllm"] = Field(default="vllm", description="engine whose rules the plan obeys")
+    target: Literal["vllm", "sglang", "trtllm", "llama.cpp"] = Field(
+        default="vllm", description="engine whose rules the plan obeys"
+    )
     price: PriceSpec = PriceSpec()
 
 
