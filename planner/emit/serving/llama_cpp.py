@@ -146,6 +146,11 @@ TERMS = (
         "-sm",
         expressed_by="--split-mode layer, --tensor-split (as many equal shares as devices)",
     ),
+    *(
+        _rows.covered(name, "refused: devices hold whole layers")
+        for name in ("tensor_parallel", "attention_data_parallel", "expert_parallel", "context_parallel")
+    ),
+    _rows.covered("custom_all_reduce", "none: devices exchange nothing but activations"),
     _rows.term(
         "max_num_seqs",
         lambda _, pool: {_SLOTS[0]: str(pool.limits.max_num_seqs)},

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 from emit_cases import DEEPSEEK_V3, LLAMA_70B
-from emitted import serving_request
+from golden_variants import texts
+from serving_cases import serving_request
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.serving import llama_cpp
 from meshplan.planner.emit.terms import read_all
 from meshplan.planner.imports.reading import with_dashes
+from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Layout, Pool, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.weight_tiers import Way, WeightTiers
@@ -114,6 +116,12 @@ def test_as_many_layers_lie_on_the_host_as_planned(shape: ModelShape, stages: in
         per_stage = -(-(shape.num_hidden_layers + 1) // stages)
         kept = [sum(layer // per_stage == stage for layer in slots if layer not in found) for stage in range(stages)]
         assert max(kept) <= -(-(len(slots) - on_host) // stages) + 1
+
+
+def test_golden(golden) -> None:
+    request, _ = plan(DEEPSEEK_V3, 4, 33, num_workers=2, hosts=("a", "b"), quantized_checkpoint=True)
+    for name, text in texts(emit_serving("llama.cpp", request).artifacts).items():
+        golden(f"emit/llama.cpp/two_workers/{name}", text)
 
 
 def test_an_import_reads_what_was_written() -> None:
