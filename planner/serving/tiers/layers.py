@@ -67,7 +67,7 @@ class HostLayers(Worker):
     @property
     def read_bytes_per_s(self) -> float:
         """Rate at which the processor reads weights: that of one socket."""
-        return self.host.read_bytes_per_s / self.host.sockets
+        return self.host.read_share * self.host.bandwidth_bytes_per_s / self.host.sockets
 
     @property
     def link_bytes_per_s(self) -> float:

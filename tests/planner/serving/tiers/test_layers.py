@@ -61,7 +61,7 @@ def test_experts_of_host_layers_are_read_once_where_they_are_hit(catalog: Catalo
     assert moe is not None
     chosen = [draw.permuted(np.tile(np.arange(256), (tokens, 1)), axis=1)[:, :8] for _ in range(400)]
     hit = np.mean([len(np.unique(one)) for one in chosen])
-    read = hit * SCHEMES["q4_k_m"].weight_bytes * problem.shape.expert_parameters / (0.6 * 307.2e9)
+    read = hit * SCHEMES["q4_k_m"].weight_bytes * problem.shape.expert_parameters / (0.42 * 307.2e9)
     rows = 2.0 * 2.0 * tokens * 7168 / (0.75 * 31e9)
     one = np.array([float(tokens)])
     factor = float(none.scale(one)[0])
@@ -77,10 +77,10 @@ def test_layers_of_a_dense_model_are_read_where_they_lie(catalog: Catalog) -> No
     none, some = worker(problem, 0), worker(problem, 30)
     factor = float(none.scale(one)[0])
     device, mixed = (factor * float(sum(w.dense_parts_s(one).values())[0]) for w in (none, some))
-    read = 30 * 68.45e9 / 80 * 4.8944 / 8 / (0.6 * 307.2e9)
+    read = 30 * 68.45e9 / 80 * 4.8944 / 8 / (0.42 * 307.2e9)
     assert mixed == pytest.approx(50 / 80 * device + read + 57e-6, rel=0.01)
     attention = some.decode_attention_s(one, np.array([8000.0]))[0]
-    cached = 30 / 80 * 8000 * 327_680 / (0.6 * 307.2e9) / some.constants.decode_factor
+    cached = 30 / 80 * 8000 * 327_680 / (0.42 * 307.2e9) / some.constants.decode_factor
     assert attention == pytest.approx(50 / 80 * none.decode_attention_s(one, np.array([8000.0]))[0] + cached, rel=0.01)
 
 
@@ -136,13 +136,14 @@ def test_the_search_finds_the_best_of_all_numbers_of_layers(
     for stages in range(1, per_node + 1):
         for number in range(slot_layers(problem.shape) + 1):
             pool = pool_of(problem, number, stages)
-            pool = replace(pool, limits=replace(pool.limits, max_num_seqs=1))
+            pool = replace(pool, limits=problem.rules.default_limits(machine.device))
             whole = worker_memory(
                 problem.shape, machine.device, pool.layout, pool.limits, pool.quantization, context=550.0
             )
             memory = layered_memory(whole, problem.shape, pool) if number else whole
             if memory.kv_capacity_tokens < 550:
                 continue
+            pool = replace(pool, limits=replace(pool.limits, max_num_seqs=1))
             cost = pool_worker(problem.site, pool, problem.workload).step_cost()
             best = min(best, cost.decode_s(1) + cost.decode_context_s[1] * 525)
     assert plan.solution["status"] == "optimal"
