@@ -5,7 +5,8 @@
 The table (Qwen3-Next-80B in fp8, four RTX 4090, Xeon Gold 6454S) prints no concurrency, no lengths and no sockets; one
 request at a time and two sockets are taken, as in the publisher's other tests. From its cells with GPU shares of 0, 20,
 … 100 % four numbers are solved for: the factor on device time, the share of the host's bandwidth, the wait of a layer
-and the skew of the routing (for ``frequency`` only). The other cells are held out. All are compared relative to the all-on-host cell of their strategy.
+and the skew of the routing (for ``frequency`` only). The other cells are held out. All are compared relative to the
+all-on-host cell of their strategy.
 """
 
 from __future__ import annotations
