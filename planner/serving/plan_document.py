@@ -340,6 +340,17 @@ class _SpeculationAnswer(Section):
     running: Number
 
 
+class _KvStore(Section):
+    store: Text
+    bytes_per_device: Number | None = None
+    needed_bytes_per_device: Number | None = None
+    bytes_per_s_per_device: Number | None = None
+    break_even_bytes_per_s_per_device: Number | None = None
+    objective: float | None = None
+    reason: str = ""
+    is_chosen: bool
+
+
 class _Answer(Section):
     pareto: tuple[_Point, ...] = ()
     num_running: Number = 0.0
@@ -355,6 +366,7 @@ class _Answer(Section):
     experts: tuple[_Experts, ...] = ()
     max_request_rate_per_s: Number | None = None
     speculation: _SpeculationAnswer | Nothing = Nothing()
+    kv_stores: tuple[_KvStore, ...] = ()
 
     @model_validator(mode="after")
     def _idle_has_a_reason(self) -> Self:

@@ -121,13 +121,18 @@ class EngineLimits:
     admission: Admission = Admission()
 
 
+# Where a second tier of KV cache may lie.
+KV_STORES = ("host", "nvme", "remote")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTier:
     """A second tier of KV cache, below device memory, for prefixes that the devices have no room for.
 
     Args:
-        store: ``host`` (memory) or ``nvme``.
-        bytes_per_device: capacity for each device of a worker.
+        store: one of :data:`KV_STORES`: ``host`` (memory) and ``nvme`` are a worker's own; ``remote``, the memory of
+            all workers' hosts over the network, is one store of a pool.
+        bytes_per_device: capacity for each device of a worker, or (``remote``) that it contributes.
         bytes_per_s_per_device: rate at which a device's share of the cache is fetched.
         latency_s: latency of one fetch.
     """

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshplan.planner.serving.problem import engine_layouts as layouts
-from meshplan.planner.serving.problem.config import EngineLimits
+from meshplan.planner.serving.problem.config import KV_STORES, EngineLimits
 from meshplan.planner.serving.problem.engine_layouts import rule
 from meshplan.planner.serving.problem.engine_rules import EngineRules, LimitTier
 from meshplan.planner.serving.problem.quantization import GGUF_SCHEMES
@@ -83,6 +83,7 @@ def _vllm_tier(memory_gib: int, max_num_seqs: int, tokens: int, *, not_on: tuple
 VLLM = EngineRules(
     name="vllm",
     version="0.33.0",
+    kv_stores=KV_STORES,
     rules=(
         *_COMMON,
         layouts.heads_rule(f"{_VLLM}: config/model.py, verify_with_parallel_config"),
@@ -149,6 +150,7 @@ def _sglang_tier(memory_mib: int, tokens: int) -> LimitTier:
 SGLANG = EngineRules(
     name="sglang",
     version="0.5.23",
+    kv_stores=KV_STORES,
     rules=(
         *_COMMON,
         layouts.heads_rule(f"{_SGLANG}: models/llama.py, LlamaAttention (the parser accepts)"),

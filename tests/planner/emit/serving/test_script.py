@@ -363,8 +363,9 @@ def test_each_engine_says_where_prefixes_go() -> None:
 
 def test_a_tier_that_an_engine_has_no_flag_for_is_refused() -> None:
     limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
+    on_nvme = pool(layout(4), limits=limits, kv_tier=replace(TIER, store="nvme"))
+    assert any("no flag for a KV tier on nvme" in text for text in ENGINES["trtllm"].broken_pool(LLAMA_70B, on_nvme))
     for wrong, reason in (
-        ({"kv_tier": replace(TIER, store="nvme")}, "no flag for a KV tier on nvme"),
         ({"limits": replace(limits, prefix_caching=False)}, "needs prefix_caching"),
         ({"kv_tier": replace(TIER, bytes_per_s_per_device=0.0)}, "must be above 0"),
         ({"role": Role.PREFILL}, "of mixed workers only"),
