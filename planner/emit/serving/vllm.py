@@ -12,10 +12,11 @@ from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import ParserVerified
-from meshplan.planner.emit.serving import kv_stores, terms, weight_tiers
+from meshplan.planner.emit.serving import terms
 from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.serving.tiers import kv_stores, weight_tiers
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term
 from meshplan.planner.serving.problem.config import Pool, Role, Router

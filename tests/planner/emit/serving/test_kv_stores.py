@@ -13,7 +13,7 @@ from emit_cases import LLAMA_70B
 from serving_cases import aggregated, layout, serving_request
 
 from meshplan.planner.emit.serving import sglang, vllm
-from meshplan.planner.emit.serving.kv_stores import SGLANG_BACKENDS, VLLM_CONNECTORS
+from meshplan.planner.emit.serving.tiers.kv_stores import SGLANG_BACKENDS, VLLM_CONNECTORS
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.problem.config import KV_STORES, EngineLimits, KvTier
 

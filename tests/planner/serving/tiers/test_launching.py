@@ -9,7 +9,7 @@ from tier_questions import question
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError
-from meshplan.planner.emit.serving.weight_tiers import KT_FLAGS
+from meshplan.planner.emit.serving.tiers.weight_tiers import KT_FLAGS
 from meshplan.planner.service import emit_plan, make_plan
 
 # KTransformers, kt-kernel_intro.md and experts-sched-Tutorial.md (read 2026-11-24): the flags that there are.
