@@ -45,8 +45,9 @@ class EngineRecipe:
         batch_wait_share: share of the token budget at which that wait is over.
         balance_wait_steps: iterations for which prompts wait while some attention-data-parallel rank has none; 0 for
             none.
+        one_batch: one batch passes all pipeline stages before the next starts, so that stages wait for each other.
         all_reduce: engine whose all-reduce kernels it calls; empty for its own.
-        calibrated_as: entry whose constants it shares.
+        calibrated_as: name of the constants that it takes, where they are not its own.
         source: citation.
     """
 
@@ -71,6 +72,7 @@ class EngineRecipe:
     batch_wait_steps: int = 0
     batch_wait_share: float = 1.0
     balance_wait_steps: int = 0
+    one_batch: bool = False
     all_reduce: str = ""
     calibrated_as: str = ""
 

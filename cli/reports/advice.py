@@ -5,9 +5,10 @@ The answers are made in :mod:`meshplan.planner.serving.advice`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from meshplan.catalogs.units import format_duration
+from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, percent
@@ -15,6 +16,8 @@ from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
 LOADS_SHOWN = 4
+# Where prefixes are kept that the devices have no room for.
+STORES = {"host": "host memory", "nvme": "NVMe", "remote": "the hosts' memory, shared by the workers of a pool"}
 _METHODS = {"ngram": "n-grams", "eagle3": "EAGLE-3", "mtp": "prediction layers", "draft_model": "a draft model"}
 
 
@@ -167,6 +170,28 @@ def speculation_text(plan: Plan, width: int) -> str:
     end = "Drafts help up to the worker's slots." if until is None else f"From {until} running on they hurt."
     text = f"Speculation: {chosen}. Time per token by load of a worker: {'; '.join(each)}. {end}"
     return paragraph(text, width)
+
+
+def stores_text(plan: Plan, width: int) -> str:
+    """Stores for prefixes that the plan might take: sizes, rates, and why not; empty where nothing was to choose."""
+    stores = (plan.answer or {}).get("kv_stores")
+    if not stores:
+        return ""
+    chosen = next((row["store"] for row in stores if row["is_chosen"]), None)
+    said = "; ".join(_store_text(row) for row in stores)
+    start = "none is faster" if chosen is None else STORES[chosen]
+    return paragraph(f"Prefixes beyond the devices: {start}; its price is part of the nodes. {said}.", width)
+
+
+def _store_text(row: Mapping[str, Any]) -> str:
+    name = STORES[row["store"]]
+    if "bytes_per_device" not in row:
+        return f"{name}: {row['reason']}"
+    size, needed = format_bytes(row["bytes_per_device"]), row["needed_bytes_per_device"]
+    short = f" (99 of 100 prefixes need {format_bytes(needed)})" if needed > row["bytes_per_device"] else ""
+    rate, pays = format_bandwidth(row["bytes_per_s_per_device"]), row["break_even_bytes_per_s_per_device"]
+    why = f": {row['reason']}" if row["reason"] else ""
+    return f"{name}: {size} a device{short} at {rate}, pays above {format_bandwidth(pays)}{why}"
 
 
 def _named(method: str, drafted: int) -> str:

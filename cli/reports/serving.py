@@ -9,12 +9,14 @@ from typing import Any
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.advice import (
+    STORES,
     better_shapes,
     overlap_section,
     pareto_section,
     sensitivity_section,
     shapes_section,
     speculation_text,
+    stores_text,
     what_if_section,
 )
 from meshplan.cli.reports.expert_placement import served_experts_text
@@ -112,6 +114,8 @@ def status_text(plan: Plan) -> str:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
     if (plan.answer or {}).get("speculation"):
         known += "; searched without drafts and with those that are best at this load"
+    if (plan.answer or {}).get("kv_stores"):
+        known += "; searched without a tier of prefixes and with each store"
     if len(plan.spec["cluster"].get("nodes") or ()) > 1:
         known += "; of one kind of worker for each node type, prefill and decode on one node type each"
     return f"{known}; {effort_text(solution)}"
@@ -214,8 +218,7 @@ def _tier_text(pool: Mapping[str, Any]) -> str:
     tier = pool.get("kv_tier")
     if tier is None:
         return ""
-    place = "host memory" if tier["store"] == "host" else "NVMe"
-    return f", its prefixes also in {format_bytes(tier['bytes_per_device'])} of {place} per device"
+    return f", its prefixes also in {format_bytes(tier['bytes_per_device'])} of {STORES[tier['store']]} per device"
 
 
 def _host_text(pool: Mapping[str, Any]) -> str:
@@ -228,6 +231,10 @@ def _host_text(pool: Mapping[str, Any]) -> str:
         each = format_bytes(tiers["streamed_bytes_per_device"])
         return f"; {size} of weights in host memory, {each} of each device, read over its link in every iteration"
     most = tiers["device_prefill_tokens"]
+    if tiers["way"] == "layers_on_host":
+        return (
+            f"; {size} of {tiers['host_layers']} layers in host memory, computed there below {most} tokens of a batch"
+        )
     late = f" (on the devices from {most:,} tokens of an iteration on)" if most else ""
     text = (
         f"; {tiers['device_experts']} routed experts of each layer in device memory, the others, {size}, in host memory"
@@ -260,7 +267,7 @@ def predicted_section(plan: Plan, width: int) -> str:
         Column(key="between", title="between"),
     )
     text = rendered_rows(rows, columns, Format.TABLE, width=width)
-    drafts = speculation_text(plan, width)
+    drafts = speculation_text(plan, width) + stores_text(plan, width)
     return text + drafts + sampling_text(plan, width) + calibration_text(plan, width) + power_text(plan, width)
 
 

@@ -173,7 +173,9 @@ class MarketSpec(SpecModel):
 class AllocationConstraintsSpec(SpecModel):
     """Limits on the fleet."""
 
-    target: Literal["vllm", "sglang", "trtllm"] = Field(default="vllm", description="engine whose rules replicas obey")
+    target: Literal["vllm", "sglang", "trtllm", "llama.cpp"] = Field(
+        default="vllm", description="engine whose rules replicas obey"
+    )
     max_utilization: Annotated[float, Field(gt=0, le=1)] = MAX_UTILIZATION
     min_spare_replicas: Annotated[int, Whole(least=0, most=1000)] = Field(
         default=0, description="replicas of each kind in use that carry no load: N + this many"

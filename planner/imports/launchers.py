@@ -17,7 +17,9 @@ _ALL = ("--num-processes",)
 _TASKS = ("--ntasks",)
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 # Programs that are started by their name.
-_PROGRAMS = frozenset({"vllm", "sglang", "trtllm-serve", "axolotl", "tune", "llamafactory-cli", "swift"})
+_PROGRAMS = frozenset(
+    {"vllm", "sglang", "trtllm-serve", "llama-server", "axolotl", "tune", "llamafactory-cli", "swift"}
+)
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _SHORT = {"-n": "--ntasks", "-np": "--ntasks", "--np": "--ntasks", "-H": "--hostfile"}

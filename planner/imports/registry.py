@@ -53,6 +53,7 @@ SOURCES = (
     Source(name="vllm", module="engines", reader="VLLM", summary="a vLLM command line"),
     Source(name="sglang", module="engines", reader="SGLANG", summary="an SGLang command line"),
     Source(name="trtllm", module="engines", reader="TRTLLM", summary="a trtllm-serve command line"),
+    Source(name="llama.cpp", module="engines", reader="LLAMA_CPP", summary="a llama-server command line"),
     Source(name="trainer", module="trainer", summary="flags of a script with the Hugging Face Trainer"),
 )
 

@@ -136,6 +136,12 @@ TARGETS = (
         serves=True,
     ),
     Target(
+        name="llama.cpp",
+        module="meshplan.planner.emit.serving.llama_cpp",
+        summary="llama-server servers and nginx, as scripts",
+        serves=True,
+    ),
+    Target(
         name="lws",
         module="meshplan.planner.emit.orchestrators.lws",
         summary="Kubernetes LeaderWorkerSets (v1) around an engine",

@@ -12,6 +12,7 @@ from meshplan.planner.emit.serving.load import Load, with_room
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.launch.checkpoint import checkpoint_of
 from meshplan.planner.launch.registry import emit_serving
+from meshplan.planner.serving.problem.engines import LLAMA_CPP
 from meshplan.planner.serving.resolve import CHECKPOINT_FORMATS
 
 if TYPE_CHECKING:
@@ -59,8 +60,10 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
 
 def _quantized_checkpoint(plan: Plan, options: EmitOptions) -> bool | None:
     """A checkpoint that is named for a plan with weights on the host is one in the plan's formats: engines load such
-    weights as they are. So is one whose own files told the plan its formats.
+    weights as they are. So is one whose own files told the plan its formats, and every GGUF.
     """
+    if plan.config["engine"] == LLAMA_CPP.name:
+        return True
     if CHECKPOINT_FORMATS in plan.provenance.get("sources", {}):
         return True
     beyond = any("weight_tiers" in pool for pool in plan.config["pools"])

@@ -124,11 +124,11 @@ def search_with_speculation(
     drafted, drafted_report = search_serving(other, seed=seed, budget=budget, on_progress=on_progress)
     is_whole = len(problem.speculation_options) == 1
     if drafted.objective is None or plain.objective is None or drafted.objective >= plain.objective:
-        return problem, _with_bound(plain, drafted, is_whole=is_whole), report, document
-    return other, _with_bound(drafted, plain, is_whole=is_whole), drafted_report, document
+        return problem, with_bound(plain, drafted, is_whole=is_whole), report, document
+    return other, with_bound(drafted, plain, is_whole=is_whole), drafted_report, document
 
 
-def _with_bound(chosen: Solution[Simulated], other: Solution[Simulated], *, is_whole: bool) -> Solution[Simulated]:
+def with_bound(chosen: Solution[Simulated], other: Solution[Simulated], *, is_whole: bool) -> Solution[Simulated]:
     """The chosen solution with the lower bound of both searches, and its gap by that; optimal if no option is left."""
     if chosen.objective is None or chosen.bound is None or other.bound is None:
         return chosen

@@ -70,7 +70,7 @@ def _sound_formats(formats: Quantization) -> Quantization:
 
 def _sound_tiers(tiers: WeightTiers) -> WeightTiers:
     sizes = (tiers.host_bytes, tiers.streamed_bytes_per_device)
-    counts = (tiers.device_experts, tiers.threads, tiers.numa_nodes, tiers.device_prefill_tokens)
+    counts = (tiers.device_experts, tiers.host_layers, tiers.threads, tiers.numa_nodes, tiers.device_prefill_tokens)
     if not all(0.0 <= size <= _MAX_BYTES for size in sizes) or not all(0 <= count <= _MAX_BATCH for count in counts):
         raise ValueError(f"weight_tiers: sizes must be within 0 and {_MAX_BYTES:g} bytes, counts within {_MAX_BATCH}")
     if (tiers.kernel or tiers.way is Way.EXPERTS_ON_HOST) and tiers.kernel not in KERNEL_NAMES:
@@ -340,6 +340,17 @@ class _SpeculationAnswer(Section):
     running: Number
 
 
+class _KvStore(Section):
+    store: Text
+    bytes_per_device: Number | None = None
+    needed_bytes_per_device: Number | None = None
+    bytes_per_s_per_device: Number | None = None
+    break_even_bytes_per_s_per_device: Number | None = None
+    objective: float | None = None
+    reason: str = ""
+    is_chosen: bool
+
+
 class _Answer(Section):
     pareto: tuple[_Point, ...] = ()
     num_running: Number = 0.0
@@ -355,6 +366,7 @@ class _Answer(Section):
     experts: tuple[_Experts, ...] = ()
     max_request_rate_per_s: Number | None = None
     speculation: _SpeculationAnswer | Nothing = Nothing()
+    kv_stores: tuple[_KvStore, ...] = ()
 
     @model_validator(mode="after")
     def _idle_has_a_reason(self) -> Self:

@@ -107,6 +107,7 @@ def resolve_serving(
         speculation=None if spec.speculation is None else spec.speculation.value,
         speculation_options=_speculation_options(spec, shape, problems),
         kv_tier=None if spec.kv_tier is None else spec.kv_tier.value,
+        kv_stores=() if spec.kv_tier is None else tuple(spec.kv_tier.choose or ()),
         pinned=_pinned(spec),
         experts=experts,
         power_caps_w=tuple(spec.power_caps_w or ()),
@@ -385,10 +386,11 @@ def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: Engin
     if spec.kv_tier is None:
         return
     tier = spec.kv_tier.value
-    if tier.store not in rules.kv_stores:
-        known = ", ".join(rules.kv_stores)
-        message = f"{rules.name} has no flag for {tier.store} (it has {known}); see what_if of a plan without"
-        problems.say("kv_tier.store", message)
+    for store in spec.kv_tier.choose or [spec.kv_tier.store]:
+        if store not in rules.kv_stores:
+            known = ", ".join(rules.kv_stores)
+            message = f"{rules.name} has no flag for {store} (it has {known}); see what_if of a plan without"
+            problems.say("kv_tier.store" if tier else "kv_tier.choose", message)
     if spec.workload.num_prefixes is None:
         problems.say("kv_tier", "has no effect where every prefix is always found: give workload.num_prefixes")
     if spec.fixed.mode == "disaggregated":
@@ -397,9 +399,13 @@ def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: Engin
             "needs workers that prefill and decode: with disaggregation the transfer connector owns the caches",
         )
     for name, machine in machines.items():
-        needed = tier.bytes_per_device * machine.devices_per_host
         has = machine.host_memory_bytes
-        if tier.store == "host" and has is not None and needed > has:
+        if tier is None:
+            if has is None and {"host", "remote"} & set(spec.kv_tier.choose or ()):
+                problems.say("kv_tier.choose", f"the memory of a host of {name} is not known: say cluster.host_memory")
+            continue
+        needed = tier.bytes_per_device * machine.devices_per_host
+        if tier.store != "nvme" and has is not None and needed > has:
             problems.say(
                 "kv_tier.gib_per_device", f"{needed / GIB:.0f} GiB per host of {name}, which has {has / GIB:.0f}"
             )

@@ -59,9 +59,17 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
         shape: the model, if it is known already; the spec's model is then not looked up.
     """
     resolved = _resolved(question.document, question.catalog, question.base, shape)
-    problem, solution, search, drafts = search_with_speculation(
-        resolved.problem, seed=question.seed, budget=question.budget, on_progress=question.on_progress
-    )
+    stores: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {"seed": question.seed, "budget": question.budget, "on_progress": question.on_progress}
+    if resolved.problem.kv_stores:
+        # Start-up: most questions have no tiers.
+        from meshplan.planner.serving.tiers.kv_choice import search_with_stores
+
+        chosen = search_with_stores(resolved.problem, **settings)
+        problem, solution, search, drafts = chosen.problem, chosen.solution, chosen.report, chosen.drafts
+        stores = chosen.stores
+    else:
+        problem, solution, search, drafts = search_with_speculation(resolved.problem, **settings)
     resolved = replace(resolved, problem=problem)
     report = {**solution_document(solution, question.seed), "num_candidates": search.num_candidates}
     report |= {"num_simulated": len(search.simulated), "is_complete": search.is_complete, "tie": TIE}
@@ -78,7 +86,8 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
     made = make_serving_plan(
         resolved, solution.assignment, search, solution=report, identity=identity, top=question.top
     )
-    return made if drafts is None else replace(made, answer={**(made.answer or {}), "speculation": drafts})
+    more = ({} if drafts is None else {"speculation": drafts}) | ({"kv_stores": stores} if stores else {})
+    return replace(made, answer={**(made.answer or {}), **more}) if more else made
 
 
 def certify(question: Question, made: Plan) -> Certificate:

@@ -2,10 +2,11 @@
 
     python tests/benchmarks/weight_tiers.py serving-ktransformers.jsonl
 
-The table (Qwen3-Next-80B in fp8, four RTX 4090, Xeon Gold 6454S) prints no concurrency and no lengths; one request at
-a time is taken. From its cells with GPU shares of 0, 20, … 100 % four numbers are solved for: the factor on device
-time, the share of the host's bandwidth, the wait of a layer and the skew of the routing (for ``frequency`` only). The
-other cells are held out. All are compared relative to the all-on-host cell of their strategy.
+The table (Qwen3-Next-80B in fp8, four RTX 4090, Xeon Gold 6454S) prints no concurrency, no lengths and no sockets; one
+request at a time and two sockets are taken, as in the publisher's other tests. From its cells with GPU shares of 0, 20,
+… 100 % four numbers are solved for: the factor on device time, the share of the host's bandwidth, the wait of a layer
+and the skew of the routing (for ``frequency`` only). The other cells are held out. All are compared relative to the
+all-on-host cell of their strategy.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def table(path: Path) -> None:
 
     def times(parameters: np.ndarray, share: float, strategy: str) -> float:
         factor, read_share, round_trip_s, skew = np.exp(parameters)
-        host = host_of(1, float(read_share), float(round_trip_s))
+        host = host_of(2, float(read_share), float(round_trip_s))
         popular = float(skew) if strategy == "frequency" else None
         kept = on_host(worker, host, round(share * experts), popular)
         one = np.array([1.0])

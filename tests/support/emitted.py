@@ -176,10 +176,14 @@ def is_true_of_serving(request: ServingRequest, target: str, reason: str) -> boo
     nodes = [-(-layout.num_devices // DEVICES_PER_HOST) for layout in layouts]
     several = config.is_disaggregated or config.pools[0].num_workers > 1
     known = {
-        "the engine": target in {"kserve", "ray", "llm-d"} and config.engine != "vllm",
+        "the engine": (target in {"kserve", "ray", "llm-d"} and config.engine != "vllm")
+        or (target == "dynamo" and config.engine == "llama.cpp"),
         "a plan for": target in ENGINES and config.engine != target,
         "takes turns": several and config.router is Router.ROUND_ROBIN,
-        "before whole workers": several and config.router is Router.PREFIX_AWARE and config.engine == "trtllm",
+        "before whole workers": several
+        and config.router is Router.PREFIX_AWARE
+        and config.engine in ("trtllm", "llama.cpp"),
+        "CUDA graphs": config.engine == "llama.cpp" and any(not pool.limits.cuda_graphs for pool in config.pools),
         "reaches the others by MPI": config.engine == "trtllm" and max(nodes) > 1,
         "data-parallel attention": any(layout.attention_data_parallel > 1 for layout in layouts),
         "stages and data-parallel ranks": any(

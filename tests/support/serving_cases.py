@@ -67,9 +67,8 @@ def serving_plan(shape: ModelShape, config: ServingConfig, **fields: Any) -> Pla
 def serving_request(shape: ModelShape, config: ServingConfig, **fields: Any) -> ServingRequest:
     """What the serving emitters take."""
     plan = fields.pop("plan", None) or serving_plan(shape, config)
-    return ServingRequest(
-        plan=plan, shape=shape, **{"host_types": HOSTS, "model_path": f"publisher/{shape.slug}", **fields}
-    )
+    path = f"/models/{shape.slug}.gguf" if config.engine == "llama.cpp" else f"publisher/{shape.slug}"
+    return ServingRequest(plan=plan, shape=shape, **{"host_types": HOSTS, "model_path": path, **fields})
 
 
 def aggregated(engine: str, of: Layout, **fields: Any) -> ServingConfig:

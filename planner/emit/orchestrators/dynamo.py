@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.orchestrators import serving_kubernetes as kube
@@ -41,9 +42,11 @@ def wrap(job: ServingJob) -> EmittedPlan:
     """``dynamographdeployment.yaml``: the frontend and one component a pool.
 
     Raises:
-        CannotExpressError: named hosts.
+        CannotExpressError: named hosts, or an engine that Dynamo does not run.
     """
     kube.refuse_places(job, TARGET)
+    if job.target not in _MODULES:
+        raise CannotExpressError(TARGET, f"the engine {job.target}", f"one of {', '.join(_MODULES)}, or target lws")
     mode = _MODES[job.request.config.router]
     command = ["python3", "-m", "dynamo.frontend", "--http-port", str(job.request.port), "--router-mode", mode]
     frontend = {

@@ -30,7 +30,7 @@ def benchmark_script(job: ServingJob) -> Artifact | None:
         return None
     command = _COMMANDS[job.target](load, job.request.model)
     words = " \\\n  ".join(_word(flag, value) for flag, value in command.items())
-    result = AIPERF_RESULT if job.target == "trtllm" else RESULT_FILE
+    result = AIPERF_RESULT if _COMMANDS[job.target] is _aiperf else RESULT_FILE
     text = (
         "#!/usr/bin/env bash\n"
         + commented(
@@ -154,4 +154,5 @@ _COMMANDS: Mapping[str, Callable[[Load, str], Mapping[str, str]]] = {
     "vllm": _vllm,
     "sglang": _sglang,
     "trtllm": _aiperf,
+    "llama.cpp": _aiperf,
 }

@@ -16,10 +16,11 @@ import numpy as np
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.expert_maps import expert_map
-from meshplan.planner.emit.serving import terms, weight_tiers
+from meshplan.planner.emit.serving import terms
 from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.serving.tiers import kv_stores, weight_tiers
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, count, stated
 from meshplan.planner.expert_placement.problem.maps import sound_map
@@ -150,6 +151,8 @@ def _roles(_: ServingRequest, pool: Pool) -> Arguments:
 def _kv_tier(_: ServingRequest, pool: Pool) -> Arguments:
     if pool.kv_tier is None:
         return {}
+    if pool.kv_tier.store != "host":
+        return kv_stores.sglang_flags(pool)
     return {"--enable-hierarchical-cache": "", "--hicache-size": str(max(int(pool.kv_tier.bytes_per_device / _GB), 1))}
 
 
@@ -258,7 +261,13 @@ TERMS = (
         verified_by=f"{_PARSER}; at most 1 by our own rule",
     ),
     _rows.off_switch("prefix_caching", "--disable-radix-cache"),
-    _rows.write_only("kv_tier", _kv_tier, "--enable-hierarchical-cache, --hicache-size (GB of one rank)"),
+    _rows.write_only(
+        "kv_tier",
+        _kv_tier,
+        "--enable-hierarchical-cache, --hicache-size (GB of one rank); NVMe and other hosts' memory: "
+        "--hicache-storage-backend file or mooncake",
+        verified_by=f"{_PARSER} for host memory; others: documented argument list",
+    ),
     _rows.write_only(
         "weight_tiers",
         weight_tiers.expert_flags,
@@ -310,7 +319,7 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
         before=("python3", "-m", "sglang.launch_server", "--model-path", request.model),
         head=tuple(node),
         follower=tuple(node) if num_nodes > 1 else (),
-        environment={},
+        environment={**kv_stores.sglang_environment(pool)},
     )
 
 
@@ -339,7 +348,7 @@ def _notes(request: ServingRequest) -> Sequence[str]:
         )
     if any(uses_all_to_all(pool.layout) for pool in request.config.pools):
         notes.append("Experts exchange tokens through DeepEP, which has to be installed.")
-    return [*notes, *weight_tiers.notes(request)]
+    return [*notes, *kv_stores.notes(request), *weight_tiers.notes(request)]
 
 
 ENGINE = Engine(

@@ -12,10 +12,11 @@ from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import ParserVerified
-from meshplan.planner.emit.serving import terms, weight_tiers
+from meshplan.planner.emit.serving import terms
 from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.serving.tiers import kv_stores, weight_tiers
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term
 from meshplan.planner.serving.problem.config import Pool, Role, Router
@@ -124,6 +125,8 @@ def _kv_tier(_: ServingRequest, pool: Pool) -> Arguments:
     tier, layout = pool.kv_tier, pool.layout
     if tier is None:
         return {}
+    if tier.store != "host":
+        return kv_stores.vllm_flags(pool)
     devices = layout.num_devices // layout.attention_data_parallel
     return {"--kv-offloading-size": f"{tier.bytes_per_device * devices / _GIB:g}", "--kv-offloading-backend": "native"}
 
@@ -167,7 +170,11 @@ TERMS = (
     ),
     _pair_term("prefix_caching"),
     _rows.write_only(
-        "kv_tier", _kv_tier, "--kv-offloading-size (GiB of one data-parallel rank), --kv-offloading-backend native"
+        "kv_tier",
+        _kv_tier,
+        "--kv-offloading-size (GiB of one data-parallel rank), --kv-offloading-backend native; NVMe, memory of other "
+        "hosts: --kv-transfer-config LMCacheConnectorV1, MooncakeStoreConnector",
+        verified_by=f"{_PARSER} for host memory; others: documented argument list",
     ),
     _rows.write_only(
         "weight_tiers",
@@ -202,7 +209,7 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
         node += ["--master-addr", Template(text="{head}"), "--master-port", Template(text="{internal_port}")]
         if pool.layout.attention_data_parallel > 1:
             node += ["--data-parallel-rpc-port", Template(text="{rpc_port}")]
-    environment: dict[str, Argument] = {}
+    environment: dict[str, Argument] = {**kv_stores.vllm_environment(pool)}
     if pool.role in _KV_ROLES:
         environment = {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": Template(text="{own}"),
@@ -244,7 +251,7 @@ def _notes(request: ServingRequest) -> Sequence[str]:
         notes.append(LEAST_LOADED_NOTE)
     if any(not pool.limits.cuda_graphs for pool in config.pools):
         notes.append("--enforce-eager switches compilation off as well as CUDA graphs.")
-    return [*notes, *weight_tiers.notes(request)]
+    return [*notes, *kv_stores.notes(request), *weight_tiers.notes(request)]
 
 
 ENGINE = Engine(

@@ -1,6 +1,6 @@
 """What a serving engine's command line states: degrees and limits of one server, read by the emitters' own tables.
 
-Checked flags: vLLM 0.33, SGLang 0.5.23; trtllm-serve's are read in its documentation.
+Checked flags: vLLM 0.33, SGLang 0.5.23; those of trtllm-serve and llama-server are read in their documentation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshplan.catalogs.names import scheme_of
-from meshplan.planner.emit.serving import sglang, trtllm, vllm
+from meshplan.planner.emit.serving import llama_cpp, sglang, trtllm, vllm
 from meshplan.planner.emit.terms import Term, read_all
 from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
 from meshplan.planner.serving.problem.spec import LayoutSpec
@@ -116,4 +116,10 @@ TRTLLM = EngineSource(
     subcommands=("serve",),
     model_flags=("--model",),
     has_underscores=True,
+)
+LLAMA_CPP = EngineSource(
+    name="llama.cpp",
+    terms=llama_cpp.TERMS,
+    programs=("llama-server", "llama-cli"),
+    model_flags=("--model", "-m", "--hf-repo", "-hf", "-hfr"),
 )

@@ -41,7 +41,7 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
     worker = pool_worker(problem.site, pool, problem.workload, problem.speculation)
     gemm_level = worker.operators.gemm_level
     is_prefill = pool.role is Role.PREFILL
-    sequences = np.array([1.0 if is_prefill else max(num_running / pool.layout.concurrent_batches, 1.0)])
+    sequences = np.array([1.0 if is_prefill else max(num_running / worker.concurrent_batches, 1.0)])
     tokens = np.array([worker.contexts.prompt]) if is_prefill else sequences
     factor = worker.scale(tokens)
     stage_tokens = tokens * pool.layout.attention_data_parallel
@@ -66,7 +66,11 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
         ("routed experts", routed * worker.routed_s(stage_tokens), experts_level),
         ("expert exchange", routed * worker.expert_exchange_s(stage_tokens), worker.machine.link_level),
         ("attention", attention, worker.operators.attention_level(pool.role)),
-        ("LM head and sampling", worker.slower(sequences) * worker.head_s(sequences), gemm_level("bf16")),
+        (
+            "LM head and sampling",
+            worker.slower(sequences) * worker.head_s(sequences),
+            gemm_level(pool.quantization.ends),
+        ),
         ("host and scheduler", host, EvidenceLevel.FITTED if calibration.num_runs else EvidenceLevel.ASSUMED),
     ]
     return [Part(name=name, seconds=float(seconds[0]), level=level) for name, seconds, level in parts]

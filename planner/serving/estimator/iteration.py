@@ -14,7 +14,7 @@ k key/value heads, d head size, f MLP width, V vocabulary and t tensor-parallel 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -30,7 +30,7 @@ from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, exp
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.estimator.mixers import NORM_ELEMENTS, Mixers
 from meshplan.planner.serving.estimator.operators import Operators
-from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost
+from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, with_draft
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role, Speculation
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
@@ -107,6 +107,7 @@ class Worker:
         slowdown: under a power limit; None at full clocks.
         graphed_tokens: an iteration with prompts is replayed from graphs where a batch has at most so many tokens, and
             at most two for each request that may run.
+        one_batch: stages are passed by one batch at a time, not by a batch each.
     """
 
     shape: ModelShape
@@ -123,6 +124,17 @@ class Worker:
     experts: ExpertRouting | None = None
     slowdown: Slowdown | None = None
     graphed_tokens: int = 0
+    one_batch: bool = False
+
+    @property
+    def micro_batches(self) -> int:
+        """Parts into which an iteration is split so that every stage has one at work."""
+        return 1 if self.one_batch else self.layout.pipeline_parallel
+
+    @property
+    def concurrent_batches(self) -> int:
+        """Batches in flight at once."""
+        return self.micro_batches * self.layout.attention_data_parallel
 
     @cached_property
     def operators(self) -> Operators:
@@ -246,7 +258,7 @@ class Worker:
     def head_s(self, sequences: FloatArray) -> FloatArray:
         """LM head and sampling for ``sequences`` of one batch."""
         columns = self.shape.vocab_size / self.layout.tensor_parallel
-        product = self.operators.gemm_s("bf16", sequences, columns, self.shape.hidden_size)
+        product = self.operators.gemm_s(self.quantization.ends, sequences, columns, self.shape.hidden_size)
         return product + self.operators.memory_op_s(4.0 * 3.0 * sequences * columns, kernels=3.0)
 
     def dense_parts_s(self, tokens: FloatArray) -> Mapping[str, FloatArray]:
@@ -316,7 +328,7 @@ class Worker:
     @cached_property
     def device_times(self) -> DeviceTimes:
         """Times from kernels and links alone, before calibration."""
-        batch_seqs = -(-self.limits.max_num_seqs // self.layout.concurrent_batches)
+        batch_seqs = -(-self.limits.max_num_seqs // self.concurrent_batches)
         most = self.limits.max_batched_tokens + batch_seqs * self._verified_tokens
         knots = token_knots(most)
         together = token_knots(most * self.layout.attention_data_parallel)
@@ -351,7 +363,7 @@ class Worker:
         Args:
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
-        use, times, batches = constants or self.constants, self.device_times, self.layout.concurrent_batches
+        use, times, batches = constants or self.constants, self.device_times, self.concurrent_batches
         launch, has_graphs = use.launch_s_per_layer * self.shape.num_hidden_layers, self.limits.cuda_graphs
         host = use.host_step_s if has_graphs else use.host_step_s + launch
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
@@ -366,7 +378,7 @@ class Worker:
         )
         cost = StepCost(
             concurrent_batches=batches,
-            pipeline_parallel=self.layout.pipeline_parallel,
+            pipeline_parallel=self.micro_batches,
             dense_s=Table(times.knots, host + factor(times.knots) * times.dense_s, int(times.knots[-1])),
             experts_s=Table(times.together, factor(times.together / ranks) * times.experts_s, int(times.together[-1])),
             outputs_s=Table(times.seqs, decodes * times.head_s + use.host_s_per_seq * times.seqs, int(times.seqs[-1])),
@@ -385,7 +397,7 @@ class Worker:
     def _by_request(self, batch_seqs: FloatArray, values: FloatArray) -> list[float]:
         """Values by requests of one batch as a list by requests of the whole worker; 0 for none."""
         counts = np.arange(1, self.limits.max_num_seqs + 1)
-        return [0.0, *np.interp(-(-counts // self.layout.concurrent_batches), batch_seqs, values).tolist()]
+        return [0.0, *np.interp(-(-counts // self.concurrent_batches), batch_seqs, values).tolist()]
 
     def _decode_line(self, seqs: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Attention for the n decodes of a batch: its value at no context and its growth per cached token."""
@@ -408,11 +420,3 @@ def scale(constants: ServingConstants, tokens: FloatArray) -> FloatArray:
     span = np.log(COMPUTE_BOUND_TOKENS / MEMORY_BOUND_TOKENS)
     share = np.clip(np.log(np.maximum(tokens, 1.0) / MEMORY_BOUND_TOKENS) / span, 0.0, 1.0)
     return np.asarray(constants.decode_factor ** (1.0 - share) * constants.prefill_factor**share)
-
-
-def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:
-    """The tables with the draft model's steps added to every decode iteration."""
-    share = speculation.num_draft_tokens * speculation.draft_cost
-    knots = token_knots(cost.max_num_seqs)
-    fixed = np.array([cost.decode_fixed_s[int(n)] + share * cost.decode_s(int(n)) for n in knots])
-    return replace(cost, decode_fixed_s=Table(knots, fixed, cost.max_num_seqs))

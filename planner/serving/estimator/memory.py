@@ -98,7 +98,8 @@ def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout,
         routed = SCHEMES[quantization.experts].weight_bytes * held * shape.expert_parameters / spread
         shared = mlp * shape.shared_expert_parameters / layout.tensor_parallel
         total += shape.num_moe_layers * (routed + shared + BYTES_16_BIT * shape.router_parameters)
-    ends = BYTES_16_BIT * (shape.embedding_parameters + shape.lm_head_parameters) / layout.tensor_parallel
+    stored = SCHEMES[quantization.ends].weight_bytes
+    ends = stored * (shape.embedding_parameters + shape.lm_head_parameters) / layout.tensor_parallel
     return total / layout.pipeline_parallel + ends / min(layout.pipeline_parallel, 2)
 
 

@@ -21,11 +21,13 @@ batch, with C growing by n·tokens_per_step in each, sum in closed form::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.table import Table, token_knots
+from meshplan.planner.serving.problem.config import Speculation
 
 # Exponent of the smooth maximum of device and kernel-launch time: 19 % above either where they are equal, 1.5 % where
 # one is twice the other. A plain maximum would hide the launch time from a fit that starts below it.
@@ -58,8 +60,9 @@ class StepCost:
     """Iteration times of one worker; see the module's text for the notation.
 
     Args:
-        concurrent_batches: w, pipeline stages × attention data-parallel ranks.
-        pipeline_parallel: stages, over which an iteration's tokens are split in micro-batches.
+        concurrent_batches: w, pipeline stages × attention data-parallel ranks; the ranks alone where one batch passes
+            all stages before the next starts.
+        pipeline_parallel: stages, over which an iteration's tokens are split in micro-batches; 1 where they are not.
         dense_s: by tokens of one batch: all stages' weights, norms, tensor-parallel collectives, host time.
         experts_s: by tokens of one micro-batch over all attention data-parallel ranks: routed experts and their
             exchange.
@@ -126,3 +129,11 @@ class StepCost:
         if not self.prefill_least_s or batch <= self.graphed_tokens:
             return seconds
         return float((seconds**OVERLAP_POWER + self.prefill_least_s**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER))
+
+
+def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:
+    """The tables with the draft model's steps added to every decode iteration."""
+    share = speculation.num_draft_tokens * speculation.draft_cost
+    knots = token_knots(cost.max_num_seqs)
+    fixed = np.array([cost.decode_fixed_s[int(n)] + share * cost.decode_s(int(n)) for n in knots])
+    return replace(cost, decode_fixed_s=Table(knots, fixed, cost.max_num_seqs))

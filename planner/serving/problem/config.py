@@ -121,13 +121,18 @@ class EngineLimits:
     admission: Admission = Admission()
 
 
+# Where a second tier of KV cache may lie.
+KV_STORES = ("host", "nvme", "remote")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTier:
     """A second tier of KV cache, below device memory, for prefixes that the devices have no room for.
 
     Args:
-        store: ``host`` (memory) or ``nvme``.
-        bytes_per_device: capacity for each device of a worker.
+        store: one of :data:`KV_STORES`: ``host`` (memory) and ``nvme`` are a worker's own; ``remote``, the memory of
+            all workers' hosts over the network, is one store of a pool.
+        bytes_per_device: capacity for each device of a worker, or (``remote``) that it contributes.
         bytes_per_s_per_device: rate at which a device's share of the cache is fetched.
         latency_s: latency of one fetch.
     """
@@ -220,7 +225,7 @@ class ServingConfig:
     """Every choice of one serving plan.
 
     Args:
-        engine: ``vllm``, ``sglang`` or ``trtllm``.
+        engine: ``vllm``, ``sglang``, ``trtllm`` or ``llama.cpp``.
         pools: one or more of role MIXED, or one PREFILL and one DECODE. Several pools of one role are behind one
             router, with a name and a weight for each kind of worker.
         router: see :class:`Router`.

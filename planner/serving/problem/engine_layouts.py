@@ -152,6 +152,12 @@ def one_context_rank(_: ModelShape, layout: Any) -> Any:
     return layout.context_parallel == 1
 
 
+def whole_layers(_: ModelShape, layout: Any) -> Any:
+    """Every device has whole layers of its own: nothing but pipeline stages."""
+    split = (layout.attention_data_parallel, layout.context_parallel, layout.expert_parallel)
+    return np.logical_and.reduce([layout.tensor_parallel == 1, *(degree == 1 for degree in split)])
+
+
 def attention_all_data(_: ModelShape, layout: Any) -> Any:
     """Attention is data parallel on every device of a stage, or on none."""
     return (layout.attention_data_parallel == 1) | (layout.tensor_parallel == 1)

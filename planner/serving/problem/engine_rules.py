@@ -49,6 +49,8 @@ class EngineRules:
             not at all: tensor_parallel or context_parallel is 1.
         speculation_with_stages: speculative decoding runs with several pipeline stages.
         kv_stores: stores of a second KV cache tier for which the engine has flags, on mixed workers.
+        disaggregates: it has workers that prefill or decode only.
+        one_host: a worker is one process, on one host.
         weight_ways: ways to serve weights in host memory (:class:`Way`) for which the engine has flags.
     """
 
@@ -67,6 +69,8 @@ class EngineRules:
     whole_context_on_transfer: bool = False
     speculation_with_stages: bool = False
     kv_stores: tuple[str, ...] = ("host",)
+    disaggregates: bool = True
+    one_host: bool = False
     weight_ways: tuple[str, ...] = ()
 
     def layout_rules(self, quantization: Quantization | None = None) -> tuple[LegalityRule, ...]:
@@ -108,7 +112,9 @@ class EngineRules:
             ]
         if (config.router is Router.LEAST_CONNECTIONS) != (len(config.pools) > 1 and not config.is_disaggregated):
             wrong.append("router: least_connections weighs kinds of mixed workers, and only it does")
-        if config.is_disaggregated:
+        if config.is_disaggregated and not self.disaggregates:
+            wrong.append(f"{self.name} has no flag for workers that prefill or decode only")
+        elif config.is_disaggregated:
             wrong += self._broken_pair(config.pool(Role.PREFILL), config.pool(Role.DECODE))
         return tuple(wrong)
 

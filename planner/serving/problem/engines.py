@@ -1,4 +1,4 @@
-"""Rules and defaults of vLLM, SGLang and TensorRT-LLM.
+"""Rules and defaults of vLLM, SGLang, TensorRT-LLM and llama.cpp.
 
 The sources were read in the named release; tests/conformance runs the parsers of vLLM and SGLang over configurations
 that the rules accept. There is a rule where the parser rejects, where the engine raises at run time although its
@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshplan.planner.serving.problem import engine_layouts as layouts
-from meshplan.planner.serving.problem.config import EngineLimits
+from meshplan.planner.serving.problem.config import KV_STORES, EngineLimits
 from meshplan.planner.serving.problem.engine_layouts import rule
 from meshplan.planner.serving.problem.engine_rules import EngineRules, LimitTier
+from meshplan.planner.serving.problem.quantization import GGUF_SCHEMES
 
 _GIB = 2**30
 _MIB = 2**20
@@ -35,6 +36,7 @@ _ARITHMETIC = "arithmetic of the layout: the planner's own rule"
 _VLLM = "vllm 0.33.0"
 _SGLANG = "sglang 0.5.23"
 _TRTLLM = "tensorrt-llm 1.2.1"
+_LLAMA_CPP = "llama.cpp, tools/server/README.md"
 
 _COMMON = (
     rule(
@@ -81,6 +83,7 @@ def _vllm_tier(memory_gib: int, max_num_seqs: int, tokens: int, *, not_on: tuple
 VLLM = EngineRules(
     name="vllm",
     version="0.33.0",
+    kv_stores=KV_STORES,
     rules=(
         *_COMMON,
         layouts.heads_rule(f"{_VLLM}: config/model.py, verify_with_parallel_config"),
@@ -147,6 +150,7 @@ def _sglang_tier(memory_mib: int, tokens: int) -> LimitTier:
 SGLANG = EngineRules(
     name="sglang",
     version="0.5.23",
+    kv_stores=KV_STORES,
     rules=(
         *_COMMON,
         layouts.heads_rule(f"{_SGLANG}: models/llama.py, LlamaAttention (the parser accepts)"),
@@ -235,4 +239,46 @@ TRTLLM = EngineRules(
     pipeline_on_decode="any",
 )
 
-ENGINES: Mapping[str, EngineRules] = {engine.name: engine for engine in (VLLM, SGLANG, TRTLLM)}
+# llama.cpp leaves 1 GiB of each device free (--fit-target).
+_LLAMA_FREE_GIB = 1.0
+
+
+def _llama_tier(memory_gib: int) -> LimitTier:
+    limits = EngineLimits(
+        max_num_seqs=256,
+        max_batched_tokens=2048,
+        memory_fraction=1.0 - _LLAMA_FREE_GIB / memory_gib,
+        prefix_caching=True,
+    )
+    return LimitTier(memory_bytes=memory_gib * _GIB, limits=limits)
+
+
+# One process; its devices hold layers one after the other (--split-mode layer), and one batch passes them all. The
+# cache is reserved at the start: --ctx-size is that of all slots together.
+LLAMA_CPP = EngineRules(
+    name="llama.cpp",
+    version="2026-09",
+    rules=(
+        *_COMMON,
+        rule(
+            "whole_layers_on_devices",
+            layouts.whole_layers,
+            "devices hold whole layers: tensor, context, attention-data and expert parallelism are 1 (--split-mode row "
+            "and tensor were not priced)",
+            "parser",
+            f"{_LLAMA_CPP}: --split-mode layer",
+        ),
+    ),
+    schemes=("bf16", "fp16", "mxfp4", *GGUF_SCHEMES),
+    online=(),
+    kv_caches=("bf16", "fp16", "q8_0", "q4_0"),
+    tiers=(*map(_llama_tier, (160, 80, 48, 24, 16)), replace(_llama_tier(8), memory_bytes=0.0)),
+    limits_source=f"{_LLAMA_CPP}: --batch-size, --fit-target; src/llama-cparams.h, LLAMA_MAX_SEQ",
+    block_size=1,
+    pipeline_on_decode="any",
+    disaggregates=False,
+    one_host=True,
+    weight_ways=("layers_on_host",),
+)
+
+ENGINES: Mapping[str, EngineRules] = {engine.name: engine for engine in (VLLM, SGLANG, TRTLLM, LLAMA_CPP)}

@@ -109,6 +109,7 @@ class ServingProblem:
         speculation: None without a draft.
         speculation_options: methods and depths of drafts to choose from, or none of them; empty: nothing to choose.
         kv_tier: second KV cache tier of mixed workers; None without one.
+        kv_stores: where such a tier may lie, in the size that the plan finds; empty: nothing to choose.
         pinned: see :class:`Pinned`.
         experts: routing and the places of experts; None where nothing is known of them.
         power: constants of the devices' power by load.
@@ -129,6 +130,7 @@ class ServingProblem:
     speculation: Speculation | None = None
     speculation_options: tuple[Speculation, ...] = ()
     kv_tier: KvTier | None = None
+    kv_stores: tuple[str, ...] = ()
     pinned: Pinned = field(default_factory=Pinned)
     experts: ExpertRouting | None = None
     power: PowerCalibration = field(default_factory=power_calibration)

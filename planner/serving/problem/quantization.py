@@ -17,6 +17,19 @@ from meshplan.planner.core.constants import BYTES_16_BIT
 # Bytes of scales per value: fp8 blocks of 128 × 128 with an fp32 scale; MX formats
 # 32 values with one byte (OCP Microscaling 1.0, 2023); nvfp4 16 values with one byte; AWQ groups of 128 with a
 # 16-bit scale and a 4-bit zero point (arXiv:2306.00978).
+# Formats of GGUF files: bits of a weight of Llama-3.1-8B, mean over the whole file, because most of them mix formats by
+# tensor (llama.cpp, tools/quantize/README.md, table "Llama-3.1-8B", read 2026-11-25); q4_0 by its block of 32 values in
+# 18 bytes (ggml-common.h).
+_GGUF_BITS = {
+    "q8_0": 8.5008,
+    "q6_k": 6.5633,
+    "q5_k_m": 5.7036,
+    "q4_k_m": 4.8944,
+    "q4_0": 4.5,
+    "iq4_xs": 4.4597,
+    "q3_k_s": 3.6429,
+    "q2_k": 3.1593,
+}
 _MX_SCALE = 1.0 / 32.0
 _NVFP4_SCALE = 1.0 / 16.0
 _GROUP_SCALE = 2.5 / 128.0
@@ -33,6 +46,7 @@ class Scheme:
         peak_dtype: format whose peak rate bounds the product.
         kernel: name of the measured GEMM kernels (:mod:`meshplan.catalogs.surfaces.gemm`).
         needs: dtypes of which the device must have one to run the scheme natively; empty where any device does.
+        holds_ends: embedding and LM head are stored in it, too; publishers of other formats leave them in 16 bits.
     """
 
     name: str
@@ -41,6 +55,7 @@ class Scheme:
     peak_dtype: str
     kernel: str
     needs: tuple[str, ...] = ()
+    holds_ends: bool = False
 
 
 def _scheme(name: str, weight: float, activation: float, peak: str, kernel: str, *needs: str) -> Scheme:
@@ -62,9 +77,31 @@ SCHEMES: Mapping[str, Scheme] = {
         _scheme("int8", 1.0, 1.0, "int8", "sq", "int8"),
         _scheme("w8a16", 1.0, 2.0, "bf16", "int8_wo"),
         _scheme("w4a16", 0.5 + _GROUP_SCALE, 2.0, "bf16", "int4_wo"),
+        # Multiplied by kernels of llama.cpp that no table has.
+        *(
+            Scheme(
+                name=name,
+                weight_bytes=bits / 8.0,
+                activation_bytes=2.0,
+                peak_dtype="bf16",
+                kernel="gguf",
+                holds_ends=True,
+            )
+            for name, bits in _GGUF_BITS.items()
+        ),
     )
 }
-KV_CACHE_BYTES: Mapping[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + _NVFP4_SCALE}
+GGUF_SCHEMES = tuple(_GGUF_BITS)
+# q8_0 and q4_0: blocks of 32 values with a 16-bit scale (ggml-common.h).
+KV_CACHE_BYTES: Mapping[str, float] = {
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "nvfp4": 0.5 + _NVFP4_SCALE,
+    "q8_0": 34.0 / 32.0,
+    "q4_0": 18.0 / 32.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +145,11 @@ class Quantization:
     def kv_bytes(self) -> float:
         """Bytes of one element of the KV cache."""
         return KV_CACHE_BYTES[self.kv_cache]
+
+    @property
+    def ends(self) -> str:
+        """Scheme of embedding and LM head."""
+        return self.mlp if SCHEMES[self.mlp].holds_ends else "bf16"
 
     @property
     def schemes(self) -> tuple[str, ...]:

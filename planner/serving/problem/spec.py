@@ -11,7 +11,7 @@ from meshplan.catalogs.constants.speculation import speculation_profiles
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.reading.spec_fields import Count, Dollars, SpecModel, Whole
 from meshplan.planner.core.reading.spec_reader import read_spec
-from meshplan.planner.serving.problem.config import KvTier, Speculation
+from meshplan.planner.serving.problem.config import KV_STORES, KvTier, Speculation
 from meshplan.planner.serving.problem.expert_routing import ExpertRoutingSpec
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES
@@ -176,19 +176,40 @@ class SpeculationSpec(SpecModel):
         )
 
 
-class KvTierSpec(SpecModel):
-    """A second tier of KV cache: host memory or NVMe."""
+KvStore = Literal["host", "nvme", "remote"]
 
-    store: Literal["host", "nvme"] = "host"
-    gib_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="capacity for each device")
-    gb_per_s_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        description="rate at which a device's share of the cache is fetched"
+
+class KvTierSpec(SpecModel):
+    """A second tier of KV cache: host memory, NVMe or other hosts' memory; stated, or sized by the plan (choose)."""
+
+    store: KvStore = "host"
+    gib_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="capacity for each device; not with choose"
+    )
+    gb_per_s_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="rate at which a device's share of the cache is fetched; not with choose"
     )
     latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = Field(default=0.0, description="latency of one fetch")
+    choose: Annotated[list[KvStore], Field(min_length=1)] | None = Field(
+        default=None, description="stores of which the plan may take one, in the size that its prefixes need, or none"
+    )
+
+    @model_validator(mode="after")
+    def _is_stated_or_chosen(self) -> Self:
+        stated = {"gib_per_device": self.gib_per_device, "gb_per_s_per_device": self.gb_per_s_per_device}
+        missing = [name for name, value in stated.items() if value is None]
+        if self.choose is None and missing:
+            raise ValueError(f"{' and '.join(missing)} missing (or choose: a list of {', '.join(KV_STORES)})")
+        if self.choose is not None and self.model_fields_set != {"choose"}:
+            given = ", ".join(sorted(self.model_fields_set - {"choose"}))
+            raise ValueError(f"{given} cannot be stated beside choose, which finds them")
+        return self
 
     @property
-    def value(self) -> KvTier:
-        """As the simulation takes it."""
+    def value(self) -> KvTier | None:
+        """As the simulation takes it; None where the plan is to choose."""
+        if self.gib_per_device is None or self.gb_per_s_per_device is None:
+            return None
         return KvTier(
             store=self.store,
             bytes_per_device=self.gib_per_device * GIB,
@@ -206,7 +227,9 @@ class ServingConstraintsSpec(SpecModel):
     rent: Literal["node", "device"] = Field(
         default="node", description="what is paid for: whole nodes, or single devices at a share of the node's price"
     )
-    target: Literal["vllm", "sglang", "trtllm"] = Field(default="vllm", description="engine whose rules the plan obeys")
+    target: Literal["vllm", "sglang", "trtllm", "llama.cpp"] = Field(
+        default="vllm", description="engine whose rules the plan obeys"
+    )
     price: PriceSpec = PriceSpec()
 
 

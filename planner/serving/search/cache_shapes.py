@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.shared_cache import pooled
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import KvTier, ServingConfig
@@ -89,17 +90,33 @@ def simulated_shapes(
 
 def assumed_tiers(machine: Machine) -> list[KvTier]:
     """The tiers that are tried: half of the host's memory over PCIe, and one NVMe drive per device."""
-    tiers = []
-    if machine.host_memory_bytes is not None:
-        each = HOST_MEMORY_SHARE * machine.host_memory_bytes / machine.devices_per_host
-        tiers.append(KvTier(store="host", bytes_per_device=each, bytes_per_s_per_device=HOST_LINK_BYTES_PER_S))
-    nvme = KvTier(
-        store="nvme",
-        bytes_per_device=NVME_BYTES,
-        bytes_per_s_per_device=NVME_BYTES_PER_S,
-        latency_s=NVME_LATENCY_S,
+    found = (largest_tier(machine, store) for store in ("host", "nvme"))
+    return [tier for tier in found if tier is not None]
+
+
+def largest_tier(machine: Machine, store: str) -> KvTier | None:
+    """A store at its assumed rate with all that it may give; None where nobody says how much that is.
+
+    ``remote`` is the same memory as ``host``, read over the network, where all workers find what one of them stored.
+    """
+    if store == "nvme":
+        return KvTier(
+            store=store,
+            bytes_per_device=NVME_BYTES,
+            bytes_per_s_per_device=NVME_BYTES_PER_S,
+            latency_s=NVME_LATENCY_S,
+        )
+    if machine.host_memory_bytes is None:
+        return None
+    each = HOST_MEMORY_SHARE * machine.host_memory_bytes / machine.devices_per_host
+    if store == "host":
+        return KvTier(store=store, bytes_per_device=each, bytes_per_s_per_device=HOST_LINK_BYTES_PER_S)
+    return KvTier(
+        store=store,
+        bytes_per_device=each,
+        bytes_per_s_per_device=min(Exchange(machine=machine).transfer_bytes_per_s, HOST_LINK_BYTES_PER_S),
+        latency_s=machine.scale_out_latency_s,
     )
-    return [*tiers, nvme]
 
 
 def _tiers(problem: ServingProblem, config: ServingConfig, seed: int) -> Iterator[SimulatedShape]:

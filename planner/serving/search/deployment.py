@@ -108,8 +108,11 @@ def _tier_shape(pool: Pool, memory: WorkerMemory) -> TierShape | None:
     tier, ranks = pool.kv_tier, pool.layout.attention_data_parallel
     if tier is None:
         return None
+    is_shared = tier.store == "remote"
+    together = pool.num_workers if is_shared else 1
     return TierShape(
-        capacity_tokens=int(tier.bytes_per_device / memory.kv_bytes_per_token * ranks),
+        is_shared=is_shared,
+        capacity_tokens=int(tier.bytes_per_device / memory.kv_bytes_per_token * ranks * together),
         seconds_per_token=memory.kv_bytes_per_token / tier.bytes_per_s_per_device,
         latency_s=tier.latency_s,
     )

@@ -86,17 +86,9 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                 rejected[f"{machine.device.name} has no units for {', '.join(missing)}"] += 1
                 continue
             for layout in layouts(problem, machine, role):
-                if layout.num_devices > machine.joined_devices:
-                    rejected[machine.no_network] += 1
-                    continue
-                rules = problem.rules.layout_rules(quantization)
-                violated = next((rule for rule in rules if not rule.holds(problem.shape, layout)), None)
-                if violated is not None:
-                    rejected[f"{problem.rules.name}: {violated.message}"] += 1
-                    continue
-                misfit = None if problem.experts is None else problem.experts.misfit(layout)
-                if misfit is not None:
-                    rejected[misfit] += 1
+                refused = _refused(problem, machine, layout, quantization)
+                if refused is not None:
+                    rejected[refused] += 1
                     continue
                 worker = _placed(problem, role, node_type, machine, layout, quantization)
                 if worker is None:
@@ -107,6 +99,19 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                         yield replace(worker, power_cap_w=cap)
     if problem.tiering is not None and not any_fits:
         yield from problem.tiering.placements(problem, role, rejected)
+
+
+def _refused(problem: ServingProblem, machine: Machine, layout: Layout, quantization: Quantization) -> str | None:
+    """Why a layout is none on a machine; None where network, engine and experts allow it."""
+    rules = problem.rules
+    if layout.num_devices > machine.joined_devices:
+        return machine.no_network
+    if rules.one_host and layout.num_devices > machine.devices_per_host:
+        return f"{rules.name}: a worker lies on one host"
+    violated = next((rule for rule in rules.layout_rules(quantization) if not rule.holds(problem.shape, layout)), None)
+    if violated is not None:
+        return f"{rules.name}: {violated.message}"
+    return None if problem.experts is None else problem.experts.misfit(layout)
 
 
 def layouts(problem: ServingProblem, machine: Machine, role: Role) -> list[Layout]:

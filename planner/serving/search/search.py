@@ -206,7 +206,9 @@ def _workers(
     """Priced workers by role, as far as the mode is not pinned otherwise."""
     mode = problem.pinned.is_disaggregated
     mixed = [] if mode else priced_workers(problem, Role.MIXED, rejected)
-    if mode is False or problem.workload.arrival is Arrival.ALL_AT_ONCE:
+    if mode and not problem.rules.disaggregates:
+        rejected[f"{problem.rules.name} has no flag for workers that prefill or decode only"] += 1
+    if mode is False or problem.workload.arrival is Arrival.ALL_AT_ONCE or not problem.rules.disaggregates:
         return mixed, [], []
     return mixed, priced_workers(problem, Role.PREFILL, rejected), priced_workers(problem, Role.DECODE, rejected)
 

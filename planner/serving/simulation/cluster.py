@@ -37,7 +37,7 @@ from meshplan.planner.serving.simulation.engine import (
     servable,
     simulate,
 )
-from meshplan.planner.serving.simulation.prefix_cache import KvTier, TierShape
+from meshplan.planner.serving.simulation.prefix_cache import KvTier, PrefixCache, TierShape
 from meshplan.planner.serving.simulation.request_state import RequestState
 from meshplan.planner.serving.simulation.routing import Pool
 from meshplan.planner.serving.simulation.run import ServingRun
@@ -197,11 +197,21 @@ class _Cluster:
         self.workers = [worker for pool in self.pools for worker in pool.workers]
         self.pool_of = [pool for pool in self.pools for _ in pool.workers]
         self.link_free_s = [0.0] * len(self.workers)
-        self.tiers = [
-            None if worker.prefixes is None or pool.tier is None else KvTier(self.state, pool.tier, worker.prefixes)
-            for worker, pool in zip(self.workers, self._of_workers(system.pools), strict=True)
-        ]
+        self.tiers = self._tiers()
         self.following: Iterator[int] = iter(())
+
+    def _tiers(self) -> list[KvTier | None]:
+        """The second tier of each worker; those of a pool may share what they hold."""
+        found, shared = list[KvTier | None](), dict[int, PrefixCache]()
+        for worker, pool in zip(self.workers, self._of_workers(self.system.pools), strict=True):
+            if worker.prefixes is None or pool.tier is None:
+                found.append(None)
+                continue
+            tier = KvTier(self.state, pool.tier, worker.prefixes, shared.get(id(pool)))
+            if pool.tier.is_shared:
+                shared[id(pool)] = tier.held
+            found.append(tier)
+        return found
 
     @staticmethod
     def _of_workers(pools: Iterable[SimulatedPool]) -> list[SimulatedPool]:

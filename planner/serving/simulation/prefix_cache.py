@@ -70,17 +70,19 @@ class PrefixCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierShape:
-    """The second tier of one worker.
+    """The second tier of one worker, or of all workers of a pool together.
 
     Args:
         capacity_tokens: capacity, tokens of KV cache.
         seconds_per_token: time to fetch one token's cache; all devices of the worker fetch their shares in parallel.
         latency_s: latency of one fetch.
+        is_shared: what one worker stores the others of its pool find; each fetches over its own link.
     """
 
     capacity_tokens: int
     seconds_per_token: float
     latency_s: float = 0.0
+    is_shared: bool = False
 
 
 class KvTier:
@@ -90,11 +92,14 @@ class KvTier:
         state: the requests with their prefixes.
         shape: see :class:`TierShape`.
         devices: the prefix cache of the worker's devices.
+        held: what another worker of the pool shares with it; None for a tier of its own, or the first worker.
     """
 
-    def __init__(self, state: RequestState, shape: TierShape, devices: PrefixCache) -> None:
+    def __init__(
+        self, state: RequestState, shape: TierShape, devices: PrefixCache, held: PrefixCache | None = None
+    ) -> None:
         self.shape, self.devices = shape, devices
-        self.held = PrefixCache(state, shape.capacity_tokens, holds_answers=devices.holds_answers)
+        self.held = held or PrefixCache(state, shape.capacity_tokens, holds_answers=devices.holds_answers)
         self.link_free_s = 0.0
         self.found: dict[int, int] = {}
 

@@ -1,6 +1,6 @@
 """The host of a worker: how fast it reads weights, multiplies with them, and hands them to its devices.
 
-- Reading: share × channels' peak. :data:`READ_SHARE` is fitted (``tests/benchmarks/weight_tiers.py``).
+- Reading: share × peak of a socket's channels × sockets^power, all fitted (``tests/benchmarks/beyond_memory.py``).
 - Multiplying: rates that published expert kernels attained (``catalogs/seed/hosts.yaml``).
 - Devices read host memory over PCI Express, all together no faster than the host's memory.
 """
@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from meshplan.catalogs.constants.host_processors import HostProcessor
 from meshplan.catalogs.hardware import Device
 
-# Attained share of the peak memory bandwidth while experts are read for single tokens, and the time for which a layer
-# with any expert on the host waits for it (copies to and fro, hand-over to threads). Solved for from twelve cells of
-# KTransformers' table (kt-kernel/experts-sched-Tutorial.md: Qwen3-Next-80B in fp8, four RTX 4090, Xeon Gold 6454S, GPU
-# shares of 0, 20, … 100 %); the other ten, held out, err by 2.7 % in the median (2026-11-24, the README says more).
-# The source prints neither the number of sockets nor of requests: one each is taken.
-READ_SHARE = 0.60
+# Attained share of one socket's peak memory bandwidth while experts are read for single tokens, and the power of the
+# number of sockets with which it grows (two read 1.62 times as fast as one): least squares over twelve decode rates of
+# DeepSeek-V3 on one and two Xeon Gold 6454S (KTransformers, doc/en/DeepseekR1_V3_tutorial.md). Sources held out,
+# llama.cpp among them, err by 15.5 % in the median (``tests/benchmarks/beyond_memory.py``, 2026-11-25).
+READ_SHARE = 0.42
+SOCKET_POWER = 0.70
+# Time for which a layer with any expert on the host waits for it (copies to and fro, hand-over to threads): solved for
+# from twelve cells of KTransformers' table (kt-kernel/experts-sched-Tutorial.md: Qwen3-Next-80B in fp8, four RTX 4090,
+# GPU shares of 0, 20, … 100 %), with two sockets of Xeon Gold 6454S and one request, which the source does not print.
 ROUND_TRIP_S = 57e-6
 # PCI Express of a hardware generation, x16, one direction, bytes/s (catalogs/seed/links.yaml; 3.0 by its data rate),
 # and the share that large pinned copies attain: assumed, as in training's offload.
@@ -38,7 +41,7 @@ class Host:
         sockets: that hold and compute weights, each its share.
         bandwidth_bytes_per_s: peak of all channels.
         is_assumed: only the memory was stated.
-        read_share: attained share of the peak.
+        read_share: attained share of a socket's peak.
         round_trip_s: for which a layer waits that has any expert there.
     """
 
@@ -57,8 +60,8 @@ class Host:
 
     @property
     def read_bytes_per_s(self) -> float:
-        """Attained rate at which its processors read weights."""
-        return self.read_share * self.bandwidth_bytes_per_s
+        """Attained rate at which its processors read weights, all sockets together."""
+        return self.read_share * self.bandwidth_bytes_per_s * self.sockets ** (SOCKET_POWER - 1.0)
 
     def flops_per_s(self, product_bytes: int) -> float:
         """Attained rate of products with weights that are multiplied in 2 bytes or in 1."""

@@ -24,17 +24,18 @@ does not read from its own memory: that time is kept, a few per cent too slow.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.iteration import Worker
-from meshplan.planner.serving.estimator.memory import weights_bytes
+from meshplan.planner.serving.estimator.memory import WorkerMemory, weights_bytes
 from meshplan.planner.serving.estimator.operators import distinct_experts
 from meshplan.planner.serving.problem.config import Layout
-from meshplan.planner.serving.problem.quantization import SCHEMES
+from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 from meshplan.planner.serving.problem.weight_tiers import WeightTiers
 from meshplan.planner.serving.tiers.host import LINK_SHARE, Host
 from meshplan.planner.serving.tiers.kernels import KERNELS
@@ -162,3 +163,20 @@ def routed_bytes(worker: Worker, layout: Layout) -> float:
     spread = layout.expert_parallel * layout.expert_tensor_parallel * layout.pipeline_parallel
     each = SCHEMES[worker.quantization.experts].weight_bytes * shape.expert_parameters
     return shape.num_moe_layers * shape.moe.num_experts * each / spread
+
+
+def with_less(memory: WorkerMemory, on_host: float, extra: float) -> WorkerMemory:
+    """The memory with fewer weights and some more workspace, and the cache that then fits."""
+    weights, workspace = memory.weights_bytes - on_host, memory.workspace_bytes + extra
+    room = max(memory.budget_bytes - weights - workspace, 0.0)
+    return replace(
+        memory,
+        weights_bytes=weights,
+        workspace_bytes=workspace,
+        kv_capacity_tokens=int(room / memory.kv_bytes_per_token),
+    )
+
+
+def expert_bytes(shape: ModelShape, quantization: Quantization) -> float:
+    """One routed expert, bytes."""
+    return SCHEMES[quantization.experts].weight_bytes * shape.expert_parameters

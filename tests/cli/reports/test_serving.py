@@ -50,6 +50,18 @@ def test_a_power_limit_is_shown_with_what_its_interval_rests_on(meshplan: Comman
     assert "Under a power limit times err by ×/÷ 1.14" in shown
 
 
+def test_stores_of_prefixes_are_shown_with_size_rate_and_break_even(meshplan: Command, spec: Path) -> None:
+    load = "{input_length: 4000, output_length: 50, request_rate_per_s: 10, num_requests: 200, prefix_hit_rate: 0.9, "
+    text = SPEC.replace("{input_length: 1000, output_length: 100, request_rate_per_s: 10, num_requests: 200}", load)
+    spec.write_text(text.replace(load, load + "num_prefixes: 300}\nkv_tier: {choose: [host, nvme]}"))
+    shown = " ".join(meshplan("plan", spec, "--full").out.split())
+    assert "Prefixes beyond the devices: " in shown
+    assert "its price is part of the nodes" in shown
+    assert re.search(r"host memory: [\d.]+ GiB a device at [\d.]+ GB/s, pays above [\d.]+ [GM]B/s", shown)
+    assert re.search(r"NVMe: [\d.]+ GiB a device at 6.3 GB/s", shown)
+    assert "searched without a tier of prefixes and with each store" in shown
+
+
 def test_the_report_names_the_sources_behind_each_interval(meshplan: Command, spec: Path) -> None:
     shown = " ".join(meshplan("plan", spec, "--full").out.split())
     (line,) = re.findall(r"Intervals on dgx-h100: .*? Constants fitted to [^.]*\.", shown)

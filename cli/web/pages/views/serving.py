@@ -94,6 +94,12 @@ def _on_the_host(plan: Plan) -> Iterator[str]:
         size = f"{format_bytes(tiers['host_bytes'])} of the weights"
         if tiers["way"] == "streamed":
             yield f"The model is larger than its GPUs: {size} stay in host memory and are read each time."
+        elif tiers["way"] == "layers_on_host":
+            layers = counted(int(tiers["host_layers"]), "layer")
+            yield (
+                f"The model is larger than its GPUs: {size}, of {layers}, stay in host memory, where the processor "
+                "computes them in turn with the GPUs."
+            )
         else:
             kept = counted(int(tiers["device_experts"]), "expert")
             yield (

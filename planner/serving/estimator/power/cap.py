@@ -68,7 +68,7 @@ def capped(worker: Worker, cap_w: float, power: PowerConstants) -> Worker:
     requests, asked = _asked_share(worker, power)
     clock = capped_clock(power, asked, cap_w / limit)
     slowdown = Slowdown(
-        tokens=requests * verified / worker.layout.concurrent_batches, factor=np.maximum.accumulate(1.0 / clock)
+        tokens=requests * verified / worker.concurrent_batches, factor=np.maximum.accumulate(1.0 / clock)
     )
     return replace(worker, slowdown=slowdown)
 

@@ -81,7 +81,7 @@ def iteration_work(
     verified = 1 if worker.speculation is None else worker.speculation.verified_tokens
     tokens = decodes * verified + prompt_tokens
     ranks, stages = layout.attention_data_parallel, layout.pipeline_parallel
-    batches = np.clip(np.ceil((decodes + (prompt_tokens > 0)) / ranks), 1.0, stages)
+    batches = np.clip(np.ceil((decodes + (prompt_tokens > 0)) / ranks), 1.0, worker.micro_batches)
     by_width = {False: np.zeros_like(tokens), True: np.zeros_like(tokens)}
     compute = _attention_s(worker, cached_tokens * verified, prompt_tokens)
     for scheme, parameters in _dense_parameters(worker):
@@ -89,8 +89,9 @@ def iteration_work(
         by_width[each < BYTES_16_BIT] += batches * each * parameters / stages
         compute = compute + 2.0 * tokens / ranks * parameters / stages / _peak(worker, scheme)
     columns = worker.shape.vocab_size * worker.shape.hidden_size / layout.tensor_parallel / stages
-    by_width[False] += batches * BYTES_16_BIT * columns
-    compute = compute + 2.0 * (decodes * verified + (prompt_tokens > 0)) / ranks * columns / _peak(worker, "bf16")
+    head = worker.quantization.ends
+    by_width[SCHEMES[head].weight_bytes < BYTES_16_BIT] += batches * SCHEMES[head].weight_bytes * columns
+    compute = compute + 2.0 * (decodes * verified + (prompt_tokens > 0)) / ranks * columns / _peak(worker, head)
     moe, shape = worker.shape.moe, worker.shape
     if moe is not None:
         scheme = worker.quantization.experts

@@ -25,7 +25,7 @@ from serving_cases import (
 )
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
-from meshplan.planner.emit.serving import sglang, trtllm, vllm
+from meshplan.planner.emit.serving import llama_cpp, sglang, trtllm, vllm
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.emit.terms import flattened, read_all
 from meshplan.planner.emit.writer import write_artifacts
@@ -45,7 +45,7 @@ with open(os.environ["NOTES"], "a") as notes:
 time.sleep(float(os.environ.get("STAY_S", "0.5")))
 """
 SMI = '#!/usr/bin/env bash\nfor gpu in 0 1 2 3 4 5 6 7; do echo "$gpu, NVIDIA H100 80GB HBM3, 81559"; done\n'
-PROGRAMS = ("vllm", "python3", "trtllm-serve", "mpirun", "vllm-router", "nginx")
+PROGRAMS = ("vllm", "python3", "trtllm-serve", "llama-server", "mpirun", "vllm-router", "nginx")
 
 
 def tools(folder: Path) -> dict[str, str]:
@@ -86,7 +86,7 @@ FP8 = Quantization.uniform("fp8_block")
 PAIR = (pool(layout(8), Role.PREFILL, num_workers=2, quantization=FP8), pool(layout(1, 1, 16, 16), Role.DECODE))
 
 
-@pytest.mark.parametrize("engine", engine_names())
+@pytest.mark.parametrize("engine", [name for name in engine_names() if ENGINES[name].disaggregates])
 def test_golden(engine: str, golden) -> None:
     mixed = serving_request(LLAMA_70B, aggregated(engine, layout(4), num_workers=3, quantization=bf16()))
     decode = replace(PAIR[1], quantization=FP8)
@@ -188,7 +188,7 @@ def test_checks_stop_a_wrong_host(tmp_path: Path) -> None:
         start(tmp_path, request)
 
 
-TABLES = {"vllm": vllm.TERMS, "sglang": sglang.TERMS, "trtllm": trtllm.TERMS}
+TABLES = {"vllm": vllm.TERMS, "sglang": sglang.TERMS, "trtllm": trtllm.TERMS, "llama.cpp": llama_cpp.TERMS}
 DEGREES = ("tensor_parallel", "pipeline_parallel", "attention_data_parallel", "expert_parallel", "context_parallel")
 LIMITS = ("max_num_seqs", "max_batched_tokens")
 SWITCHES = ("prefix_caching", "cuda_graphs", "custom_all_reduce")
@@ -263,8 +263,9 @@ def test_what_cannot_be_expressed_is_refused() -> None:
     refused(LLAMA_70B, aggregated("trtllm", layout(8), quantization=Quantization.uniform("fp8")), "16-bit checkpoint")
     refused(DEEPSEEK_V3, aggregated("vllm", layout(8, expert=8)), "published checkpoint, which holds fp8_block")
     guesses = Speculation(num_draft_tokens=2, acceptance=0.8)
-    for engine in engine_names():
+    for engine in ("vllm", "sglang", "trtllm"):
         refused(LLAMA_70B, aggregated(engine, layout(8), speculation=guesses), "speculation without a draft")
+    refused(LLAMA_70B, aggregated("llama.cpp", layout(1), speculation=guesses), "speculative decoding")
     prefix = aggregated("trtllm", layout(4), num_workers=2, router=Router.PREFIX_AWARE)
     refused(LLAMA_70B, prefix, "router that is prefix_aware")
     refused(MIXTRAL, aggregated("vllm", layout(8, 3)), "a worker of 24 devices on hosts of 5", host_types=hosts_of(5))
@@ -362,8 +363,9 @@ def test_each_engine_says_where_prefixes_go() -> None:
 
 def test_a_tier_that_an_engine_has_no_flag_for_is_refused() -> None:
     limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
+    on_nvme = pool(layout(4), limits=limits, kv_tier=replace(TIER, store="nvme"))
+    assert any("no flag for a KV tier on nvme" in text for text in ENGINES["trtllm"].broken_pool(LLAMA_70B, on_nvme))
     for wrong, reason in (
-        ({"kv_tier": replace(TIER, store="nvme")}, "no flag for a KV tier on nvme"),
         ({"limits": replace(limits, prefix_caching=False)}, "needs prefix_caching"),
         ({"kv_tier": replace(TIER, bytes_per_s_per_device=0.0)}, "must be above 0"),
         ({"role": Role.PREFILL}, "of mixed workers only"),

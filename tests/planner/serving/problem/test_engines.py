@@ -14,12 +14,13 @@ from emit_cases import B200, DEEPSEEK_V3, GPT_OSS_20B, H100, LLAMA_70B, MIXTRAL,
 
 from meshplan.catalogs.models.shapes import MixtureOfExperts
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, ServingConfig, Speculation
-from meshplan.planner.serving.problem.engines import ENGINES, SGLANG, TRTLLM, VLLM
+from meshplan.planner.serving.problem.engines import ENGINES, LLAMA_CPP, SGLANG, TRTLLM, VLLM
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 
 DEGREES = (1, 2, 3, 8, 16)
 FIELDS = tuple(Layout.__dataclass_fields__)
 BLOCKS = Quantization.uniform("fp8_block")
+SPLITTING = (VLLM, SGLANG, TRTLLM)  # llama.cpp gives devices whole layers
 
 
 def layout(tensor: int = 1, pipeline: int = 1, data: int = 1, expert: int = 1, **further: int) -> Layout:
@@ -64,7 +65,7 @@ def broken(engine, shape, of: Layout, quantization: Quantization | None = None) 
     return {rule.name for rule in engine.layout_rules(quantization) if not rule.holds(shape, of)}
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+@pytest.mark.parametrize("engine", SPLITTING, ids=lambda engine: engine.name)
 def test_usual_layouts_are_allowed(engine) -> None:
     assert allowed(engine, LLAMA_70B, layout(8))
     assert allowed(engine, LLAMA_70B, layout(16, 2))
@@ -76,7 +77,7 @@ def test_usual_layouts_are_allowed(engine) -> None:
     assert allowed(engine, GPT_OSS_20B, layout(8, expert=8))
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+@pytest.mark.parametrize("engine", SPLITTING, ids=lambda engine: engine.name)
 def test_layouts_that_engines_refuse(engine) -> None:
     assert broken(engine, LLAMA_70B, layout(5)) >= {"heads_divisible_by_tensor_parallel"}
     assert broken(engine, LLAMA_70B, layout(1, 81)) == {"pipeline_at_most_layers"}
@@ -95,7 +96,7 @@ def test_blocks_of_qwen3_235b_do_not_survive_tensor_parallel_8() -> None:
         moe_layers=(True,) * 94,
     )
     qwen = replace(LLAMA_70B, moe=moe, num_attention_heads=64, num_key_value_heads=4, num_hidden_layers=94)
-    for engine in ENGINES.values():
+    for engine in SPLITTING:
         assert broken(engine, qwen, layout(8), BLOCKS) == {"fp8_blocks_stay_whole"}
         assert not broken(engine, qwen, layout(4), BLOCKS)
         assert not broken(engine, qwen, layout(8, expert=8), BLOCKS)
@@ -115,6 +116,13 @@ def test_what_sets_the_engines_apart() -> None:
     assert broken(VLLM, LLAMA_70B, layout(4, context_parallel=2)) == {"context_parallel_over_copied_kv_heads"}
     assert allowed(VLLM, DEEPSEEK_V3, layout(1, context_parallel=8, expert=8))
     assert broken(TRTLLM, LLAMA_70B, spread) == {"no_context_parallel"}
+
+
+def test_llama_cpp_has_stages_alone() -> None:
+    assert allowed(LLAMA_CPP, LLAMA_70B, layout(1, 8))
+    assert broken(LLAMA_CPP, LLAMA_70B, layout(2, 4)) == {"whole_layers_on_devices"}
+    split = pair(layout(), layout(), "llama.cpp")
+    assert any("prefill or decode only" in text for text in LLAMA_CPP.broken(LLAMA_70B, split))
 
 
 def test_limits_are_counted_by_rank() -> None:

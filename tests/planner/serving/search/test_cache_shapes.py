@@ -58,7 +58,7 @@ def test_a_plan_without_a_tier_says_what_one_would_bring(catalog: Catalog) -> No
     assert set(rows) >= {"prefixes kept in host memory", "prefixes kept on NVMe"}
     assert all(row["validated"] is False for row in rows.values())
     assert rows["prefixes kept in host memory"]["by_engine"]
-    assert not rows["prefixes kept on NVMe"]["by_engine"]
+    assert rows["prefixes kept on NVMe"]["by_engine"]
     assert rows["prefixes kept in host memory"]["ttft_mean_s"] < 0.9 * without.predicted["ttft_mean_s"].value
     assert not [row for row in tiered.answer["what_if_simulated"] if "prefixes" in row["name"]]
 
@@ -76,7 +76,7 @@ def test_workers_whose_cache_is_short_are_shown_with_one_cache(catalog: Catalog)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kv_tier": {**TIER, "store": "nvme"}}, "vllm has no flag for nvme"),
+        ({"kv_tier": {**TIER, "store": "nvme"}, "constraints": {"target": "trtllm"}}, "trtllm has no flag for nvme"),
         ({"kv_tier": {**TIER, "gib_per_device": 1e4}}, "kv_tier.gib_per_device"),
         ({"kv_tier": {**TIER, "gb_per_s_per_device": 0}}, "kv_tier.gb_per_s_per_device"),
         ({"kv_tier": TIER, "fixed": {"mode": "disaggregated"}}, "needs workers that prefill and decode"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tier_questions import question
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError
-from meshplan.planner.emit.serving.weight_tiers import KT_FLAGS
+from meshplan.planner.emit.serving.tiers.weight_tiers import KT_FLAGS
 from meshplan.planner.service import emit_plan, make_plan
 
 # KTransformers, kt-kernel_intro.md and experts-sched-Tutorial.md (read 2026-11-24): the flags that there are.
@@ -18,23 +19,6 @@ DOCUMENTED = {
     *("--kt-expert-placement-strategy", "--kt-enable-dynamic-expert-update"),
 }
 METHODS = {"AMXINT4", "AMXINT8", "RAWINT4", "FP8", "FP8_PERCHANNEL", "BF16", "LLAMAFILE"}
-
-
-def question(model: str, device: str, per_node: int, scheme: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "kind": "serving",
-        "model": model,
-        "cluster": {
-            "devices": {"type": device, "per_node": per_node, "nodes": 1},
-            "links": {"intra_node": {"bandwidth": "25 GB/s", "latency": "10 us"}},
-            "host_memory": "512 GB",
-            "host_processor": "xeon-gold-6454s",
-            "host_sockets": 2,
-        },
-        "workload": {"input_length": 500, "output_length": 50, "concurrency": 1, "num_requests": 8},
-        "quantization": [scheme],
-        **changes,
-    }
 
 
 def emitted(asked: dict[str, Any], catalog: Catalog, target: str, model_path: str = "") -> dict[str, str]:

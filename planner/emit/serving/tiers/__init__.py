@@ -1,0 +1,1 @@
+"""Weights and prefixes beyond device memory, in the words of engines."""

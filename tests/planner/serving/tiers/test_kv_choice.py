@@ -1,0 +1,160 @@
+"""Stores and sizes of a second tier of prefix cache that a plan finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation_cases import linear_cost
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SpecError
+from meshplan.planner.service import make_plan
+from meshplan.planner.serving.problem.config import EngineLimits, Role, serving_config_from_document
+from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
+from meshplan.planner.serving.problem.spec import read_serving_spec
+from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.simulation.arrivals import make_requests
+from meshplan.planner.serving.simulation.cluster import ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.serving.simulation.prefix_cache import PrefixCache, TierShape
+from meshplan.planner.serving.simulation.request_state import RequestState
+from meshplan.planner.serving.tiers.kv_choice import sized, tokens_for
+
+SPEC: dict[str, Any] = {
+    "kind": "serving",
+    "model": "llama-3.1-70b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "workload": {
+        "input_length": 8000,
+        "output_length": 200,
+        "prefix_hit_rate": 0.9,
+        "num_prefixes": 120,
+        "num_requests": 600,
+    },
+    "slo": {"ttft_p99_s": 2.0},
+    "fixed": {"mode": "aggregated", "tensor_parallel": 4, "num_workers": 2},
+}
+ALL = {"choose": ["host", "nvme", "remote"]}
+
+
+def prefix_load(num_prefixes: int) -> ServingWorkload:
+    """Requests far apart that ask for prefixes at random."""
+    return ServingWorkload(
+        arrival=Arrival.POISSON,
+        input_length=100.0,
+        output_length=10.0,
+        request_rate_per_s=2.0,
+        num_requests=40 * num_prefixes,
+        prefix_hit_rate=0.8,
+        num_prefixes=num_prefixes,
+    )
+
+
+def found_share(num_prefixes: int, capacity_tokens: int) -> float:
+    """Share of the later half of the requests that find their prefix in a cache of the simulation."""
+    state = RequestState(make_requests(prefix_load(num_prefixes), seed=1))
+    cache = PrefixCache(state, capacity_tokens)
+    found = [cache.find(request) > 0 for request in range(len(state.input_length))]
+    return float(np.mean(found[len(found) // 2 :]))
+
+
+def mean_wait_s(num_prefixes: int, tier_tokens: int, *, is_shared: bool) -> float:
+    """Mean time to first token of three workers whose devices hold next to nothing."""
+    pool = SimulatedPool(
+        role=Role.MIXED,
+        cost=linear_cost(most_seqs=16, most_tokens=512),
+        limits=EngineLimits(max_num_seqs=16, max_batched_tokens=512, prefix_caching=True),
+        kv_capacity_tokens=400,
+        num_workers=3,
+        tier=TierShape(capacity_tokens=tier_tokens, seconds_per_token=1e-9, is_shared=is_shared),
+    )
+    run = simulate_system(make_requests(prefix_load(num_prefixes), seed=1), ServingSystem(pools=(pool,)))
+    return float((run.first_token_s - run.arrival_s).mean())
+
+
+@pytest.mark.parametrize("found", [0.5, 0.8, 0.95, 0.99])
+def test_a_cache_of_the_formula_finds_what_it_says(found: float) -> None:
+    assert found_share(60, int(tokens_for(prefix_load(60), found))) == pytest.approx(found, abs=0.03)
+
+
+def test_a_larger_cache_never_finds_less() -> None:
+    shares = [found_share(40, tokens) for tokens in (200, 1000, 3000, 10_000, 100_000)]
+    assert shares == sorted(shares)
+
+
+def test_workers_that_share_a_tier_wait_no_longer_than_each_alone() -> None:
+    for tokens in (1500, 6000, 10**6):
+        alone = mean_wait_s(40, tokens, is_shared=False)
+        assert mean_wait_s(40, 3 * tokens, is_shared=True) <= alone * (1.0 + 1e-3)
+    # With room for everything a prefix is computed once, not once for each worker.
+    assert mean_wait_s(200, 10**6, is_shared=True) < mean_wait_s(200, 10**6, is_shared=False)
+
+
+@settings(max_examples=50, deadline=None)
+@given(share=st.floats(0.1, 0.98), prefixes=st.integers(1, 10_000), hit=st.floats(0.01, 1.0))
+def test_more_prefixes_and_more_found_need_more(share: float, prefixes: int, hit: float) -> None:
+    workload = ServingWorkload(
+        arrival=Arrival.POISSON, input_length=1000.0, output_length=50.0, prefix_hit_rate=hit, num_prefixes=prefixes
+    )
+    tokens = tokens_for(workload, share)
+    assert tokens_for(workload, share + 0.01) > tokens
+    assert tokens_for(replace(workload, num_prefixes=prefixes + 1), share) > tokens
+
+
+def test_a_plan_finds_the_store_and_its_size(catalog: Catalog) -> None:
+    without, chosen = make_plan(SPEC, catalog), make_plan({**SPEC, "kv_tier": ALL}, catalog)
+    assert chosen.solution["objective"] < without.solution["objective"]
+    assert chosen.solution["bound"] <= without.solution["bound"] * (1.0 + 1e-9)
+    assert chosen.answer is not None
+    rows = chosen.answer["kv_stores"]
+    assert [row["store"] for row in rows] == ALL["choose"]
+    (taken,) = [row for row in rows if row["is_chosen"]]
+    tier = serving_config_from_document(chosen.config).pools[0].kv_tier
+    assert tier is not None
+    assert (tier.store, tier.bytes_per_device) == (taken["store"], taken["bytes_per_device"])
+    assert tier.bytes_per_s_per_device > taken["break_even_bytes_per_s_per_device"]
+    # Nothing is chosen that a plan without a tier beats.
+    assert all(row["objective"] is None or row["objective"] >= chosen.solution["objective"] for row in rows)
+
+
+def test_a_tier_that_brings_nothing_is_not_taken(catalog: Catalog) -> None:
+    few = {**SPEC, "workload": {**SPEC["workload"], "num_prefixes": 2}, "kv_tier": ALL}
+    made = make_plan(few, catalog)
+    assert "kv_tier" not in made.config["pools"][0]
+    assert made.answer is not None
+    assert not any(row["is_chosen"] for row in made.answer["kv_stores"])
+
+
+def test_sizes_follow_the_layout_and_the_host(catalog: Catalog) -> None:
+    problem = resolve_serving(read_serving_spec({**SPEC, "kv_tier": ALL}), catalog, Path()).problem
+    pool = serving_config_from_document(make_plan(SPEC, catalog).config).pools[0]
+    alone = sized(problem, pool, "host")
+    many = sized(problem, replace(pool, num_workers=4), "remote")
+    one = sized(problem, replace(pool, num_workers=1), "remote")
+    assert alone is not None
+    assert many is not None
+    assert one is not None
+    assert one.tier.bytes_per_device == pytest.approx(4.0 * many.tier.bytes_per_device)
+    assert alone.tier.bytes_per_device <= alone.needed_bytes_per_device
+    assert one.break_even_bytes_per_s == alone.break_even_bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kv_tier": {"choose": ["host"], "gib_per_device": 10}}, "gib_per_device cannot be stated beside choose"),
+        ({"kv_tier": {"store": "host"}}, "gib_per_device and gb_per_s_per_device missing (or choose"),
+        ({"kv_tier": ALL, "constraints": {"target": "trtllm"}}, "trtllm has no flag for nvme"),
+        ({"kv_tier": ALL, "fixed": {"mode": "disaggregated"}}, "needs workers that prefill and decode"),
+        ({"kv_tier": ALL, "workload": {**SPEC["workload"], "num_prefixes": None}}, "give workload.num_prefixes"),
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_named(catalog: Catalog, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        make_plan({**SPEC, **changes}, catalog)
+    assert said in str(refused.value)
