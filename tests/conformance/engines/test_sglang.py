@@ -17,6 +17,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.serving import sglang as emitter
 from meshplan.planner.emit.serving.job import PoolProgram
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.serving.tiers.kv_stores import SGLANG_BACKENDS
 from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role
 from meshplan.planner.serving.problem.engines import SGLANG
 
@@ -167,6 +168,21 @@ def test_a_tier_of_kv_cache_is_what_the_plan_says(sglang, checkpoints) -> None:
     view = resolved_view(sglang.resolved(words[3:]))
     assert view.enable_hierarchical_cache
     assert view.hicache_size * 1e9 == tier.bytes_per_device
+
+
+@pytest.mark.parametrize(("store", "backend"), SGLANG_BACKENDS.items())
+def test_a_store_of_prefixes_is_a_backend_that_it_knows(sglang, checkpoints, store, backend) -> None:
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    tier = KvTier(store=store, bytes_per_device=100e9, bytes_per_s_per_device=5e9)
+    config = aggregated("sglang", layout(8), limits=EngineLimits(max_num_seqs=64, prefix_caching=True), kv_tier=tier)
+    request = serving_request(LLAMA_70B, config, model_path=checkpoints[LLAMA_70B.slug], quantized_checkpoint=False)
+    (program,) = emitter.job(request).programs
+    words = command_of(program)
+    assert {word for word in words if word.startswith("--")} <= sglang.option_strings
+    view = resolved_view(sglang.resolved(words[3:]))
+    assert view.enable_hierarchical_cache
+    assert view.hicache_storage_backend == backend
 
 
 def test_a_map_of_experts_is_taken_with_its_copies(sglang, checkpoints) -> None:

@@ -16,6 +16,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.serving import vllm as emitter
 from meshplan.planner.emit.serving.job import PoolProgram
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.serving.tiers.kv_stores import VLLM_CONNECTORS
 from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role, Speculation
 from meshplan.planner.serving.problem.engines import VLLM
 from meshplan.planner.serving.problem.quantization import Quantization
@@ -190,6 +191,20 @@ def test_a_tier_of_kv_cache_is_what_the_plan_says(vllm, checkpoints) -> None:
     cache = vllm.config(words[2:]).cache_config
     assert cache.kv_offloading_size * 2**30 == 8 * tier.bytes_per_device
     assert cache.kv_offloading_backend == "native"
+
+
+@pytest.mark.parametrize(("store", "connector"), VLLM_CONNECTORS.items())
+def test_a_store_of_prefixes_is_a_connector_that_it_knows(vllm, checkpoints, store, connector) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    tier = KvTier(store=store, bytes_per_device=100 * 2.0**30, bytes_per_s_per_device=5e9)
+    limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
+    config = aggregated("vllm", layout(4, 2), limits=limits, kv_tier=tier)
+    request = serving_request(LLAMA_70B, config, model_path=checkpoints[LLAMA_70B.slug], quantized_checkpoint=False)
+    (program,) = emitter.job(request).programs
+    transfer = vllm.config(command_of(program)[2:]).kv_transfer_config
+    assert (transfer.kv_connector, transfer.kv_role) == (connector, "kv_both")
+    assert connector in KVConnectorFactory._registry
 
 
 def test_no_flag_loads_a_map_of_experts(vllm) -> None:
