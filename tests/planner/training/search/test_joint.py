@@ -118,7 +118,7 @@ def test_a_budget_that_ends_with_the_degrees_still_maps_one() -> None:
 def test_an_answer_that_is_cut_short_is_no_slower_than_one_site() -> None:
     """The search ends when its first candidate is mapped; rank order alternates between the sites."""
     side = np.arange(4) % 2
-    fixed = {"micro_batch_size": 1, "activation_recompute": "none", "zero_stage": 1}
+    fixed = {"micro_batch_size": 1, "activation_recompute": "none", "zero_stage": 1, "tensor_parallel": 1}
     sites = problem_on(network_of(np.where(side[:, None] == side, 50e9, 0.05e9)), fixed=fixed)
     alone = search_plans(problem_on(network_of(np.full((2, 2), 50e9)), fixed=fixed)).solution
     budget = Budget()
