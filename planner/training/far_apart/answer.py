@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshplan.catalogs.errors import SolverError
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, canonical_json, plan_identity
@@ -129,7 +130,10 @@ class _Sites:
             if not way.lacks_bytes or not way.setting.asked.may_choose(way.way):
                 return way
             shares = [one.sequences for one in way.setting.workers]
-            workers = self.workers(shares, math.ceil(way.lacks_bytes / GIB) * GIB)
+            try:
+                workers = self.workers(shares, math.ceil(way.lacks_bytes / GIB) * GIB)
+            except SolverError:  # the budget ended before a plan was found
+                return way
             if not workers:
                 return way
             way = priced_again(way, replace(way.setting, workers=workers))
