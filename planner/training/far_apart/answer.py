@@ -2,9 +2,9 @@
 
 The synchronous plan over all sites is searched as if nobody had asked about ways; every way takes each site's best
 plan for its share of the batch. *Space and proof*: all ways that were asked about, with H as pinned or as little as
-hides it, are priced and compared. A site's plan is as good as its own search proves. Where a way that may be chosen
-lacks memory beside it, the sites are planned once more and leave the memory; the bound (:mod:`.bounds`) is of every
-way that may be chosen, with or without room.
+hides it, are priced and compared. A site's plan is as good as its own search proves. Where a way lacks memory beside
+it, the sites are planned once more and leave the memory: whole GiB for a way that may be chosen, for others powers of
+two, so that they share plans. The bound (:mod:`.bounds`) is of every way that may be chosen, with or without room.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def answer(question: Question, plan: Callable[[Question], Plan]) -> Plan:
         workers=solver.workers(solver.shares(alone, batch)),
         ring=ring_of(sites, network, whole.problem.machine.domain_size),
     )
-    ways = tuple(solver.with_room(one) for one in priced_ways(setting)) if setting.workers else ()
+    ways = solver.with_room(priced_ways(setting)) if setting.workers else ()
     together = plan(replace(question, document=plain))  # last: over slow links its search takes what time there is
     compared = Compared(setting=setting, sites=sites, together=together, alone=alone, ways=ways)
     identity = plan_identity(document, catalog_content(whole))
@@ -124,14 +124,23 @@ class _Sites:
             for place, (share, one) in enumerate(zip(shares, plans, strict=True))
         )
 
-    def with_room(self, way: PricedWay) -> PricedWay:
-        """The way with plans of the sites that leave the memory that it lacks; as it is where none do."""
+    def with_room(self, ways: Sequence[PricedWay]) -> tuple[PricedWay, ...]:
+        """The ways, those that lack memory with plans of the sites that leave it; those that may be chosen first."""
+        urgent = sorted(ways, key=lambda one: not one.setting.asked.may_choose(one.way))
+        found = {one.name: self._with_room(one) for one in urgent}
+        return tuple(found[one.name] for one in ways)
+
+    def _with_room(self, way: PricedWay) -> PricedWay:
+        """One way; as it is where no plans of the sites leave what it lacks."""
         for _ in range(MOST_PLANNED_AGAIN):
-            if not way.lacks_bytes or not way.setting.asked.may_choose(way.way):
+            if not way.lacks_bytes:
                 return way
+            room = math.ceil(way.lacks_bytes / GIB)
+            if not way.setting.asked.may_choose(way.way):
+                room = 2 ** (room - 1).bit_length()
             shares = [one.sequences for one in way.setting.workers]
             try:
-                workers = self.workers(shares, math.ceil(way.lacks_bytes / GIB) * GIB)
+                workers = self.workers(shares, room * GIB)
             except SolverError:  # the budget ended before a plan was found
                 return way
             if not workers:

@@ -155,10 +155,12 @@ def test_a_budget_that_ends_before_sites_are_planned_once_more_keeps_the_answer(
 def test_sites_are_planned_once_more_for_a_way_that_lacks_memory(catalog: Catalog, equal: Plan) -> None:
     """So much is left free that the fastest plan of a site just fits: its way has no room beside it."""
     limit, safe = equal.memory["limit_bytes"], equal.memory["worst"]["safe_bytes"]
-    asked = question(1, 1, way="diloco", ways=["diloco"], outer_state="device", outer_gradient_bits=[4])
+    ways = ["8-bit", "diloco"]
+    asked = question(1, 1, way="diloco", ways=ways, outer_state="device", outer_gradient_bits=[4])
     asked["constraints"] = {"memory_headroom": f"{limit - safe - 0.1 * 2**30:.0f} B"}
     plan = make_plan(asked, catalog)
     row = rows(plan)["diloco 4-bit"]
+    assert rows(plan)["8-bit"]["step_s"] is not None
     assert plan.far_apart is not None
     assert plan.far_apart["chosen"] == "diloco 4-bit"
     assert plan.config != equal.config
