@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
+from meshplan.catalogs.hardware import Device
 
 _HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
@@ -36,6 +37,39 @@ class HostPlacement:
     hostname: str
     first_rank: int
     devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPool:
+    """Hosts of one node type, in a job on several.
+
+    Args:
+        node_type: the catalog's name.
+        device: its accelerator.
+        devices_per_host: devices of each, used or not.
+        hosts: their numbers in the rank table, ascending.
+    """
+
+    node_type: str
+    device: Device
+    devices_per_host: int
+    hosts: tuple[int, ...]
+
+
+def runs_by_type(
+    placements: Sequence[HostPlacement], pools: Sequence[HostPool]
+) -> tuple[tuple[HostPool, tuple[HostPlacement, ...]], ...]:
+    """Hosts with consecutive node ranks and of one type, in the order of the ranks.
+
+    Args:
+        placements: by node rank.
+        pools: one of them has each host; empty for hosts of one type, which are no run then.
+    """
+    if not pools:
+        return ()
+    pool_of = {host: pool for pool in pools for host in pool.hosts}
+    runs = groupby(placements, key=lambda placement: pool_of[placement.host].node_type)
+    return tuple((pool_of[hosts[0].host], hosts) for hosts in (tuple(run) for _, run in runs))
 
 
 def host_placements(
@@ -121,6 +155,27 @@ def _refuse_scattered(runs: Sequence[tuple[int, int, list[int]]], target: str) -
                 "launcher with one task a rank",
             )
         seen[host] = first_rank + len(devices) - 1
+
+
+def refuse_types(pools: Sequence[HostPool], *, target: str, why: str) -> None:
+    """Stop where a job has hosts of several types and the target describes one kind of host.
+
+    Args:
+        pools: of the job; empty for one type.
+        target: emit target, for messages.
+        why: what the target has for all hosts alike.
+
+    Raises:
+        CannotExpressError: several types.
+    """
+    if pools:
+        types = " and ".join(pool.node_type for pool in pools)
+        raise CannotExpressError(
+            target,
+            f"hosts of several types ({types}): {why}",
+            "target slurm (a heterogeneous job) or jobset (one replicated Job for each type), with the same framework; "
+            "or the best plan on one node type, which plan shows beside this one",
+        )
 
 
 def refuse_named_hosts(hosts: Sequence[str], mapping: Mapping[str, Any] | None, *, target: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.core.plan import Plan, shape_from_document
+from meshplan.planner.emit.hosts import HostPool
 from meshplan.planner.emit.training import flagscale
 from meshplan.planner.training.plan import config_document
 from meshplan.planner.training.problem.problem import TrainingConfig
@@ -42,6 +43,29 @@ def flagscale_files(plan: Plan, catalog: Catalog) -> EmittedPlan:
         per_host = catalog.node_type(name).devices_per_host
         nodes.append(flagscale.NodeHosts(node_type=name, devices=devices, devices_per_host=per_host))
     return flagscale.files(plan, shape, _like_the_first(plan.config), nodes)
+
+
+def host_pools(plan: Plan, catalog: Catalog) -> tuple[HostPool, ...]:
+    """Hosts in use of each node type: the rank table counts hosts type by type, in the order of ``cluster.nodes``."""
+    counts: dict[str, int] = {}
+    for node in plan.spec["cluster"]["nodes"]:
+        counts[node["type"]] = counts.get(node["type"], 0) + node.get("count", 1)
+    used = {host for host, _ in plan.rank_table or ()}
+    pools, first = [], 0
+    for name, count in counts.items():
+        node_type = catalog.node_type(name)
+        numbers = range(first, first + count * node_type.num_hosts)
+        first = numbers.stop
+        if hosts := tuple(host for host in numbers if host in used):
+            pools.append(
+                HostPool(
+                    node_type=name,
+                    device=node_type.device,
+                    devices_per_host=node_type.devices_per_host,
+                    hosts=hosts,
+                )
+            )
+    return tuple(pools)
 
 
 def as_one_set(plan: Plan, target: str) -> Plan:

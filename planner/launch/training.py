@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from meshplan.catalogs.hardware import Device
     from meshplan.planner.core.plan import Plan
     from meshplan.planner.emit.artifact import EmittedPlan
+    from meshplan.planner.emit.hosts import HostPool
 
 
 def target(plan: Plan) -> str | None:
@@ -95,7 +96,9 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     if "model" not in plan.provenance:
         raise EmitError(f"plan {plan.plan_id} of the kind {plan.kind!r} has no configuration to launch")
     device, devices_per_host = _hardware(plan.spec, catalog)
+    pools: tuple[HostPool, ...] = ()
     if mixed.has_stages(plan):
+        pools = mixed.host_pools(plan, catalog)
         plan, device, devices_per_host = mixed.as_one_set(plan, target_name), None, 0
     request = TrainingRequest(
         plan=plan,
@@ -107,6 +110,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         framework_version=options.framework_version,
         image=options.image,
         pod_resources=options.pod_resources,
+        host_pools=pools,
     )
     if torchtitan_sites.is_over_sites(plan):
         return far_apart.files(request, target_name)

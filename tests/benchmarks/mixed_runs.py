@@ -1,13 +1,15 @@
-"""Runs on several device types with a cluster's own constants: python tests/benchmarks/mixed_runs.py RUNS LAYERS
+"""Runs on several device types with a cluster's own constants: python tests/benchmarks/mixed_runs.py RUNS LAYERS [MORE]
 
 RUNS: measured runs (JSON lines with ``hardware.pools`` and ``parallelism.stages``). LAYERS: CSV(.gz) of ``device,
 micro_batch_size, tensor_parallel, layer, forward_time_s`` as AMP (arXiv:2210.07297) publishes them.
 
 What a user with one node of each type and two runs could know, and nothing else: of each device the host time of a
-layer, so that a block without tensor parallelism takes three times its measured forward (AMP's own rule for forward and
-backward); of the cluster what the first two runs of the file say of the efficiency of its links, by least squares of
-log errors over a grid. The other runs are predicted: median error, rank correlation, and the regret of the plan that
-the prediction likes best.
+layer at each degree of tensor parallelism, so that a block takes three times its measured forward (AMP's own rule for
+forward and backward); of the cluster what the first two runs of the file say of the efficiency of its links, by least
+squares of log errors over a grid. The other runs are predicted: median error, rank correlation, and the regret of the
+plan that the prediction likes best. Of every run: whether its plan stays within memory, by the safe bound that admits
+plans and by the expected peak. MORE: files of runs whose measured peaks are compared, stage by stage where rows state
+them.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import product
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -40,37 +41,37 @@ ROUND = 3.0
 OWN = 2
 # Efficiencies of links that are tried, and halvings of a host time's interval.
 GRID = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-BISECTIONS = 40
+BISECTIONS = 20
 
 
-def block_s(path: Path) -> dict[str, float]:
-    """Device → mean measured forward of a block without tensor parallelism, s."""
+def block_s(path: Path) -> dict[tuple[str, int], float]:
+    """(Device, tensor parallelism) → mean measured forward of a block, s."""
     found = defaultdict(list)
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         for row in csv.DictReader(file):
-            if row["layer"] == "block" and row["tensor_parallel"] == "1":
-                found[row["device"]].append(float(row["forward_time_s"]))
-    return {device: fmean(times) for device, times in found.items()}
+            if row["layer"] == "block":
+                found[row["device"], int(row["tensor_parallel"])].append(float(row["forward_time_s"]))
+    return {which: fmean(times) for which, times in found.items()}
 
 
-def with_host_times(problem: MixedProblem, blocks: Mapping[str, float]) -> MixedProblem:
-    """The question with each pool's host time of a layer."""
+def with_host_times(problem: MixedProblem, blocks: Mapping[tuple[str, int], float], tensor: int) -> MixedProblem:
+    """The question with each pool's host time of a layer at a degree of tensor parallelism."""
     pools = list(problem.pools)
     for index, own in enumerate(problem.pools):
-        asked = ROUND * blocks[own.machine.device.slug]
+        asked = ROUND * blocks[own.machine.device.slug, tensor]
         low, high = 0.0, asked
         for _ in range(BISECTIONS):
             middle = (low + high) / 2.0
             pools[index] = replace(own, calibration=_with(own.calibration, host_s_per_layer=middle))
-            shorter = layer_s(replace(problem, pools=tuple(pools)), index) < asked
+            shorter = layer_s(replace(problem, pools=tuple(pools)), index, tensor) < asked
             low, high = (middle, high) if shorter else (low, middle)
     return replace(problem, pools=tuple(pools))
 
 
-def layer_s(problem: MixedProblem, pool: int) -> float:
-    """Time of a layer of one sequence without tensor parallelism, forward and backward."""
+def layer_s(problem: MixedProblem, pool: int, tensor: int) -> float:
+    """Time of a layer of one sequence, forward and backward."""
     stage = StageClass(layers=(1,), has_embedding=False, has_head=False, first_index=1, count=1)
-    model = stage_model(problem, pool, stage, num_stages=2, num_microbatches=1)
+    model = stage_model(problem, pool, stage, num_stages=2, num_microbatches=1, tensor_parallel=tensor)
     return float(model.figures([stage])[0].seconds[0])
 
 
@@ -94,40 +95,122 @@ def ranks(values: Sequence[float]) -> np.ndarray:
     return np.array([(array < one).sum() + ((array == one).sum() - 1) / 2.0 for one in array])
 
 
-def main() -> None:
-    """Print the error of the runs that were not used."""
-    rows = [json.loads(line) for line in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()]
-    blocks = block_s(Path(sys.argv[2]))
-    runs: list[tuple[str, MixedProblem, MixedConfig, float | None, str]] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measured run.
+
+    Args:
+        row: as published.
+        problem: the question, without the cluster's own constants.
+        plan: what was run.
+        measured_s: of a step; None where it failed.
+    """
+
+    row: Mapping[str, Any]
+    problem: MixedProblem
+    plan: MixedConfig
+    measured_s: float | None
+
+    @property
+    def tensor(self) -> int:
+        """Tensor parallelism, the same in all stages of AMP's plans."""
+        return self.plan.stages[0].tensor_parallel
+
+
+def read(path: Path) -> list[Run]:
+    """The runs of a file."""
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         catalog = Catalog.open(str(Path(folder) / "catalog.sqlite"))
-        for row in rows:
-            problem, config, _ = pooled_run(ObservationReader(catalog), row, catalog)
-            likely = str((row.get("failure") or {}).get("likely", ""))
+        for row in (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()):
+            problem, plan, _ = pooled_run(ObservationReader(catalog), row, catalog)
             seconds = row["measured"].get("iteration_s")
-            runs.append((row["id"], with_host_times(problem, blocks), config, seconds, likely))
-    own = [one for one in runs if one[3]][:OWN]
+            found.append(Run(row=row, problem=problem, plan=plan, measured_s=seconds))
+    return found
 
-    def error(inside: float, outside: float) -> float:
-        priced = [price_mixed(with_links(made, inside, outside), plan).step_s for _, made, plan, _, _ in own]
-        return sum(np.log(step / took) ** 2 for step, (_, _, _, took, _) in zip(priced, own, strict=True))
 
-    inside, outside = min(product(GRID, GRID), key=lambda pair: error(*pair))
-    print(f"own runs {', '.join(one[0] for one in own)}: links inside nodes {inside:.0%}, between nodes {outside:.0%}")
-    errors, predicted, measured = [], [], []
-    for name, made, plan, took, likely in runs:
-        priced = price_mixed(with_links(made, inside, outside), plan)
-        if took is None:
-            print(f"{name}: failed, {likely}; {'does not fit' if not priced.fits else 'fits'}")
-        elif name not in {one[0] for one in own}:
-            errors.append(abs(priced.step_s / took - 1.0))
-            predicted.append(priced.step_s)
-            measured.append(took)
-            print(f"{name}: measured {took:.2f} s, predicted {priced.step_s:.2f} s, {priced.step_s / took - 1.0:+.0%}")
+def fitted(own: Sequence[Run], blocks: Mapping[tuple[str, int], float]) -> tuple[float, float]:
+    """Efficiencies of links inside and between nodes that two runs speak for."""
+    least, best = float("inf"), (0.0, 0.0)
+    for inside in GRID:
+        known = [with_host_times(with_links(run.problem, inside, 1.0), blocks, run.tensor) for run in own]
+        for outside in GRID:
+            steps = [
+                price_mixed(with_links(problem, inside, outside), run.plan).step_s
+                for problem, run in zip(known, own, strict=True)
+            ]
+            error = sum(np.log(step / (run.measured_s or 0.0)) ** 2 for step, run in zip(steps, own, strict=True))
+            if error < least:
+                least, best = error, (inside, outside)
+    return best
+
+
+def print_times(runs: Sequence[Run], blocks: Mapping[tuple[str, int], float]) -> None:
+    """Step times of the runs that the constants were not read from."""
+    own = [run for run in runs if run.measured_s][:OWN]
+    inside, outside = fitted(own, blocks)
+    names = ", ".join(run.row["id"] for run in own)
+    print(f"own runs {names}: links inside nodes {inside:.0%}, between nodes {outside:.0%}")
+    pairs = []
+    for run in runs:
+        if run.measured_s and run not in own:
+            problem = with_host_times(with_links(run.problem, inside, outside), blocks, run.tensor)
+            step, took = price_mixed(problem, run.plan).step_s, run.measured_s
+            pairs.append((step, took))
+            print(f"{run.row['id']}: measured {took:.2f} s, predicted {step:.2f} s, {step / took - 1.0:+.0%}")
+    predicted, measured = zip(*pairs, strict=True)
+    errors = [abs(step / took - 1.0) for step, took in pairs]
     rho = float(np.corrcoef(ranks(predicted), ranks(measured))[0, 1])
     regret = measured[int(np.argmin(predicted))] / min(measured) - 1.0
     print(f"{len(errors)} runs: {median(errors):.1%} median, {fmean(errors):.1%} mean error")
     print(f"order {rho:.2f}, regret {regret:.1%}")
+
+
+def print_admission(runs: Sequence[Run]) -> None:
+    """Which runs are not admitted, by the safe bound and by the expected peak."""
+    for kind, chosen in {
+        "likely out of memory": [run for run in runs if likely(run) == "out_of_memory"],
+        "ran": [run for run in runs if run.measured_s],
+    }.items():
+        shares = [(run.row["id"], price_mixed(run.problem, run.plan)) for run in chosen]
+        beyond = [name for name, priced in shares if not priced.fits]
+        typical = [name for name, priced in shares if any(one.typical_bytes > one.limit_bytes for one in priced.shares)]
+        print(f"{kind}: {len(chosen)}; beyond memory by the safe bound {beyond}, by the expected peak {typical}")
+
+
+def likely(run: Run) -> str:
+    """What a run that failed likely failed of."""
+    return str((run.row.get("failure") or {}).get("likely", ""))
+
+
+def print_peaks(runs: Sequence[Run]) -> None:
+    """Peaks of stages that a row states, else of the worst."""
+    errors, exceeded = [], 0
+    for run in runs:
+        priced = price_mixed(run.problem, run.plan)
+        stated = {index: stage.get("peak_memory_bytes") for index, stage in enumerate(run.row["parallelism"]["stages"])}
+        pairs = [(f"stage {share.stage}", stated[share.stage], share) for share in priced.shares if stated[share.stage]]
+        worst = max(priced.shares, key=lambda share: share.typical_bytes)
+        for where, peak, share in pairs or [("worst stage", run.row["measured"].get("peak_memory_bytes"), worst)]:
+            if peak:
+                errors.append(share.typical_bytes / peak - 1.0)
+                exceeded += share.safe_bytes < peak
+                print(
+                    f"{run.row['id']}, {where}: measured {peak / 1e9:.2f} GB, expected {share.typical_bytes / 1e9:.2f} "
+                    f"GB ({errors[-1]:+.0%}), at most {share.safe_bytes / 1e9:.2f} GB"
+                )
+    if errors:
+        print(f"{len(errors)} peaks: {median(map(abs, errors)):.1%} median error, {exceeded} beyond the safe bound")
+
+
+def main() -> None:
+    """Print how far times and memory are off."""
+    timed, layers, *further = (Path(argument) for argument in sys.argv[1:])
+    runs = read(timed)
+    print_times(runs, block_s(layers))
+    print_admission(runs)
+    for path in further:
+        print_peaks(read(path))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import yaml
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, ParserVerified, commented, stamp
+from meshplan.planner.emit.hosts import HostPool
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import readme, torchrun
 from meshplan.planner.emit.training.job import Job
@@ -38,6 +39,12 @@ SCHEDULER_NOTE = (
 NETWORK_NOTE = (
     "The pods ask for no RDMA device, so that NCCL would use TCP: emit again with --pod-resource NAME=COUNT, with the "
     "name that your device plugin gives it (rdma/ib, rdma/hca_shared_devices_a, vpc.amazonaws.com/efa …)."
+)
+NODE_TYPE_LABEL = "meshplan/node-type"
+NODE_TYPE_NOTE = (
+    f"Each part of the job asks for nodes with the label {NODE_TYPE_LABEL}, because names of node types differ between "
+    f"clusters: kubectl label nodes NAME {NODE_TYPE_LABEL}=TYPE, or write the label of your cluster in its place "
+    "(node.kubernetes.io/instance-type, nvidia.com/gpu.product)."
 )
 IMAGE_NOTE = "The image is a placeholder: emit again with --image, or replace it before you apply the file."
 
@@ -167,9 +174,11 @@ def devices_per_pod(launch: torchrun.Launch) -> int:
     return launch.job.request.devices_per_host or 1 + highest
 
 
-def resources(launch: torchrun.Launch) -> dict[str, Any]:
-    """Devices of one pod."""
+def resources(launch: torchrun.Launch, pool: HostPool | None = None) -> dict[str, Any]:
+    """Devices of one pod, on a host of ``pool`` where hosts are of several types."""
     request = launch.job.request
+    if pool is not None:
+        return device_limits(pool.device, pool.devices_per_host, request.pod_resources)
     return device_limits(request.device, devices_per_pod(launch), request.pod_resources)
 
 
@@ -190,7 +199,7 @@ def network_notes(num_pods: int, more: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def command(node_rank: str) -> list[str]:
-    """Command of a container; ``node_rank`` is a number or ``$VARIABLE`` of its environment."""
+    """Command of a container; ``node_rank`` is a number, ``$VARIABLE`` of its environment, or a sum of both."""
     return ["bash", "-c", f'exec {MOUNT}/{torchrun.LAUNCH_SCRIPT} "{node_rank}"']
 
 
@@ -208,16 +217,24 @@ def volume_mounts() -> list[dict[str, Any]]:
 
 
 def job_spec(
-    launch: torchrun.Launch, *, num_pods: int, node_rank: str, master: str, pod: dict[str, Any]
+    launch: torchrun.Launch,
+    *,
+    num_pods: int,
+    node_rank: str,
+    master: str,
+    pod: dict[str, Any],
+    hosts: HostPool | None = None,
 ) -> dict[str, Any]:
     """Spec of an Indexed Job whose pods are hosts.
 
     Args:
         launch: the job.
         num_pods: pods of this Job.
-        node_rank: a number, or ``$JOB_COMPLETION_INDEX``, which Kubernetes sets in the pods of an Indexed Job.
+        node_rank: a number, ``$JOB_COMPLETION_INDEX``, which Kubernetes sets in the pods of an Indexed Job, or a sum
+            that bash works out (Kubernetes leaves ``$((…))`` as it is, because no variable has such a name).
         master: name of the first host.
         pod: further fields of the pod's spec.
+        hosts: their type, where the job has several.
     """
     container = {
         "name": "node",
@@ -225,7 +242,7 @@ def job_spec(
         "command": command(node_rank),
         "env": environment(launch, master),
         "ports": [{"containerPort": launch.job.request.master_port, "protocol": "TCP"}],
-        "resources": resources(launch),
+        "resources": resources(launch, hosts),
         **locked_memory(launch.job.request.pod_resources),
         "volumeMounts": volume_mounts(),
     }

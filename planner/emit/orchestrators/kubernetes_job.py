@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshplan.planner.emit.artifact import EmittedPlan
-from meshplan.planner.emit.hosts import refuse_named_hosts
+from meshplan.planner.emit.hosts import refuse_named_hosts, refuse_types
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import torchrun
@@ -18,9 +18,11 @@ def wrap(job: Job) -> EmittedPlan:
     """``job.yaml``: ConfigMap, Service and Job.
 
     Raises:
-        CannotExpressError: ranks of a host are not consecutive, the hosts are named, or the files are too large.
+        CannotExpressError: ranks of a host are not consecutive, hosts are named or of several types, or the files are
+            too large.
         EmitError: no rank table.
     """
+    refuse_types(job.request.host_pools, target=TARGET, why="one template makes all pods of a Job")
     refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
     return kubernetes.emitted(job, target=TARGET, objects=lambda launch: (_service(launch), _job(launch)))
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, ParserVerified, commented, stamp
-from meshplan.planner.emit.hosts import refuse_named_hosts
+from meshplan.planner.emit.hosts import refuse_named_hosts, refuse_types
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import readme, torchrun
@@ -49,9 +49,11 @@ def wrap(job: Job) -> EmittedPlan:
     """``task.yaml`` beside the framework's scripts.
 
     Raises:
-        CannotExpressError: ranks of a host are not consecutive, hosts are named, or SkyPilot has no such accelerator.
+        CannotExpressError: ranks of a host are not consecutive, hosts are named or of several types, or SkyPilot has no
+            such accelerator.
         EmitError: no rank table.
     """
+    refuse_types(job.request.host_pools, target=TARGET, why="all nodes of a SkyPilot task have the same accelerators")
     refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
     launch = torchrun.launch_of(job)
     head = commented((*stamp(job.request.plan, job.verified), f"schema: {VERIFIED}"))

@@ -5,6 +5,10 @@ Where each host's ranks are consecutive, srun starts one torchrun on each host. 
 Host i of the rank table is node i of the allocation, in the order of ``scontrol show hostnames``; named hosts are asked
 for by name (``--nodelist``) and keep their names in the lookup, whatever order Slurm lists them in.
 
+Hosts of several types are a heterogeneous job (https://slurm.schedmd.com/heterogeneous_jobs.html): one component for
+each run of hosts of a type, and in each of them one job step (``srun --het-group``) with a task on each node, which
+finds its node rank by the name of its node. A step that fails ends the others.
+
 A container image is started by pyxis (github.com/NVIDIA/pyxis, srun ``--container-*``), which takes enroot's names of
 images: ``REGISTRY#IMAGE:TAG``, or the path of a squashfs file.
 """
@@ -18,10 +22,11 @@ from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, commented, stamp
 from meshplan.planner.emit.gpu_checks import gpu_checks
-from meshplan.planner.emit.hosts import HostPlacement, check_places, host_placements, is_contiguous
+from meshplan.planner.emit.hosts import HostPlacement, check_places, host_placements, is_contiguous, runs_by_type
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import readme, torchrun
 from meshplan.planner.emit.training.job import Job
+from meshplan.planner.emit.training.request import TrainingRequest
 
 TARGET = "slurm"
 SBATCH_FILE = PurePosixPath("job.sbatch")
@@ -29,9 +34,11 @@ RANK_TASK_FILE = PurePosixPath("rank_task.sh")
 RANKS_FILE = PurePosixPath("ranks.txt")
 _IMAGE = re.compile(r"[\w./@#:+-]+")
 _STAND_IN = "run with stand-ins for srun and scontrol; #SBATCH options from Slurm's manual, no parser"
-_NOTES = (
-    "Time limit, partition and account are not decided by the plan: pass them to sbatch. The folder must be on a file "
-    "system that every node sees.",
+_FOLDER = "The folder must be on a file system that every node sees."
+_NOTE = f"Time limit, partition and account are not decided by the plan: pass them to sbatch. {_FOLDER}"
+_TYPES_NOTE = (
+    "The job is heterogeneous: each block of #SBATCH lines is for one node type. Where ##SBATCH stands, write how your "
+    f"cluster finds these nodes (#SBATCH --partition or --constraint), with time limit and account. {_FOLDER}"
 )
 _CONTAINER_NOTE = (
     "The image is started by Slurm's plugin pyxis. This folder is mounted in it; name what else it needs (data, a "
@@ -47,13 +54,15 @@ def wrap(job: Job) -> EmittedPlan:
         EmitError: no rank table, or a host without a name.
     """
     check_places(job.rank_table)
-    if is_contiguous(job.rank_table):
+    if is_contiguous(job.rank_table) or job.request.host_pools:  # of several types: torchrun's refusal, if any
         launch = torchrun.launch_of(job)
         scripts = [artifact for artifact in torchrun.scripts(launch) if not torchrun.is_host_script(artifact)]
     else:
         launch, scripts = _one_task_a_rank(job)
-    notes = (*_NOTES, *([_CONTAINER_NOTE] if job.request.image else []))
-    sbatch = Artifact(path=SBATCH_FILE, content=_sbatch(launch), executable=True)
+    first = _TYPES_NOTE if job.request.host_pools else _NOTE
+    notes = (first, *([_CONTAINER_NOTE] if job.request.image else []))
+    text = _het_sbatch(launch) if job.request.host_pools else _sbatch(launch)
+    sbatch = Artifact(path=SBATCH_FILE, content=text, executable=True)
     start = f"Start with `sbatch {SBATCH_FILE}` in this folder; what follows the file is handed to the program."
     overview = readme.overview(launch, start=start, notes=notes)
     return EmittedPlan(
@@ -72,7 +81,11 @@ def features() -> tuple[Feature, ...]:
             expressed_by="one torchrun per host; scattered ranks: srun --distribution=arbitrary with SLURM_HOSTFILE",
             verified_by=_STAND_IN,
         ),
-        Feature(name="hosts", expressed_by="--nodes, --nodelist, --gpus-per-node, --exclusive", verified_by=_STAND_IN),
+        Feature(
+            name="hosts",
+            expressed_by="--nodes, --nodelist, --gpus-per-node, --exclusive; several node types: #SBATCH hetjob",
+            verified_by=_STAND_IN,
+        ),
         Feature(
             name="configuration", expressed_by="the files of --framework, unchanged", verified_by="as the framework's"
         ),
@@ -166,7 +179,7 @@ def _sbatch(launch: torchrun.Launch) -> str:
             hosts=" ".join(str(placement.host) for placement in by_host),
             master_host=launch.job.rank_table[0][0],
             master_port=request.master_port,
-            container=_CONTAINER.format(image=shell_word(enroot_image(request.image))) if request.image else _NONE,
+            container=_container(request),
         )
         + (_ONE_AGENT_A_HOST if contiguous else _ONE_TASK_A_RANK).format(
             node_hosts=" ".join(str(placement.host) for placement in launch.placements),
@@ -174,6 +187,36 @@ def _sbatch(launch: torchrun.Launch) -> str:
             launch_script=torchrun.LAUNCH_SCRIPT,
             rank_task_file=RANK_TASK_FILE,
             ranks_file=RANKS_FILE,
+        )
+    )
+
+
+def _container(request: TrainingRequest) -> str:
+    return _CONTAINER.format(image=shell_word(enroot_image(request.image))) if request.image else _NONE
+
+
+def _het_sbatch(launch: torchrun.Launch) -> str:
+    """The job as one component for each run of hosts of a type."""
+    request = launch.job.request
+    runs = runs_by_type(launch.placements, request.host_pools)
+    blocks, parts = [], []
+    for number, (pool, run) in enumerate(runs):
+        options = [f"--nodes={len(run)}", f"--gpus-per-node={pool.devices_per_host}", "--exclusive", "--mem=0"]
+        first = [f"--job-name=meshplan-{request.plan.plan_id}"] if not number else ["hetjob"]
+        asked = f"##SBATCH --partition=  # of nodes like {pool.node_type} ({pool.device.name})\n"
+        blocks.append(commented([*first, *options], sign="#SBATCH") + asked)
+        ranks = " ".join(str(placement.node_rank) for placement in run)
+        parts.append(f"add_part {number} {ranks}  # {pool.node_type}\n")
+    return (
+        "#!/usr/bin/env bash\n"
+        + "".join(blocks)
+        + commented(stamp(request.plan, launch.job.verified))
+        + _HET_SBATCH.format(
+            parts="".join(parts),
+            num_parts=len(parts),
+            master_port=request.master_port,
+            container=_container(request),
+            launch_script=torchrun.LAUNCH_SCRIPT,
         )
     )
 
@@ -201,6 +244,57 @@ SLURM_HOSTFILE=$(mktemp "$here/.hostfile.XXXXXX")
 export SLURM_HOSTFILE
 trap 'rm -f -- "$SLURM_HOSTFILE"' EXIT
 {container}
+"""
+
+_HET_SBATCH = r"""# usage: sbatch job.sbatch [more flags of the program]
+set -euo pipefail
+fail() {{
+  printf 'job.sbatch: %s\n' "$1" >&2
+  exit 1
+}}
+# sbatch runs a copy of this file: the others lie where it was submitted.
+here=${{MESHPLAN_DIR:-${{SLURM_SUBMIT_DIR:-$PWD}}}}
+[[ -f $here/rank_table.json ]] || fail "no rank_table.json in $here; submit from this folder or set MESHPLAN_DIR"
+parts=${{SLURM_HET_SIZE:-1}}
+[[ $parts == {num_parts} ]] || fail "the plan needs a job of {num_parts} parts, this one has $parts"
+
+MESHPLAN_NODE_RANKS=" "  # NODE=NODE_RANK of every node
+first=""
+sizes=()
+add_part() {{  # number of the part, then the node ranks of its nodes
+  local part=$1 list="SLURM_JOB_NODELIST_HET_GROUP_$1" nodes node
+  shift
+  mapfile -t nodes < <(scontrol show hostnames "${{!list}}")
+  [[ ${{#nodes[@]}} == "$#" ]] || fail "part $part of the plan needs $# nodes, the allocation has ${{#nodes[@]}}"
+  sizes+=("$#")
+  for node in "${{nodes[@]}}"; do
+    MESHPLAN_NODE_RANKS+="$node=$1 "
+    [[ $1 != 0 ]] || first=$node
+    shift
+  done
+}}
+{parts}export MESHPLAN_NODE_RANKS
+export MASTER_ADDR=${{MASTER_ADDR:-$first}}
+export MASTER_PORT=${{MASTER_PORT:-{master_port}}}
+{container}
+
+# One step for each part, one agent on each node.
+steps=()
+for part in "${{!sizes[@]}}"; do
+  srun --het-group="$part" --ntasks="${{sizes[part]}}" --ntasks-per-node=1 --cpu-bind=none --gpu-bind=none \
+    --kill-on-bad-exit=1 ${{container[@]+"${{container[@]}}"}} bash -c '
+      node_rank=${{MESHPLAN_NODE_RANKS#* "$SLURMD_NODENAME"=}}
+      exec "$0/{launch_script}" "${{node_rank%% *}}" "$@"' "$here" "$@" &
+  steps+=($!)
+done
+# A part that fails ends the others: they would wait for it.
+for _ in "${{steps[@]}}"; do
+  wait -n || {{
+    status=$?
+    kill "${{steps[@]}}" 2> /dev/null || true
+    exit "$status"
+  }}
+done
 """
 
 _NONE = "container=()"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshplan.planner.emit.artifact import EmittedPlan
-from meshplan.planner.emit.hosts import refuse_named_hosts
+from meshplan.planner.emit.hosts import refuse_named_hosts, refuse_types
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import torchrun
@@ -25,9 +25,11 @@ def wrap(job: Job) -> EmittedPlan:
     """``trainjob.yaml``: ConfigMap and TrainJob.
 
     Raises:
-        CannotExpressError: ranks of a host are not consecutive, the hosts are named, or the files are too large.
+        CannotExpressError: ranks of a host are not consecutive, hosts are named or of several types, or the files are
+            too large.
         EmitError: no rank table.
     """
+    refuse_types(job.request.host_pools, target=TARGET, why="resourcesPerNode is that of every node")
     refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
     note = f"The runtime {RUNTIME} must be installed in the cluster (it comes with Kubeflow Trainer)."
     return kubernetes.emitted(job, target=TARGET, objects=lambda launch: (_train_job(launch),), more_notes=(note,))

@@ -4,8 +4,9 @@ FlagScale (FlagOpen/FlagScale) starts Megatron-LM with ``hetero_*`` arguments; e
 with underscores. A mesh is [tensor, context, expert, data, pipeline]; ranks fill the meshes in order.
 
 Source of the rules: FlagScale at commit 01397a03, ``flagscale/train/arguments.py``, ``pre_validate_args`` and
-``post_validate_args``; processes of a host: ``flagscale/runner/utils.py``, ``get_nproc_per_node``; layout of the files:
-its Qwen3 example for mixed devices (``examples/qwen3``).
+``post_validate_args``; processes of a host: ``flagscale/runner/utils.py``, ``get_nproc_per_node``; what torchrun gets:
+``flagscale/runner/runner_train.py``, ``_get_runner_cmd_train`` (03343614); layout of the files: its Qwen3 example for
+mixed devices (``examples/qwen3``).
 """
 
 from __future__ import annotations
@@ -260,6 +261,8 @@ def _experiment(nodes: Sequence[NodeHosts]) -> dict[str, Any]:
                 # The runner starts the lesser of this and a host's slots.
                 "nproc_per_node": max(slots for node in nodes for slots in node.slots),
                 "hostfile": "./hostfile",
+                # FlagScale's default, c10d, ranks the hosts by their names; static by their lines in the hostfile.
+                "rdzv_backend": "static",
             },
         },
         "action": "run",

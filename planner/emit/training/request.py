@@ -10,6 +10,7 @@ from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.emit.hosts import HostPool
 from meshplan.planner.emit.text import published_name
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -31,6 +32,7 @@ class TrainingRequest:
         script: the user's training script, for frameworks that have none of their own; empty for none.
         framework_version: release that runs the files (:mod:`..releases`); empty for the one that was checked.
         pod_resources: what pods ask for besides devices, by Kubernetes' name: RDMA devices.
+        host_pools: hosts of each node type where the job has several, whose devices differ; empty for one type.
     """
 
     plan: Plan
@@ -43,6 +45,7 @@ class TrainingRequest:
     script: str = ""
     framework_version: str = ""
     pod_resources: Mapping[str, int] = field(default_factory=dict)
+    host_pools: tuple[HostPool, ...] = ()
 
     @property
     def published_model(self) -> str:

@@ -7,14 +7,14 @@ word, and a planned placement would be lost. Every host looks up its devices in 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fields
 from meshplan.planner.emit.gpu_checks import gpu_checks
-from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS, HostPlacement, host_placements
+from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS, HostPlacement, host_placements, runs_by_type
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.text import MANIFEST_CHECK
 from meshplan.planner.emit.training.job import Job
@@ -79,14 +79,23 @@ def is_host_script(artifact: Artifact) -> bool:
 
 
 def _hosts_text(launch: Launch) -> str:
-    head = commented(
-        (*stamp(launch.job.request.plan, launch.job.verified), "node_rank hostname devices (one process each)")
+    types = (
+        f"node rank{'s' if len(run) > 1 else ''} {_span(run)}: {pool.node_type} ({pool.device.name})"
+        for pool, run in runs_by_type(launch.placements, launch.job.request.host_pools)
     )
+    columns = "node_rank hostname devices (one process each)"
+    head = commented((*stamp(launch.job.request.plan, launch.job.verified), *types, columns))
     rows = (
         f"{placement.node_rank} {placement.hostname or NO_HOSTNAME} {','.join(map(str, placement.devices))}\n"
         for placement in launch.placements
     )
     return head + "".join(rows)
+
+
+def _span(run: Sequence[HostPlacement]) -> str:
+    """Consecutive node ranks, as text."""
+    first, last = run[0].node_rank, run[-1].node_rank
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _rank_table_text(launch: Launch) -> str:
@@ -142,12 +151,25 @@ def _launch_script(launch: Launch) -> str:
         )
         + launch.job.program
         + _CHECKS.format(
-            gpu_checks=gpu_checks(launch.job.request.device),
+            gpu_checks=_gpu_checks(launch),
             starter_check=_TORCHRUN_CHECK if not launch.job.starter else ":  # the starter looks for itself",
         )
         + _COUNTS.format(num_hosts=len(launch.placements), world_size=launch.job.request.config.world_size)
         + (launch.job.starter or _START)
     )
+
+
+def _gpu_checks(launch: Launch) -> str:
+    """Checks of a host's GPUs; where hosts are of several types, of the type that the node rank belongs to."""
+    request = launch.job.request
+    if not request.host_pools:
+        return gpu_checks(request.device)
+    cases = "".join(
+        f"  {'|'.join(str(placement.node_rank) for placement in run)})  # {pool.node_type}\n"
+        f"{gpu_checks(pool.device)}\n  ;;\n"
+        for pool, run in runs_by_type(launch.placements, request.host_pools)
+    )
+    return f"  case $node_rank in\n{cases}  esac"
 
 
 def environment_text(environment: Mapping[str, str | None]) -> str:

@@ -2,17 +2,20 @@
 
 The synchronous plan over all sites is searched as if nobody had asked about ways; every way takes each site's best
 plan for its share of the batch. *Space and proof*: all ways that were asked about, with H as pinned or as little as
-hides it, are priced and compared: that is exact. A site's plan is as good as its own search proves; the bound of a way
-is its price at the least step that the sites' bounds allow.
+hides it, are priced and compared. A site's plan is as good as its own search proves. Where a way lacks memory beside
+it, the sites are planned once more and leave the memory: whole GiB for a way that may be chosen, for others powers of
+two, so that they share plans. The bound (:mod:`.bounds`) is of every way that may be chosen, with or without room.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshplan.catalogs.errors import SolverError
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, canonical_json, plan_identity
@@ -21,10 +24,14 @@ from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.training.far_apart.plan import Compared, chosen_plan, with_table
 from meshplan.planner.training.far_apart.shares import share_batch
 from meshplan.planner.training.far_apart.sites import Site, find_sites, ring_of, site_document
-from meshplan.planner.training.far_apart.ways import Setting, Worker, priced_ways
+from meshplan.planner.training.far_apart.ways import PricedWay, Setting, Worker, priced_again, priced_ways
 from meshplan.planner.training.plan import catalog_content, config_from_document
 from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
 from meshplan.planner.training.resolve import resolve_training
+
+GIB = 2.0**30
+# A plan that leaves memory may hold more parameters on a device than the one before, and its way lack memory again.
+MOST_PLANNED_AGAIN = 3
 
 
 def answer(question: Question, plan: Callable[[Question], Plan]) -> Plan:
@@ -58,10 +65,10 @@ def answer(question: Question, plan: Callable[[Question], Plan]) -> Plan:
     setting = Setting(
         asked=spec.far_apart,
         problem=whole.problem,
-        workers=solver.workers(alone, batch),
+        workers=solver.workers(solver.shares(alone, batch)),
         ring=ring_of(sites, network, whole.problem.machine.domain_size),
     )
-    ways = priced_ways(setting) if setting.workers else ()
+    ways = solver.with_room(priced_ways(setting)) if setting.workers else ()
     together = plan(replace(question, document=plain))  # last: over slow links its search takes what time there is
     compared = Compared(setting=setting, sites=sites, together=together, alone=alone, ways=ways)
     identity = plan_identity(document, catalog_content(whole))
@@ -81,9 +88,9 @@ class _Sites:
     sites: tuple[Site, ...]
     _found: dict[str, Plan] = field(default_factory=dict)
 
-    def solved(self, place: int, sequences: int) -> Plan:
+    def solved(self, place: int, sequences: int, headroom_bytes: float | None = None) -> Plan:
         """A site's best plan for some sequences; equal sites share it."""
-        asked = site_document(self.document, self.sites[place], sequences)
+        asked = site_document(self.document, self.sites[place], sequences, headroom_bytes)
         key = canonical_json(asked)
         if key not in self._found:
             self._found[key] = self.plan(replace(self.question, document=asked, beyond=False, on_progress=None))
@@ -94,22 +101,54 @@ class _Sites:
         step = self.solved(place, sequences).predicted.get("iteration_s")
         return float("inf") if step is None else step.value
 
-    def workers(self, alone: tuple[Plan, ...], batch: int) -> tuple[Worker, ...]:
-        """Every site with its share; none where one cannot hold the model or the batch is smaller than they are."""
+    def shares(self, alone: tuple[Plan, ...], batch: int) -> tuple[int, ...]:
+        """Sequences of every site; none where one cannot hold the model or the batch is smaller than they are."""
         if batch < len(self.sites) or not all(one.config for one in alone):
             return ()
         alike = len({canonical_json(site_document(self.document, site, batch)) for site in self.sites}) == 1
         steps = [one.predicted["iteration_s"].value for one in alone]
         replicas = [int(one.config["data_parallel"]) for one in alone]
-        shares = share_batch(batch, steps, replicas, self.step_s, alike=alike)
-        plans = [self.solved(place, share) for place, share in enumerate(shares)]
+        return tuple(share_batch(batch, steps, replicas, self.step_s, alike=alike))
+
+    def workers(self, shares: Sequence[int], room_bytes: float = 0.0) -> tuple[Worker, ...]:
+        """Every site with its share, and memory that its plan leaves to a way; none where one has no such plan."""
+        headroom = None
+        if room_bytes:
+            said = read_training_spec(self.document).constraints.memory_headroom or 0.0
+            headroom = said + room_bytes
+        plans = [self.solved(place, share, headroom) for place, share in enumerate(shares)]
         if not all(one.config for one in plans):
             return ()
         return tuple(
-            self._worker(place, share, one) for place, (share, one) in enumerate(zip(shares, plans, strict=True))
+            self._worker(place, share, one, room_bytes)
+            for place, (share, one) in enumerate(zip(shares, plans, strict=True))
         )
 
-    def _worker(self, place: int, sequences: int, made: Plan) -> Worker:
+    def with_room(self, ways: Sequence[PricedWay]) -> tuple[PricedWay, ...]:
+        """The ways, those that lack memory with plans of the sites that leave it; those that may be chosen first."""
+        urgent = sorted(ways, key=lambda one: not one.setting.asked.may_choose(one.way))
+        found = {one.name: self._with_room(one) for one in urgent}
+        return tuple(found[one.name] for one in ways)
+
+    def _with_room(self, way: PricedWay) -> PricedWay:
+        """One way; as it is where no plans of the sites leave what it lacks."""
+        for _ in range(MOST_PLANNED_AGAIN):
+            if not way.lacks_bytes:
+                return way
+            room = math.ceil(way.lacks_bytes / GIB)
+            if not way.setting.asked.may_choose(way.way):
+                room = 2 ** (room - 1).bit_length()
+            shares = [one.sequences for one in way.setting.workers]
+            try:
+                workers = self.workers(shares, room * GIB)
+            except SolverError:  # the budget ended before a plan was found
+                return way
+            if not workers:
+                return way
+            way = priced_again(way, replace(way.setting, workers=workers))
+        return way
+
+    def _worker(self, place: int, sequences: int, made: Plan, room_bytes: float) -> Worker:
         asked = read_training_spec(site_document(self.document, self.sites[place], sequences))
         resolved = resolve_training(asked, self.question.catalog, self.question.base)
         return Worker(
@@ -118,6 +157,7 @@ class _Sites:
             plan=made,
             problem=resolved.problem,
             config=config_from_document(made.config),
+            room_bytes=room_bytes,
         )
 
 

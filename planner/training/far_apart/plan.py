@@ -10,6 +10,7 @@ from typing import Any
 from meshplan.catalogs.units import SECONDS_PER_HOUR, format_duration, format_usd
 from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.core.solution import relative_gap
+from meshplan.planner.training.far_apart.bounds import least_inner_step_s, least_mean_step_s
 from meshplan.planner.training.far_apart.exchange import Exchange
 from meshplan.planner.training.far_apart.published import PUBLISHED
 from meshplan.planner.training.far_apart.sites import Site
@@ -49,14 +50,14 @@ class Compared:
     def step_s(self, way: PricedWay) -> float | None:
         """Mean step of a way; None where it cannot be."""
         exchange = usable(way)
-        return None if exchange is None else exchange.mean_step_s(self.setting.inner_step_s, self.setting.ring)
+        return None if exchange is None else exchange.mean_step_s(way.setting.inner_step_s, way.setting.ring)
 
     def broken(self, way: PricedWay) -> str:
         """Why a way is not taken: its states, or a limit over all sites; empty where nothing is in its way."""
         step = self.step_s(way)
         if step is None:
             return way.reason
-        limits, devices = self.setting.problem.limits, self.setting.num_devices
+        limits, devices = self.setting.problem.limits, way.setting.num_devices
         usd = (self.setting.problem.machine.usd_per_hour_per_device or 0.0) * devices
         if devices > limits.max_devices:
             return f"{devices} devices, more than max_devices {limits.max_devices}"
@@ -94,11 +95,55 @@ class Compared:
         step = self.step_s(way)
         if step is None:
             raise AssertionError("only ways that can be are compared")
-        return self.cost(step, self.setting.num_devices, self.setting.asked.more_tokens.get(way.way, 0.0))
+        return self.cost(step, way.setting.num_devices, self.setting.asked.more_tokens.get(way.way, 0.0))
+
+    @cached_property
+    def least(self) -> tuple[float, PricedWay | None]:
+        """No way that could be chosen, and no synchronous plan, reaches the same loss in steps shorter than that, s.
+
+        Steps count (1 + more tokens) times. With it the way that it is of; None of the synchronous plan. A way that
+        lacks memory, or that a limit over all sites forbids, counts: the sites were not planned for it.
+        """
+        limits, asked = self.setting.problem.limits, self.setting.asked
+        found: list[tuple[float, PricedWay | None]] = []
+        if asked.way is None or self.chosen is None:
+            found.append((float(self.together.solution.get("bound") or float("inf")), None))
+        inner = least_inner_step_s(self.setting, self.alone) if self.ways else 0.0
+        for one in (one for one in self.ways if asked.may_choose(one.way)):
+            step = least_mean_step_s(self.setting, one, inner)
+            if step is not None and (limits.max_step_s is None or step <= limits.max_step_s):
+                found.append((step * (1.0 + asked.more_tokens.get(one.way, 0.0)), one))
+        return min(found, key=lambda pair: pair[0])
+
+    def proof(self, step_s: float) -> dict[str, Any]:
+        """Objective, bound, gap and status of the answer's step.
+
+        Args:
+            step_s: of the chosen way, or of the synchronous plan.
+        """
+        chosen = self.chosen
+        more = 0.0 if chosen is None else self.setting.asked.more_tokens.get(chosen.way, 0.0)
+        bound = min(self.least[0] / (1.0 + more), step_s)
+        gap = relative_gap(step_s, bound)
+        # Sites are planned for throughput: of money, energy or devices nothing is proven.
+        is_proven = gap <= TIE_WIDTH and self.setting.problem.objective is TrainingObjective.THROUGHPUT
+        return {"objective": step_s, "bound": bound, "gap": gap, "status": "optimal" if is_proven else "feasible"}
+
+    @property
+    def left_open(self) -> str:
+        """Which way may be better than what is chosen, and why it is not known; empty where none may."""
+        best = self.least[1]
+        if best is None or best is self.chosen or not (reason := self.broken(best)):
+            return ""
+        return f"{best.name} may be better with plans of the sites that were not searched for it: {reason}"
 
     @property
     def why(self) -> str:
-        """Why the chosen one is chosen."""
+        """Why the chosen one is chosen, and what may be better."""
+        return "; ".join(filter(None, (self._why, self.left_open)))
+
+    @property
+    def _why(self) -> str:
         asked, chosen = self.setting.asked, self.chosen
         if chosen is not None:
             if asked.way is not None:
@@ -140,7 +185,7 @@ def table_document(compared: Compared) -> dict[str, Any]:
                 "safe_bytes": one.plan.memory["worst"]["safe_bytes"],
                 "config": dict(one.plan.config),
             }
-            for one in compared.setting.workers
+            for one in (compared.setting if chosen is None else chosen.setting).workers
         ],
         "ways": [
             _plan_row(compared, SYNCHRONOUS, compared.together),
@@ -178,7 +223,7 @@ def _plan_row(compared: Compared, name: str, made: Plan) -> dict[str, Any]:
 
 
 def _way_row(compared: Compared, way: PricedWay) -> dict[str, Any]:
-    setting, step = compared.setting, compared.step_s(way)
+    setting, step = way.setting, compared.step_s(way)
     more = setting.asked.more_tokens.get(way.way)
     known = PUBLISHED[way.way]
     row: dict[str, Any] = {
@@ -223,39 +268,36 @@ def _effective(tokens_per_s: float, way: PricedWay, more: float | None) -> float
 
 
 def with_table(compared: Compared, identity: Mapping[str, Any], clocks: Mapping[str, float]) -> Plan:
-    """The synchronous plan with the table beside it."""
+    """The synchronous plan with the table beside it; its bound is that of the ways too that could have been chosen."""
     made = compared.together
     solution = {**made.solution, **clocks}
+    step = made.predicted.get("iteration_s")
+    if step is not None and compared.least[1] is not None:
+        is_time = compared.setting.problem.objective is TrainingObjective.THROUGHPUT
+        solution |= compared.proof(step.value) if is_time else {"status": "feasible"}
     return replace(made, **identity, solution=solution, far_apart=table_document(compared))
 
 
 def chosen_plan(compared: Compared, way: PricedWay, identity: Mapping[str, Any], clocks: Mapping[str, float]) -> Plan:
-    """The plan of a way: choices, ranks and memory of its slowest site, figures of all sites together.
-
-    The bound is the way's price at the least inner step that the bounds of the sites allow.
-    """
-    setting, exchange = compared.setting, usable(way)
+    """The plan of a way: choices, ranks and memory of its slowest site, figures of all sites together."""
+    setting, exchange = way.setting, usable(way)
     if exchange is None:
         raise AssertionError("a chosen way can be")
     slowest = max(setting.workers, key=lambda one: one.step_s)
     base, step = slowest.plan, exchange.mean_step_s(setting.inner_step_s, setting.ring)
-    bound = exchange.mean_step_s(_least_inner_step_s(compared), setting.ring)
-    gap = relative_gap(step, min(bound, step))
     solution = {
         **base.solution,
         **clocks,
         "solver": "ways over sites enumerated; each site's plan searched",
-        "objective": step,
-        "bound": min(bound, step),
-        "gap": gap,
-        "status": "optimal" if gap <= TIE_WIDTH else "feasible",
+        **compared.proof(step),
     }
     provenance = dict(base.provenance)
     provenance["not_validated"] = [*provenance.get("not_validated", []), NOT_VALIDATED]
     return replace(
         base,
         **identity,
-        predicted=_predicted(compared, exchange, base),
+        predicted=_predicted(compared, way, exchange, base),
+        memory={**base.memory, "limit_bytes": slowest.limit_bytes},
         solution=solution,
         breakdown=_breakdown(base, exchange.exposed_s(setting.inner_step_s, setting.ring), step),
         provenance=provenance,
@@ -265,17 +307,9 @@ def chosen_plan(compared: Compared, way: PricedWay, identity: Mapping[str, Any],
     )
 
 
-def _least_inner_step_s(compared: Compared) -> float:
-    """No inner step is shorter: by the sites' own bounds for equal shares, else by their rates with the whole batch."""
-    workers = compared.setting.workers
-    if len({one.sequences for one in workers}) == 1:
-        return max(float(one.plan.solution["bound"]) for one in workers)
-    return 1.0 / sum(1.0 / float(one.solution["bound"]) for one in compared.alone)
-
-
-def _predicted(compared: Compared, exchange: Exchange, base: Plan) -> dict[str, Interval]:
+def _predicted(compared: Compared, way: PricedWay, exchange: Exchange, base: Plan) -> dict[str, Interval]:
     """Metrics of all sites together; an exchange that nobody measured may take twice as long."""
-    setting = compared.setting
+    setting = way.setting
     inner = base.predicted["iteration_s"]
     exposed = exchange.exposed_s(setting.inner_step_s, setting.ring)
     step = Interval(value=inner.value + exposed, low=inner.low + exposed, high=inner.high + 2.0 * exposed)
@@ -301,8 +335,8 @@ def _predicted(compared: Compared, exchange: Exchange, base: Plan) -> dict[str, 
     price = problem.machine.usd_per_hour_per_device
     if price is not None:
         metrics["usd_per_hour"] = Interval(value=price * devices, low=price * devices, high=price * devices)
-    if problem.num_steps is not None and compared.chosen is not None:
-        more = 1.0 + setting.asked.more_tokens.get(compared.chosen.way, 0.0)
+    if problem.num_steps is not None:
+        more = 1.0 + setting.asked.more_tokens.get(way.way, 0.0)
         run = [one * problem.num_steps * more for one in (step.value, step.low, step.high)]
         metrics["run_time_s"] = Interval(value=run[0], low=run[1], high=run[2])
         if price is not None:

@@ -70,13 +70,16 @@ def find_sites(spec: TrainingSpec, network: Network | None, problems: Problems) 
     return tuple(sites)
 
 
-def site_document(document: Mapping[str, Any], site: Site, batch: int) -> dict[str, Any]:
+def site_document(
+    document: Mapping[str, Any], site: Site, batch: int, headroom_bytes: float | None = None
+) -> dict[str, Any]:
     """The question that a site answers alone.
 
     Args:
         document: the whole question, validated.
         site: whose nodes are kept.
         batch: sequences of a step.
+        headroom_bytes: device memory to leave free; None for what the question says.
     """
     cluster = {key: value for key, value in document["cluster"].items() if key not in ("exclude", "spare_nodes")}
     if "devices" in cluster:
@@ -92,6 +95,8 @@ def site_document(document: Mapping[str, Any], site: Site, batch: int) -> dict[s
     cluster = {key: value for key, value in cluster.items() if key != "links"} | ({"links": kept} if kept else {})
     workload = {key: value for key, value in document["workload"].items() if key != "global_batch_tokens"}
     limits = {key: value for key, value in (document.get("constraints") or {}).items() if key not in OVER_ALL_SITES}
+    if headroom_bytes is not None:
+        limits["memory_headroom"] = f"{headroom_bytes:.0f} B"
     asked = {key: value for key, value in document.items() if key not in ("far_apart", "mapping", "objective")}
     return {
         **asked,

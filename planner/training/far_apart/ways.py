@@ -54,6 +54,7 @@ class Worker:
         plan: its best plan for them.
         problem: its question.
         config: of the plan.
+        room_bytes: of each device, which the plan leaves to a way.
     """
 
     site: Site
@@ -61,6 +62,12 @@ class Worker:
     plan: Plan
     problem: TrainingProblem
     config: TrainingConfig
+    room_bytes: float = 0.0
+
+    @property
+    def limit_bytes(self) -> float:
+        """Device memory that the plan and a way may fill."""
+        return float(self.plan.memory["limit_bytes"]) + self.room_bytes
 
     @property
     def step_s(self) -> float:
@@ -121,17 +128,21 @@ class PricedWay:
 
     Args:
         way: of :data:`~meshplan.planner.training.problem.far_apart.WAYS`.
+        setting: the sites' plans that it was priced with.
         bits: of a number on the wire; None where that says nothing (low rank, top-k).
         exchange: what is sent when; None where the way cannot be.
         states: what it keeps.
         reason: why it cannot be; empty where it can.
+        lacks_bytes: device memory with which it could be, where that is what it lacks.
     """
 
     way: WayName
+    setting: Setting
     bits: int | None
     exchange: Exchange | None
     states: States = States()
     reason: str = ""
+    lacks_bytes: float = 0.0
 
     @property
     def name(self) -> str:
@@ -142,6 +153,11 @@ class PricedWay:
 def priced_ways(setting: Setting) -> tuple[PricedWay, ...]:
     """Every way that was asked about, in the order of the spec."""
     return tuple(one for name in dict.fromkeys(setting.asked.ways) for one in _priced(setting, name))
+
+
+def priced_again(way: PricedWay, setting: Setting) -> PricedWay:
+    """A way with other plans of the sites."""
+    return next(one for one in _priced(setting, way.way) if one.name == way.name)
 
 
 def _priced(setting: Setting, name: WayName) -> Iterator[PricedWay]:
@@ -176,14 +192,16 @@ def _every_step(setting: Setting, name: WayName) -> PricedWay:
         payload = parameters * asked.top_k_share * (gradient + payloads.INDEX_BYTES)
     elif name == POWERSGD:
         if problem.workload.phase.has_adapters:
-            return PricedWay(way=name, bits=None, exchange=None, reason="adapters are of low rank already")
+            return PricedWay(
+                way=name, setting=setting, bits=None, exchange=None, reason="adapters are of low rank already"
+            )
         low = [
             payloads.low_rank(problem.shape, asked.powersgd_rank, one.config.tensor_parallel) for one in setting.workers
         ]
         found = [one for one in low if one is not None]
         if not found:
             why = "the matrices of latent attention and recurrent layers are not listed one by one"
-            return PricedWay(way=name, bits=None, exchange=None, reason=why)
+            return PricedWay(way=name, setting=setting, bits=None, exchange=None, reason=why)
         payload = max(one.numbers for one in found) * gradient
         compute = max(_low_rank_s(one, low.flops) for one, low in zip(setting.workers, found, strict=True))
         kept = [payloads.RESIDUAL_BYTES * one.held.whole for one in setting.workers]
@@ -196,7 +214,15 @@ def _every_step(setting: Setting, name: WayName) -> PricedWay:
         whole_bytes=parameters * gradient if whole_share else 0.0,
     )
     reason = next((why for one, extra in zip(setting.workers, kept, strict=True) if (why := _over(one, extra))), "")
-    return PricedWay(way=name, bits=bits, exchange=exchange, states=States(device_bytes=max(kept)), reason=reason)
+    return PricedWay(
+        way=name,
+        setting=setting,
+        bits=bits,
+        exchange=exchange,
+        states=States(device_bytes=max(kept)),
+        reason=reason,
+        lacks_bytes=max(kept) if reason else 0.0,
+    )
 
 
 def _low_rank_s(worker: Worker, flops: float) -> float:
@@ -215,15 +241,17 @@ def _local_updates(setting: Setting, name: WayName, bits: int) -> PricedWay:
     if count is None:
         steps, layers = setting.asked.sync_steps, setting.problem.shape.num_hidden_layers
         why = f"sync_steps {steps} has no divisor from 2 to {layers}: no equal number of fragments"
-        return PricedWay(way=name, bits=bits, exchange=None, reason=why)
+        return PricedWay(way=name, setting=setting, bits=bits, exchange=None, reason=why)
     payload = trained_parameters(setting.problem) * bits / payloads.BITS_PER_BYTE
     shares = payloads.fragment_shares(setting.problem.shape, count) if count > 1 else (1.0,)
-    states, reason = _outer_states(setting, max(shares))
+    states, reason, lacks = _outer_states(setting, max(shares))
     compute = max(_outer_step_s(one, states.outer_state) for one in setting.workers)
     fragments = tuple(payload * share for share in shares)
     steps, overlap = _period(setting, fragments, compute)
     exchange = Exchange(sync_steps=steps, fragment_bytes=fragments, overlap_steps=overlap, compute_s=compute)
-    return PricedWay(way=name, bits=bits, exchange=exchange, states=states, reason=reason)
+    return PricedWay(
+        way=name, setting=setting, bits=bits, exchange=exchange, states=states, reason=reason, lacks_bytes=lacks
+    )
 
 
 def _fragments(setting: Setting) -> int | None:
@@ -259,29 +287,36 @@ def _outer_step_s(worker: Worker, outer_state: str) -> float:
     return pass_s(device, owned, payloads.OUTER_PASSES) + copied
 
 
-def _outer_states(setting: Setting, largest_share: float) -> tuple[States, str]:
-    """Where the outer optimizer's states lie, and why they do not fit; every worker must hold them."""
+def _outer_states(setting: Setting, largest_share: float) -> tuple[States, str, float]:
+    """Where the outer optimizer's states lie, why they do not fit, and the device memory that they lack if that is why.
+
+    Every worker must hold them. Whoever leaves the place open lacks no more than hosts cannot take.
+    """
     under_way = [payloads.PSEUDO_GRADIENT_BYTES * largest_share * one.held.owned for one in setting.workers]
     kept = [payloads.OUTER_STATE_BYTES * one.held.owned for one in setting.workers]
     together = [sum(pair) for pair in zip(under_way, kept, strict=True)]
     over = [why for one, extra in zip(setting.workers, together, strict=True) if (why := _over(one, extra))]
     asked = setting.asked.outer_state
     if asked == DEVICE or (asked == "auto" and not over):
-        return States(device_bytes=max(together), outer_state=DEVICE), over[0] if over else ""
-    reasons = [_over(one, extra) for one, extra in zip(setting.workers, under_way, strict=True)]
+        states = States(device_bytes=max(together), outer_state=DEVICE)
+        return (states, over[0], max(together)) if over else (states, "", 0.0)
+    near = [_over(one, extra) for one, extra in zip(setting.workers, under_way, strict=True)]
     on_host = [
         extra * min(one.problem.machine.devices_per_host, one.config.world_size)
         for one, extra in zip(setting.workers, kept, strict=True)
     ]
-    reasons += [_over_host(one, extra) for one, extra in zip(setting.workers, on_host, strict=True)]
+    far = [_over_host(one, extra) for one, extra in zip(setting.workers, on_host, strict=True)]
     states = States(device_bytes=max(under_way), host_bytes=max(on_host), outer_state=HOST)
-    reason = next(filter(None, reasons), "")
-    return states, f"{over[0]}; {reason}" if reason and over and asked == "auto" else reason
+    reason = next(filter(None, near + far), "")
+    if not reason:
+        return states, "", 0.0
+    lacks = max(under_way) if not any(far) else max(together) if asked == "auto" else 0.0
+    return states, f"{over[0]}; {reason}" if over and asked == "auto" else reason, lacks
 
 
 def _over(worker: Worker, extra_bytes: float) -> str:
     """Why more bytes do not fit on a worker's fullest device; empty where they do."""
-    limit, safe = worker.plan.memory["limit_bytes"], worker.plan.memory["worst"]["safe_bytes"]
+    limit, safe = worker.limit_bytes, worker.plan.memory["worst"]["safe_bytes"]
     excess = safe + extra_bytes - limit
     if excess <= 0.0:
         return ""

@@ -72,8 +72,8 @@ def _alone(reader: ObservationReader, row: Mapping[str, Any], pool: Mapping[str,
 
 def _with_links(machine: Machine, pool: Mapping[str, Any]) -> Machine:
     inside, outside = pool.get("intra_node_bandwidth_bytes_per_s"), pool.get("inter_node_bandwidth_bytes_per_s")
-    if inside:
-        machine = replace(machine, scale_up_bytes_per_s=float(inside))
+    if inside:  # stated for each device, whatever its peer, as in a spec
+        machine = replace(machine, scale_up_bytes_per_s=float(inside), mesh=None)
     if outside:
         machine = replace(machine, scale_out_bytes_per_s=float(outside) / int(pool["devices_per_node"]))
     return machine

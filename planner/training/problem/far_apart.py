@@ -68,6 +68,10 @@ class FarApartSpec(SpecModel):
         default=0.2, description="of the steps of 1-bit that send whole gradients"
     )
 
+    def may_choose(self, way: WayName) -> bool:
+        """Whether a way is chosen if it is best: the one asked for, else those whose tokens are accounted for."""
+        return way in self.more_tokens if self.way is None else way == self.way
+
     @model_validator(mode="after")
     def _steps_fit(self) -> FarApartSpec:
         pieces = self.fragments or 2

@@ -10,7 +10,7 @@ express nothing else; so a mapping moves nodes, not single devices.
 
 *Method.* Enumeration of all mappings up to :data:`MAX_EXHAUSTIVE`; else annealing of several chains on a smooth
 surrogate of the step, from constructed starts (rank order, single-linkage order, each along stages and along
-pipelines). The estimator prices the best mapping of every chain.
+pipelines), unless one of these takes no longer than the bound. The estimator prices the best mapping of every chain.
 
 *Bound.* The step with every kind of group at the best rate that any mapping can give it. With one kind of ring and a
 pipeline over all nodes also the joint bound of :mod:`~meshplan.planner.rank_mapping.bound`, with ring times
@@ -39,6 +39,7 @@ from meshplan.planner.training.problem.problem import TrainingConfig, TrainingPr
 from meshplan.planner.training.search.placement_model import Energy, PlacementModel
 
 EXHAUSTIVE, ANNEALING, RANK_ORDER = "all mappings", "annealing", "rank order"
+CONSTRUCTED = "nodes in the order of their links"
 UNIFORM = "rank order (uniform links)"
 MAX_EXHAUSTIVE = 50_000  # 8! = 40,320
 NUM_CHAINS = 12
@@ -47,6 +48,8 @@ QUICK_STEPS, FULL_STEPS = 400, 6_000
 START_TEMPERATURE, END_TEMPERATURE = 0.02, 2e-4  # of the first energy
 NUM_RESAMPLINGS, NUM_RESAMPLED = 10, 3
 COIN = 0.5
+# Steps this close, relatively, are equal: the rounding of sums.
+EQUAL = 1e-12
 
 Proposal = Callable[[PlacementModel, int, int, np.random.Generator], IntArray]
 
@@ -108,17 +111,19 @@ def place(
     if math.perm(len(usable), model.num_slots) <= MAX_EXHAUSTIVE:
         used = np.array(list(itertools.permutations(usable.tolist(), model.num_slots)), dtype=np.int64)
         values = model.steps_s(used)
-        best = int(np.flatnonzero(values <= values.min() * (1.0 + 1e-12))[0])
+        best = int(np.flatnonzero(values <= values.min() * (1.0 + EQUAL))[0])
         order = (*used[best].tolist(), *sorted(set(usable.tolist()) - set(used[best].tolist())))
         return Placement(order=order, step_s=float(values[best]), bound_s=float(values[best]), method=EXHAUSTIVE)
-    starts = np.concatenate([first, starting_orders(model)])
-    found = annealed_orders(model, starts, seed=seed, steps=steps, budget=budget)
-    orders = np.concatenate([starts, found])
-    values = model.steps_s(orders)
-    best = int(np.flatnonzero(values <= values.min() * (1.0 + 1e-12))[0])
+    orders = np.concatenate([first, starting_orders(model)])
+    least, values = model.least_step_s(), model.steps_s(orders)
+    is_proven = bool(values.min() <= least * (1.0 + EQUAL))
+    if not is_proven:
+        orders = np.concatenate([orders, annealed_orders(model, orders, seed=seed, steps=steps, budget=budget)])
+        values = model.steps_s(orders)
+    best = int(np.flatnonzero(values <= values.min() * (1.0 + EQUAL))[0])
     step = float(values[best])
-    bound = min(step, max(model.least_step_s(), joint_bound_s(model)))
-    method = RANK_ORDER if best == 0 else ANNEALING
+    bound = step if is_proven else min(step, max(least, joint_bound_s(model)))
+    method = RANK_ORDER if best == 0 else CONSTRUCTED if is_proven else ANNEALING
     return Placement(order=tuple(orders[best].tolist()), step_s=step, bound_s=bound, method=method)
 
 

@@ -60,6 +60,8 @@ def test_files_keep_the_rules_and_say_the_plan(catalog: Catalog) -> None:
     )
     hosts = [line for line in files["hostfile"].splitlines() if not line.startswith("#")]
     assert [line.split("type=")[1] for line in hosts] == ["dgx-a100-40gb"] * 2 + ["dgx-h100"]
+    # torchrun drops the node rank under its default rendezvous: ranks would not fill the meshes in these lines' order.
+    assert yaml.safe_load(files["config.yaml"])["experiment"]["runner"]["rdzv_backend"] == "static"
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.errors import SpecError
+from meshplan.catalogs.errors import SolverError, SpecError
+from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import estimate_plan, make_plan
+from meshplan.planner.training.far_apart.answer import answer
 from meshplan.planner.training.plan_document import TrainingPlanDocument
 
 PINS = {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1, "activation_recompute": "none"}
@@ -122,8 +125,45 @@ def test_what_is_not_compared_says_so(catalog: Catalog) -> None:
         estimate_plan(question(1, 1), catalog)
 
 
-def test_states_that_fit_nowhere_are_told(catalog: Catalog) -> None:
+def test_states_that_fit_nowhere_are_told_and_count_in_the_bound(catalog: Catalog, equal: Plan) -> None:
+    """With room for its states the way is faster than the synchronous plan, which is not optimal without."""
     plan = make_plan(question(1, 1, way="diloco", outer_state="host", ways=["diloco"]), catalog)
     assert plan.far_apart is not None
     assert plan.far_apart["chosen"] == "synchronous plan"
     assert "cluster.host_memory" in plan.far_apart["why"]
+    with_room = [row["step_s"] for name, row in rows(equal).items() if name.startswith("diloco")]
+    assert plan.solution["bound"] <= min(with_room) < plan.solution["objective"]
+    assert plan.solution["status"] == "feasible"
+    assert "were not searched" in plan.far_apart["why"]
+
+
+def test_a_budget_that_ends_before_sites_are_planned_once_more_keeps_the_answer(catalog: Catalog, equal: Plan) -> None:
+    """The plans that are known are given; one that leaves memory is not found in time."""
+
+    def planned(question: Question) -> Plan:
+        if "memory_headroom" in question.document["constraints"]:
+            raise SolverError("no plan found within the time limit")
+        return replace(equal, memory={**equal.memory, "limit_bytes": equal.memory["worst"]["safe_bytes"]})
+
+    asked = {**question(1, 1, way="diloco", ways=["diloco"], outer_state="device"), "constraints": {}}
+    plan = answer(Question(document=asked, catalog=catalog), planned)
+    assert plan.far_apart is not None
+    assert plan.far_apart["chosen"] == "synchronous plan"
+    assert "leaves room" in plan.far_apart["why"]
+
+
+def test_sites_are_planned_once_more_for_a_way_that_lacks_memory(catalog: Catalog, equal: Plan) -> None:
+    """So much is left free that the fastest plan of a site just fits: its way has no room beside it."""
+    limit, safe = equal.memory["limit_bytes"], equal.memory["worst"]["safe_bytes"]
+    ways = ["8-bit", "diloco"]
+    asked = question(1, 1, way="diloco", ways=ways, outer_state="device", outer_gradient_bits=[4])
+    asked["constraints"] = {"memory_headroom": f"{limit - safe - 0.1 * 2**30:.0f} B"}
+    plan = make_plan(asked, catalog)
+    row = rows(plan)["diloco 4-bit"]
+    assert rows(plan)["8-bit"]["step_s"] is not None
+    assert plan.far_apart is not None
+    assert plan.far_apart["chosen"] == "diloco 4-bit"
+    assert plan.config != equal.config
+    assert plan.memory["worst"]["safe_bytes"] + row["state_bytes"] <= plan.memory["limit_bytes"]
+    assert plan.memory["limit_bytes"] == pytest.approx(safe, rel=0.01)
+    assert plan.solution["bound"] <= equal.predicted["iteration_s"].value < row["step_s"]

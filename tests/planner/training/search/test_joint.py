@@ -115,6 +115,25 @@ def test_a_budget_that_ends_with_the_degrees_still_maps_one() -> None:
     assert found.solution.bound <= found.solution.objective
 
 
+def test_an_answer_that_is_cut_short_is_no_slower_than_one_site() -> None:
+    """The search ends when its first candidate is mapped; rank order alternates between the sites."""
+    side = np.arange(4) % 2
+    fixed = {"micro_batch_size": 1, "activation_recompute": "none", "zero_stage": 1, "tensor_parallel": 1}
+    sites = problem_on(network_of(np.where(side[:, None] == side, 50e9, 0.05e9)), fixed=fixed)
+    alone = search_plans(problem_on(network_of(np.full((2, 2), 50e9)), fixed=fixed)).solution
+    budget = Budget()
+
+    def interrupt(progress: Progress) -> None:
+        if progress.note.startswith("mapped"):
+            budget.interrupt()
+
+    found = search_plans(sites, budget=budget, on_progress=interrupt).solution
+    assert found.stopped == "Ctrl-C"
+    assert found.objective is not None
+    assert alone.objective is not None
+    assert found.objective <= alone.objective * (1.0 + 1e-9)
+
+
 def test_what_must_cross_a_slow_line_is_in_the_bound() -> None:
     """On all devices of two sites the gradients go over the line between them, whatever the mapping."""
     first = np.array([True, False, True, False])

@@ -16,7 +16,14 @@ from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.joint import placed_problem
 from meshplan.planner.training.search.placement_model import PlacementModel
-from meshplan.planner.training.search.rank_placement import ANNEALING, EXHAUSTIVE, RANK_ORDER, place, usable_order
+from meshplan.planner.training.search.rank_placement import (
+    ANNEALING,
+    CONSTRUCTED,
+    EXHAUSTIVE,
+    RANK_ORDER,
+    place,
+    usable_order,
+)
 
 FAST, SLOW = 50e9, 1e9
 
@@ -88,6 +95,15 @@ def test_annealing_puts_islands_together(nodes: int) -> None:
     sides = [{node % 2 for node in found.order[start : start + nodes // 2]} for start in (0, nodes // 2)]
     assert sorted(map(sorted, sides)) == [[0], [1]]  # a stage is an island; only the pipeline crosses
     assert found.step_s <= found.bound_s * 1.01
+
+
+def test_nothing_is_annealed_where_a_constructed_mapping_takes_no_longer_than_the_bound() -> None:
+    """Half of the nodes are enough: those of one island, whose links are the best there are."""
+    problem = problem_on(network_of(islands(16)))
+    found = place(problem, configured(problem, tensor_parallel=8, data_parallel=8), seed=0)
+    assert found.method == CONSTRUCTED
+    assert found.step_s == found.bound_s
+    assert len({node % 2 for node in found.order[:8]}) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,0 +1,65 @@
+"""Measured runs on several types of devices, as questions: links that a row states are those of any two devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
+from meshplan.planner.training.measured.observations import ObservationReader
+from meshplan.planner.training.measured.pools import pooled_run
+from meshplan.planner.training.mixed.stages import MixedProblem
+
+# NVLink 2 between a pair of V100, as a broadcast between two ranks attains it.
+PAIR_BYTES_PER_S = 21.25e9
+
+
+def question(catalog: Catalog, **stated: float) -> MixedProblem:
+    """Eight V100 on two nodes and four T4, with what the row states of the links between the V100."""
+    stages = [
+        {"devices": [["v100-sxm2-16gb", 8]], "num_layers": 12, "tensor_parallel": 1, "micro_batch_size": 1},
+        {"devices": [["t4", 4]], "num_layers": 12, "tensor_parallel": 1, "micro_batch_size": 2},
+    ]
+    row: dict[str, Any] = {
+        "id": "run",
+        "task": "training",
+        "model": {
+            "name": "GPT-2",
+            "num_hidden_layers": 24,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "vocab_size": 50257,
+            "gated_mlp": False,
+        },
+        "hardware": {
+            "device": "mixed",
+            "pools": [
+                {"device": "v100-sxm2-16gb", "num_nodes": 2, "devices_per_node": 4, **stated},
+                {"device": "t4", "num_nodes": 1, "devices_per_node": 4},
+            ],
+        },
+        "precision": "fp16",
+        "framework": {"name": "Megatron-LM"},
+        "parallelism": {"global_batch_size": 32, "activation_recompute": "none", "stages": stages},
+        "workload": {"sequence_length": 1024, "phase": "pretraining"},
+        "measured": {"iteration_s": 1.0},
+    }
+    return pooled_run(ObservationReader(catalog), row, catalog)[0]
+
+
+def pair_bytes_per_s(problem: MixedProblem) -> float:
+    """Rate between two V100 of a node before any efficiency."""
+    v100 = problem.pools[0]
+    links = CommunicationModel(machine=v100.machine, calibration=v100.calibration)
+    return float(links.pair_bytes_per_s / v100.calibration.time.scale_up_efficiency)
+
+
+def test_a_stated_rate_is_that_of_a_pair(catalog: Catalog) -> None:
+    """A pair of V100 has one link of six; a rate that was measured between two has that in it already."""
+    assert pair_bytes_per_s(question(catalog)) == pytest.approx(150e9 / 6)
+    stated = question(catalog, intra_node_bandwidth_bytes_per_s=PAIR_BYTES_PER_S)
+    assert pair_bytes_per_s(stated) == pytest.approx(PAIR_BYTES_PER_S)
