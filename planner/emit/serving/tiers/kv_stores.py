@@ -7,8 +7,8 @@
 - SGLang: the storage backend of its hierarchical cache, a file or Mooncake (docs.sglang.io,
   advanced_features/hicache_best_practices; ``SGLANG_HICACHE_FILE_BACKEND_*``: environ.py and hicache_storage.py).
 
-Read 2026-11-25. The parsers of vLLM 0.33 and SGLang take the flags and know the connectors and backends; the variables are as
-their documents have them.
+Read 2026-11-25. The parsers of both engines take the flags and know the connectors and backends; the variables are as
+the documents have them.
 """
 
 from __future__ import annotations
