@@ -163,7 +163,7 @@ def _normal_cdf(values: FloatArray) -> FloatArray:
     """Φ of each value, of any shape; far from 0 it is 0 or 1 to the last digit, and nothing is worked out."""
     shares = (values > 0.0).astype(float)
     near = (values > _NEVER) & (values < _SURE)
-    shares[near] = 0.5 * _erfc(-values[near] / math.sqrt(2.0)).astype(float)
+    shares[near] = 0.5 * np.asarray(_erfc(-values[near] / math.sqrt(2.0)), dtype=float)
     return shares
 
 

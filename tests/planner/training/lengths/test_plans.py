@@ -107,6 +107,8 @@ def test_mixed_groups_are_never_worse_than_the_plan(catalog: Catalog) -> None:
     assert plan.lengths is not None
     ways = {way["name"]: way["step_s"] for way in plan.lengths["ways"]}
     assert ways["mixed groups"] <= ways["as they come"] * (1 + 1e-9)
+    assert ways["attention apart"] <= ways["as they come"] * (1 + 1e-9)
+    assert ways["buckets"] > 0.0
     assert {row["size"] for row in plan.lengths["group_sizes"]} > {1}
     found = assign_groups([700] * 200 + [32_768] * 2, Plan.from_document(plan.to_document()))
     assert sum(found.sizes) == 16
