@@ -141,6 +141,7 @@ def ending(setting: RunSetting, devices: int, training_s: float, *, spread: floa
     chances = np.array(
         [spread_of_chance(setting, devices, training_s, rate=rate, interval_s=interval) for rate in rates]
     )
+    chances[ratios <= LEAST_RATIO] = math.inf  # no progress: such a run never ends
     ratios = np.maximum(ratios, LEAST_RATIO)
     means = steps[None, :] / ratios[:, None]
     deviations = np.maximum(chances[:, None], 1e-9 * means)

@@ -13,8 +13,8 @@ from meshplan.planner.goodput.run import RunSetting
 
 DAY = 86_400.0
 DEVICES, TRAINING_S = 512, 20.0 * DAY
-# Chance is taken as lognormal: tails of unlike width may cross by so much of a probability.
-TAILS = 2e-3
+# Probabilities are told in whole per cent; chance is taken as lognormal, and its tails may cross by less.
+TAILS = 0.01
 NOTHING = 1e-6
 SETTINGS = st.builds(
     RunSetting,
