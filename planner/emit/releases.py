@@ -100,6 +100,11 @@ RELEASES: Mapping[str, Releases] = {
                     source="megatron-core 0.18.0: transformer/cuda_graph_config.py; in 0.17.0 it was a scope",
                 ),
                 Introduced(flag="--cuda-graph-modules", since="0.18.0", source=_CORE.format("0.18.0", "0.17.0")),
+                Introduced(
+                    flag="--dataloader-inter-document-masking",
+                    since="0.19.0",
+                    source="megatron-core 0.19.0: training/arguments.py, absent in 0.18.0",
+                ),
             ),
         ),
         Releases(

@@ -11,6 +11,9 @@ variance follows from renewal-reward theory (Asmussen, Applied Probability and Q
 with C = X + D: training for X (exponential), and D until a stretch of R seconds without an interruption has passed,
 Var D = (e^{2x} − 1 − 2x e^x)/λ², x = λR. Waiting for nodes adds the variance of exponential waits of mean M/(S + 1).
 
+What interruptions add to a run that nothing interrupts is lognormal with that mean and variance: it is never negative,
+skewed where few cycles decide, and normal where many do. A run that makes no progress never ends.
+
 Knowledge. Rate and step time are lognormal between the ends of their 90 % intervals, independent; the probability is
 the mean over a product of quadrature points. A rate is not narrowed by a plan: the interval τ stays the planned one.
 """
@@ -20,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -35,6 +39,11 @@ _POINTS = 31
 # Quadrature points of one stretch of training.
 _STRETCHES = 4001
 _NORMAL = NormalDist()
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+# Standard deviations beyond which a share is 0 or 1 in double precision.
+_NEVER, _SURE = -39.0, 8.5
+# Interruptions add at least this share of a run, and their variance is at most so many squared means: no division by 0.
+_LEAST_ADDED, _MOST_SPREAD = 1e-9, 1e12
 # Halvings of a bracket: to 18 digits.
 _HALVINGS = 60
 # Standard deviations from the middle to the end of a 90 % interval.
@@ -114,6 +123,7 @@ def _wait(stops: Interruptions) -> _Wait:
     return _Wait(mean=chance * length, variance=max(0.0, 2.0 * chance - chance**2) * length**2)
 
 
+@lru_cache(maxsize=16)  # a plan's metrics and its section on the run tell the same ending
 def ending(setting: RunSetting, devices: int, training_s: float, *, spread: float) -> Ending:
     """When the run ends.
 
@@ -131,13 +141,17 @@ def ending(setting: RunSetting, devices: int, training_s: float, *, spread: floa
     chances = np.array(
         [spread_of_chance(setting, devices, training_s, rate=rate, interval_s=interval) for rate in rates]
     )
+    chances[ratios <= LEAST_RATIO] = math.inf  # no progress: such a run never ends
     ratios = np.maximum(ratios, LEAST_RATIO)
     means = steps[None, :] / ratios[:, None]
     deviations = np.maximum(chances[:, None], 1e-9 * means)
     ratio = max(setting.ratio(devices), LEAST_RATIO)
 
+    costs = setting.checkpoints(devices)
+    undisturbed = steps * setting.slowdown * (1.0 + costs.block_s / interval)
+
     def share_by(when: float) -> float:
-        return float(np.mean(_normal_cdf((when - means) / deviations)))
+        return float(np.mean(_ended_by(when, undisturbed, means, deviations)))
 
     return Ending(
         mean_s=training_s / ratio,
@@ -154,8 +168,22 @@ def _log_width(setting: RunSetting) -> float:
     return 0.5 * math.log(setting.rate.high / setting.rate.low) if setting.rate.low > 0.0 else 0.0
 
 
+def _ended_by(when: float, undisturbed: FloatArray, means: FloatArray, deviations: FloatArray) -> FloatArray:
+    """Shares of runs that have ended, from the seconds of one that nothing interrupts, their mean and deviation."""
+    added = np.maximum(means - undisturbed, _LEAST_ADDED * means)
+    left = np.maximum(when - undisturbed, 0.0)
+    with np.errstate(over="ignore", divide="ignore"):
+        width = np.sqrt(np.log1p(np.minimum((deviations / added) ** 2, _MOST_SPREAD)))
+        shares = _normal_cdf((np.log(left / added) + 0.5 * width**2) / width)
+    return np.where(np.isfinite(deviations), shares, 0.0)
+
+
 def _normal_cdf(values: FloatArray) -> FloatArray:
-    return np.asarray([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in values.ravel()]).reshape(values.shape)
+    """Φ of each value, of any shape; far from 0 it is 0 or 1 to the last digit, and nothing is worked out."""
+    shares = (values > 0.0).astype(float)
+    near = (values > _NEVER) & (values < _SURE)
+    shares[near] = 0.5 * np.asarray(_erfc(-values[near] / math.sqrt(2.0)), dtype=float)
+    return shares
 
 
 def _quantile(share_by: Callable[[float], float], share: float, low: float, high: float) -> float:

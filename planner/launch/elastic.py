@@ -8,7 +8,8 @@ the last checkpoint, which the framework must be able to load into another layou
 Source       torchrun: --nnodes MIN:MAX, c10d rendezvous, --rdzv-conf join_timeout and last_call_timeout (PyTorch,
              "torchrun (Elastic Launch)" and torch.distributed.elastic.rendezvous.dynamic_rendezvous). ft_launcher: the
              same flags, and --ft-initial-rank-heartbeat-timeout, --ft-rank-heartbeat-timeout (nvidia-resiliency-ext,
-             "Fault Tolerance usage guide").
+             "Fault Tolerance usage guide"). TORCH_DISABLE_SHARE_RDZV_TCP_STORE: the same module of torch 2.13, whose
+             agents otherwise keep one store over all meetings.
 Assumptions  all nodes are alike: which agent becomes which node rank is not planned, so that a rank mapping is lost.
 """
 
@@ -136,6 +137,8 @@ here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 # Where checkpoints go and come from: another number of nodes loads what the last one saved.
 : "${{SAVE_DIR:?set SAVE_DIR to a folder that all hosts share}}"
 export SAVE_DIR LOAD_DIR=${{LOAD_DIR:-$SAVE_DIR}} SAVE_INTERVAL=${{SAVE_INTERVAL:-{every}}}
+# A store of its own for the ranks of every meeting: in one that agents keep, they would find ranks that have died.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 agent() {{
   exec "${{{variable}:-{launcher}}}" \
@@ -144,7 +147,7 @@ agent() {{
     --rdzv-backend c10d \
     --rdzv-endpoint "$RDZV_ENDPOINT" \
     --rdzv-id "${{RDZV_ID:-{plan_id}}}" \
-    --rdzv-conf join_timeout={join_s},last_call_timeout={last_call_s} \
+    --rdzv-conf "join_timeout={join_s},last_call_timeout=${{LAST_CALL_S:-{last_call_s}}}" \
     --max-restarts {restarts} \
 {watches}    --no-python \
     "$here/rank.sh" "$@"

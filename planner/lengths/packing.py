@@ -134,6 +134,11 @@ class PackedDocuments:
     longer: str = SPLIT
     attends_across: bool = False
 
+    @property
+    def share_sequences(self) -> bool:
+        """Whether several documents lie in one sequence: they do unless all fill whole ones."""
+        return len(self.table.lengths) > 1 or self.table.longest % self.sequence_length != 0
+
     @cached_property
     def sample(self) -> Packed:
         """Sequences as they come, the same for the same question."""

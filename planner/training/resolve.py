@@ -38,7 +38,11 @@ from meshplan.planner.goodput.run import Stretches
 from meshplan.planner.lengths.reading import packed_documents
 from meshplan.planner.training.checks import check_choices, check_framework, check_layers, check_mapping, check_offload
 from meshplan.planner.training.estimator.states import checkpoint_bytes
-from meshplan.planner.training.problem.frameworks.rules import FrameworkRules, without_layer_recompute
+from meshplan.planner.training.problem.frameworks.rules import (
+    FrameworkRules,
+    keeping_to_documents,
+    without_layer_recompute,
+)
 from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingProblem, TrainingWorkload
 from meshplan.planner.training.problem.spec import TrainingSpec
@@ -97,6 +101,8 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     price = _price(spec, cluster)
     machine, profile = _machine(spec, cluster, price, catalog, problems)
     workload = _workload(spec, base)
+    if workload.documents is not None and workload.documents.share_sequences and not workload.documents.attends_across:
+        rules = keeping_to_documents(rules)
     check_mapping(spec, machine.network, problems)
     check_choices(spec, shape, machine, problems)
     check_framework(spec, rules, problems)

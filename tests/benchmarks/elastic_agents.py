@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -48,8 +49,10 @@ class Hosts:
             self.agents[name] = subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
 
     def kill(self, name: str) -> None:
-        if self.agents[name].poll() is None:
-            os.killpg(self.agents[name].pid, signal.SIGKILL)
+        """End every process of a host: agents start their ranks in sessions of their own, which would live on."""
+        for pid in (*_descendants(self.agents[name].pid), self.agents[name].pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.agents[name].wait()
 
     def seconds_until(self, ranks: int, world: int, *names: str) -> str:
@@ -61,6 +64,13 @@ class Hosts:
                 return f"{time.monotonic() - began:.0f} s"
             time.sleep(1.0)
         return f"not within {PATIENCE_S:.0f} s"
+
+
+def _descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and those that they have."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    own = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [*own, *(other for child in own for other in _descendants(child))]
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ def night_text(made: Plan, rows: Sequence[Replanned], plans: Sequence[Plan]) -> 
         least=hosts[0],
         most=hosts[-1],
         table=table,
-        states="\n".join(f"- {_states(one)}" for one in rows),
+        states="\n".join(f"- {_loads(one)}" for one in rows if one.moves is not None),
     )
 
 
@@ -101,12 +101,25 @@ def advice(one: Replanned) -> str:
     return f"go on, if repair takes over {format_duration(one.decision.from_s)}"
 
 
+def _start(one: Replanned) -> str:
+    name = ", ".join(f"node {node}" for node in one.lost)
+    return f"With {counted(one.gained, 'node')} more" if one.gained else f"Without {name}"
+
+
+def _loads(one: Replanned) -> str:
+    """What the processes of an elastic job do, which start anew: no live states survive."""
+    needed = 0.0 if one.moves is None else one.moves.needed
+    return (
+        f"{_start(one)}: all load the last checkpoint, {format_bytes(needed)} with copies, "
+        f"{format_duration(one.load_s)} from the store."
+    )
+
+
 def _states(one: Replanned) -> str:
     taken = one.moves
     if taken is None:
         return ""
-    name = ", ".join(f"node {node}" for node in one.lost)
-    start = f"With {counted(one.gained, 'node')} more" if one.gained else f"Without {name}"
+    start = _start(one)
     if taken.lost:
         return (
             f"{start}: {format_bytes(taken.lost)} of states are held nowhere else, so all load the last "

@@ -18,6 +18,19 @@ DEFAULT_MASTER_PORT = 29500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentsAsked:
+    """How the plan's documents lie in sequences.
+
+    Args:
+        packing: one of :data:`meshplan.planner.lengths.packing.PACKINGS`.
+        is_masked: several share a sequence, and attention keeps to each.
+    """
+
+    packing: str
+    is_masked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest:
     """Everything that an emitter of training launchers needs.
 
@@ -51,6 +64,18 @@ class TrainingRequest:
     def published_model(self) -> str:
         """Hugging Face name of the model; empty where the catalog knows none."""
         return published_name(self.shape.source)
+
+    @property
+    def documents(self) -> DocumentsAsked | None:
+        """What the plan says of documents; None where all sequences are one document each."""
+        if self.plan.lengths is None:
+            return None
+        asked, told = self.plan.spec["workload"]["sequence_lengths"], self.plan.lengths["documents"]
+        fill_sequences = told["mean"] == told["longest"] and told["longest"] % self.config.sequence_length == 0
+        return DocumentsAsked(
+            packing=str(told["packing"]),
+            is_masked=not asked.get("cross_document_attention", False) and not fill_sequences,
+        )
 
     @property
     def config(self) -> TrainingConfig:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.releases import release_notes, spelled
@@ -21,6 +22,7 @@ from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import TrainingRows, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
+from meshplan.planner.lengths.packing import CONCATENATE
 from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN, TORCHTITAN_CONFIGS
 from meshplan.planner.training.problem.layers import weights_of_splits
 from meshplan.planner.training.problem.problem import TrainingConfig
@@ -312,13 +314,38 @@ TERMS = (
 )
 
 
+def _refuse_documents(request: TrainingRequest) -> None:
+    """Stop at documents that TorchTitan's text data do not come in: one after another, cut, and masked, always.
+
+    Source: torchtitan 0.3.0, hf_datasets/text_datasets.py (buffers are cut every seq_len tokens, positions start anew
+    with every document) and models/common/config_utils.py (language models mask by document).
+    """
+    documents = request.documents
+    if documents is None:
+        return
+    if not documents.is_masked:
+        raise CannotExpressError(
+            TARGET,
+            "attention across documents: its language models always keep to documents",
+            "workload.sequence_lengths.cross_document_attention: false",
+        )
+    if documents.packing != CONCATENATE:
+        raise CannotExpressError(
+            TARGET,
+            f"workload.sequence_lengths.packing: {documents.packing}, whole documents with padding: its text data is "
+            "cut every sequence_length tokens",
+            f"packing: {CONCATENATE}",
+        )
+
+
 def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
     """Every flag that the plan and the model decide, one tuple a flag; the sub-command last.
 
     Raises:
-        CannotExpressError: TorchTitan has no arguments for the model or the configuration.
+        CannotExpressError: TorchTitan has no arguments for the model, the configuration or the documents.
     """
     refuse(TORCHTITAN, request.shape, request.config, _KNOWN_NAMES)
+    _refuse_documents(request)
     module, function = TORCHTITAN_CONFIGS[request.shape.slug]
     arguments = {
         "--module": module,
@@ -336,6 +363,8 @@ def job(request: TrainingRequest) -> Job:
     flags = spelled(TARGET, request.framework_version, arguments(request))
     text = head + "".join(" ".join(flag) + "\n" for flag in flags)
     notes = TORCHTITAN.notes[:1] if request.config.activation_recompute == "selective" else ()
+    if request.documents is not None:
+        notes = (*notes, "Attention keeps to documents, as TorchTitan's language models always do (flex or varlen).")
     return Job(
         target=TARGET,
         request=request,

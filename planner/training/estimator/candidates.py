@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,7 @@ class LayerKind:
         return (self.has_attention or self.has_recurrent) + self.has_mlp
 
 
+@lru_cache(maxsize=16)  # a search asks for every split of the layers
 def layer_kinds(shape: ModelShape) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
     """The distinct kinds of layer and, for each layer, the index of its kind."""
     per_layer = [
@@ -163,10 +165,12 @@ def split_layers(
         chunks[places[chunk]].append(kind_of[layer : layer + count])
         layer += count
     last = places[-1]
+    tables = {inside: first_layers(inside, len(kinds)) for inside in {tuple(inside) for inside in chunks}}
     distinct: dict[tuple[tuple[tuple[int, ...], ...], bool, bool], list[int]] = {}
     for stage, inside in enumerate(chunks):
         ends = (False, False) if vocabulary_parallel else (stage == 0, stage == last)
-        distinct.setdefault((first_layers(inside, len(kinds)), *ends), []).append(stage)
+        distinct.setdefault((tables[tuple(inside)], *ends), []).append(stage)
+    class_of = {stage: index for index, where in enumerate(distinct.values()) for stage in where}
     classes = tuple(
         StageClass(
             layers=table[-1],
@@ -186,10 +190,7 @@ def split_layers(
         schedule=schedule,
         kinds=kinds,
         classes=classes,
-        class_of_stage=tuple(
-            next(index for index, where in enumerate(distinct.values()) if stage in where)
-            for stage in range(pipeline_parallel)
-        ),
+        class_of_stage=tuple(class_of[stage] for stage in range(pipeline_parallel)),
         vocabulary_parallel=vocabulary_parallel,
     )
 

@@ -6,7 +6,9 @@
 | sequences by work | the same sequences: to ranks so that these have equal work, on a rank in order of work |
 | documents by work | whole pieces: micro-batches of equal work, not tokens (WLB-LLM's variable-length packing) |
 | long documents held | the same, and long documents wait for others of their length |
+| buckets | padded micro-batches of documents of like lengths, nothing packed (:mod:`.buckets`) |
 | mixed groups | context-parallel groups by length (:mod:`.mixed`) |
+| attention apart | attention and the other work, each spread over all ranks in its own way (:mod:`.apart`) |
 
 (:mod:`meshplan.planner.lengths`: ``balance``, ``queue``, ``groups``.)
 
@@ -133,7 +135,7 @@ def way_of(
     )
 
 
-def _imbalance(setting: Setting, micro_batches_s: FloatArray) -> float:
+def imbalance_of(setting: Setting, micro_batches_s: FloatArray) -> float:
     """The longest micro-batch over the mean; without a pipeline, where micro-batches need not be alike, rank."""
     alike = micro_batches_s if setting.config.pipeline_parallel > 1 else micro_batches_s.sum(axis=-1)
     return float(alike.max() / alike.mean())
@@ -149,7 +151,7 @@ def as_they_come(setting: Setting) -> Way:
         AS_THEY_COME,
         [setting.step_s(one) for one in found],
         [setting.even_s(float(one.sum())) for one in found],
-        [_imbalance(setting, one) for one in found],
+        [imbalance_of(setting, one) for one in found],
     )
 
 
@@ -222,6 +224,6 @@ def _way_of_assignments(setting: Setting, name: str, found: Sequence[Assignment]
         name,
         [setting.step_s(one.work_s) for one in found],
         [setting.even_s(float(one.work_s.sum())) for one in found],
-        [_imbalance(setting, one.work_s) for one in found],
+        [imbalance_of(setting, one.work_s) for one in found],
         [one.gap for one in found],
     )

@@ -45,14 +45,15 @@ class GroupCosts:
     def question(self, tokens: IntArray) -> GroupQuestion:
         """The groups' question for some documents."""
         return GroupQuestion(
-            seconds={size: self._seconds(size, tokens) for size in self.works},
+            seconds={size: self.seconds(size, tokens) for size in self.works},
             tokens=tokens,
             ranks=self.ranks,
             most_tokens=self.most_tokens,
             micro_batches=None,
         )
 
-    def _seconds(self, size: int, tokens: IntArray) -> FloatArray:
+    def seconds(self, size: int, tokens: IntArray) -> FloatArray:
+        """What each document takes in a group of that size."""
         work = self.works[size]
         slower = split_slowdown(tokens, size, heads=self.heads, head_dim=self.head_dim)
         usual = split_slowdown(tokens, self.static_size, heads=self.heads, head_dim=self.head_dim)

@@ -10,6 +10,7 @@ import numpy as np
 from meshplan.planner.lengths.packing import PackedDocuments
 from meshplan.planner.training.estimator.assembly import WAITING
 from meshplan.planner.training.estimator.priced import Priced
+from meshplan.planner.training.lengths.apart import attention_apart, per_moved_token_s
 from meshplan.planner.training.lengths.assigned import (
     Setting,
     Way,
@@ -18,6 +19,7 @@ from meshplan.planner.training.lengths.assigned import (
     long_documents_held,
     sequences_by_work,
 )
+from meshplan.planner.training.lengths.buckets import buckets
 from meshplan.planner.training.lengths.group_costs import GroupCosts
 from meshplan.planner.training.lengths.micro_batch import MicroBatch, micro_batch, most_tokens
 from meshplan.planner.training.lengths.mixed import group_costs, mixed
@@ -72,12 +74,12 @@ def study_lengths(problem: TrainingProblem, priced: Priced) -> LengthStudy | Non
     )
     if not _may_be_simulated(setting):
         return LengthStudy(setting=setting, micro_batch=mean, waiting_s=waiting, ways=(), groups=None)
-    ways = (as_they_come, sequences_by_work, documents_by_work, long_documents_held)
+    ways = (as_they_come, sequences_by_work, documents_by_work, long_documents_held, buckets)
     found = [way(setting) for way in ways]
     costs = group_costs(problem, config, documents, setting.most_tokens)
     rearranged = None if costs is None else mixed(setting, costs)
-    if rearranged is not None:
-        found.append(rearranged[0])
+    if rearranged is not None and costs is not None:
+        found += [rearranged[0], attention_apart(setting, costs, per_moved_token_s(problem, config))]
     return LengthStudy(
         setting=setting,
         micro_batch=mean,

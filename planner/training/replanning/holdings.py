@@ -71,16 +71,17 @@ def part(index: int, count: int, within: Span = (0.0, 1.0)) -> Span:
     return low + (high - low) * index / count, low + (high - low) * (index + 1) / count
 
 
-def holding(config: TrainingConfig, rank: int) -> Holding:
-    """What a rank holds; ranks count tensor parallelism fastest, then context, data, pipeline.
+def holdings(config: TrainingConfig) -> list[Holding]:
+    """What each rank holds; ranks count tensor parallelism fastest, then context, data, pipeline."""
+    layers = [_layers(config, stage) for stage in range(config.pipeline_parallel)]
+    in_stage = config.world_size // config.pipeline_parallel
+    return [_holding(config, rank, layers[rank // in_stage]) for rank in range(config.world_size)]
 
-    Args:
-        config: the plan's choices.
-        rank: from 0.
-    """
+
+def _holding(config: TrainingConfig, rank: int, layers: frozenset[int]) -> Holding:
     t, left = rank % config.tensor_parallel, rank // config.tensor_parallel
     c, left = left % config.context_parallel, left // config.context_parallel
-    d, stage = left % config.data_parallel, left // config.data_parallel
+    d = left % config.data_parallel
     columns = part(t, config.tensor_parallel)
     # States are sharded over the context-parallel ranks, too, within groups of data_parallel_shard.
     shards = config.data_parallel_shard * config.context_parallel
@@ -97,7 +98,7 @@ def holding(config: TrainingConfig, rank: int) -> Holding:
     expert_own = part(replica % expert_shards, expert_shards, expert_rows)
     sharded, gathered = config.zero_stage >= ZERO_OPTIMIZER, config.zero_stage < ZERO_PARAMETERS
     return Holding(
-        layers=_layers(config, stage),
+        layers=layers,
         weights=Rectangle(rows if gathered else own, columns),
         states=Rectangle(own if sharded else rows, columns),
         expert_weights=Rectangle(expert_rows if gathered else expert_own, expert_columns),

@@ -10,7 +10,7 @@ Bytes are exact for the rectangles, rank by rank; tests count them by brute forc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -19,7 +19,7 @@ from meshplan.catalogs.constants.training import FrameworkRecipe
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import BoolArray
 from meshplan.planner.training.problem.problem import TrainingConfig
-from meshplan.planner.training.replanning.holdings import EMBEDDING, Holding, Place, Rectangle, holding
+from meshplan.planner.training.replanning.holdings import EMBEDDING, Holding, Place, Rectangle, holdings
 
 # Areas below it are rounding.
 _NOTHING = 1e-12
@@ -61,8 +61,15 @@ class Moves:
 class _Tensor:
     """One kind of rectangle: which field of a holding, and bytes of the whole square of each layer."""
 
-    field: str
+    name: str
     layer_bytes: Mapping[int, float]
+    _known: dict[frozenset[int], float] = field(default_factory=dict)
+
+    def bytes_of(self, layers: frozenset[int]) -> float:
+        """Bytes of the whole squares of some layers; the ranks of a stage ask for the same ones."""
+        if layers not in self._known:
+            self._known[layers] = sum(self.layer_bytes.get(layer, 0.0) for layer in layers)
+        return self._known[layers]
 
 
 def moves(shape: ModelShape, recipe: FrameworkRecipe, old: Layout, new: Layout, gone: Sequence[Place] = ()) -> Moves:
@@ -75,14 +82,13 @@ def moves(shape: ModelShape, recipe: FrameworkRecipe, old: Layout, new: Layout, 
         new: after.
         gone: devices of the old layout that are not there any more.
     """
-    before = dict(zip(old.places, (holding(old.config, rank) for rank in range(len(old.places))), strict=True))
+    before = dict(zip(old.places, holdings(old.config), strict=True))
     left = {place: held for place, held in before.items() if place not in set(gone)}
     tensors = tuple(_tensors(shape, recipe))
     needed = kept = 0.0
     received: list[float] = []
-    for rank, place in enumerate(new.places):
-        after, own = holding(new.config, rank), left.get(place)
-        wants, has = _wanted(tensors, after, own)
+    for place, after in zip(new.places, holdings(new.config), strict=True):
+        wants, has = _wanted(tensors, after, left.get(place))
         needed, kept = needed + wants, kept + has
         received.append(wants - has)
     lost = _lost(tensors, tuple(before.values()), tuple(left.values())) if gone else 0.0
@@ -102,24 +108,24 @@ def _tensors(shape: ModelShape, recipe: FrameworkRecipe) -> Iterator[_Tensor]:
     dense = {layer: float(shape.layer_parameters(layer)) - experts.get(layer, 0.0) for layer in layers}
     dense |= {EMBEDDING: float(shape.vocab_size * shape.hidden_size)}
     dense |= {shape.num_hidden_layers: float(shape.vocab_size * shape.hidden_size)}
-    for field, counts, size in (
+    for name, counts, size in (
         ("weights", dense, recipe.weight_bytes),
         ("states", dense, recipe.optimizer_bytes),
         ("expert_weights", experts, recipe.weight_bytes),
         ("expert_states", experts, recipe.optimizer_bytes),
     ):
-        yield _Tensor(field=field, layer_bytes={layer: count * size for layer, count in counts.items()})
+        yield _Tensor(name=name, layer_bytes={layer: count * size for layer, count in counts.items()})
 
 
 def _wanted(tensors: Sequence[_Tensor], after: Holding, own: Holding | None) -> tuple[float, float]:
     """Bytes that a device needs, and those of them that it held."""
     needed = kept = 0.0
     for tensor in tensors:
-        wants: Rectangle = getattr(after, tensor.field)
-        needed += wants.area * sum(tensor.layer_bytes.get(layer, 0.0) for layer in after.layers)
+        wants: Rectangle = getattr(after, tensor.name)
+        needed += wants.area * tensor.bytes_of(after.layers)
         if own is not None:
-            common = wants.overlap(getattr(own, tensor.field))
-            kept += common * sum(tensor.layer_bytes.get(layer, 0.0) for layer in after.layers & own.layers)
+            common = wants.overlap(getattr(own, tensor.name))
+            kept += common * tensor.bytes_of(after.layers & own.layers)
     return needed, kept
 
 
@@ -128,9 +134,9 @@ def _lost(tensors: Sequence[_Tensor], before: Sequence[Holding], left: Sequence[
     lost = 0.0
     for layers in {held.layers for held in before}:
         for tensor in tensors:
-            size = sum(tensor.layer_bytes.get(layer, 0.0) for layer in layers)
-            had = frozenset(getattr(held, tensor.field) for held in before if held.layers == layers)
-            have = frozenset(getattr(held, tensor.field) for held in left if held.layers == layers)
+            size = tensor.bytes_of(layers)
+            had = frozenset(getattr(held, tensor.name) for held in before if held.layers == layers)
+            have = frozenset(getattr(held, tensor.name) for held in left if held.layers == layers)
             lost += size * (_covered(had) - _covered(have))
     return lost
 

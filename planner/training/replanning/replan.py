@@ -32,6 +32,7 @@ class Replanned:
         speed: its training over that of the old plan.
         moves: bytes to get there; None without a plan.
         move_s: seconds for them: over the network where the live states survive, else from the store.
+        load_s: seconds to load all of them from the store, which processes that start anew must.
         decision: wait or go on.
         join_s: nodes that have come must stay so long for joining them to pay.
         uses_spares: spare nodes of the old plan take over, so that nothing else changes.
@@ -44,6 +45,7 @@ class Replanned:
     speed: float
     moves: Moves | None
     move_s: float
+    load_s: float
     decision: Decision
     join_s: float = 0.0
     uses_spares: bool
@@ -110,6 +112,7 @@ def replanned(
         speed=0.0,
         moves=None,
         move_s=0.0,
+        load_s=0.0,
         decision=decide(speed=0.0, change_s=0.0, repair_s=repair_s),
         uses_spares=False,
     )
@@ -124,9 +127,8 @@ def replanned(
     gone = [divmod(node * per_node + device, per_host) for node in lost for device in range(per_node)]
     taken = moves(problem.shape, problem.calibration.recipe, _layout(made), _layout(found), gone)
     speed = made.predicted["iteration_s"].value / found.predicted["iteration_s"].value
-    store = STORE_BYTES_PER_S if setting is None else setting.store_bytes_per_s
-    link = problem.machine.scale_out_bytes_per_s
-    move_s = taken.needed / store if taken.lost else taken.most_in / link
+    load_s = taken.needed / (STORE_BYTES_PER_S if setting is None else setting.store_bytes_per_s)
+    move_s = load_s if taken.lost else taken.most_in / problem.machine.scale_out_bytes_per_s
     return Replanned(
         lost=tuple(lost),
         gained=gained,
@@ -135,6 +137,7 @@ def replanned(
         speed=speed,
         moves=taken,
         move_s=move_s,
+        load_s=load_s,
         decision=decide(speed=speed, change_s=restart_s + move_s, repair_s=repair_s),
         join_s=join_from_s(speed=speed, change_s=restart_s + move_s) if gained else 0.0,
         uses_spares=bool(lost) and found.config == made.config,
@@ -219,6 +222,7 @@ def _row(one: Replanned) -> dict[str, Any]:
         },
         "from_checkpoint": bool(taken and taken.lost),
         "move_s": one.move_s,
+        "load_s": one.load_s,
         "decision": "join" if one.gained else "go on" if decision.goes_on else "wait",
         "join_if_they_stay_s": one.join_s if one.gained and one.join_s < FOREVER_S else None,
         "go_on_from_repair_s": decision.from_s if decision.from_s < FOREVER_S else None,

@@ -331,7 +331,10 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
     for rule in problem.rules.rules:
         if rule.about and plain.issuperset(rule.about):
             continue
-        holds = np.broadcast_to(rule.holds(problem.shape, view), keep.shape)
+        holds = np.asarray(rule.holds(problem.shape, view))
+        if holds.ndim == 0 and holds:
+            continue
+        holds = np.broadcast_to(holds, keep.shape)
         count = int(np.count_nonzero(keep & ~holds))
         if count:
             refused[rule.message] += count

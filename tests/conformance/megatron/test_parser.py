@@ -26,6 +26,7 @@ from emit_cases import (
     QWEN3_4B,
     SHAPES,
     config_for,
+    plan_for,
     request_for,
 )
 from rank_layout import rank_coordinates
@@ -33,8 +34,10 @@ from read_back_cases import differences, num_devices, read_back
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.training.megatron import job as emitter
+from meshplan.planner.emit.training.megatron.documents import group_flags
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit
+from meshplan.planner.lengths.packing import CONCATENATE
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -129,6 +132,19 @@ def test_llama_70b_on_8_dgx_h100_is_accepted(megatron: Any) -> None:
     assert config.gated_linear_unit
     assert not config.add_bias_linear
     assert config.sequence_parallel
+
+
+def test_flags_of_documents_and_of_groups_by_length_are_accepted(megatron: Any) -> None:
+    config = config_for(LLAMA_70B, tensor_parallel=8, data_parallel=8, zero_stage=1)
+    spec = {"workload": {"sequence_lengths": {}}}
+    told = {"packing": CONCATENATE, "mean": 700.0, "longest": 9000}
+    lengths = {"documents": told, "groups": {"most_tokens": 4096}}
+    request = request_for(LLAMA_70B, config, plan=plan_for(LLAMA_70B, config, spec=spec, lengths=lengths))
+    flags = [word for flag in (*emitter.arguments(request), *group_flags(request)) for word in flag]
+    parsed, built = megatron.config(flags, world_size=64, environment=environment(config, LLAMA_70B))
+    assert parsed.dataloader_inter_document_masking
+    assert not parsed.create_attention_mask_in_dataloader
+    assert (built.hybrid_context_parallel, built.max_seqlen_per_dp_cp_rank) == (True, 4096)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.slug)

@@ -24,11 +24,13 @@ from meshplan.planner.emit.terms import feature_rows, write_all
 from meshplan.planner.emit.training.adapters import phase_of, refuse_adapters
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.megatron import script as megatron_script
+from meshplan.planner.emit.training.megatron.documents import DOCUMENTS, document_flags, document_notes
 from meshplan.planner.emit.training.megatron.model import Flag, inexpressible_shape, model_flags, model_notes
 from meshplan.planner.emit.training.megatron.terms import TERMS, ZERO_SHARDED_GRADIENTS
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules, keeping_to_documents
 from meshplan.planner.training.problem.problem import Phase, TrainingConfig
 
 TARGET = "megatron"
@@ -68,8 +70,9 @@ def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
         CannotExpressError: Megatron-LM has no arguments for the model, or refuses the configuration.
     """
     config, shape = request.config, request.shape
-    _refuse(config, shape)
-    return unchecked_flags(config, shape)
+    is_masked = request.documents is not None and request.documents.is_masked
+    _refuse(config, shape, keeping_to_documents(MEGATRON) if is_masked else MEGATRON)
+    return (*unchecked_flags(config, shape), *document_flags(request))
 
 
 def unchecked_flags(config: TrainingConfig, shape: ModelShape) -> tuple[Flag, ...]:
@@ -85,7 +88,7 @@ def unchecked_flags(config: TrainingConfig, shape: ModelShape) -> tuple[Flag, ..
     return tuple(flags)
 
 
-def _refuse(config: TrainingConfig, shape: ModelShape) -> None:
+def _refuse(config: TrainingConfig, shape: ModelShape, rules: FrameworkRules) -> None:
     missing = inexpressible_shape(shape)
     if missing is not None:
         raise CannotExpressError(TARGET, f"{missing.what} of {shape.name}", missing.nearest)
@@ -106,22 +109,22 @@ def _refuse(config: TrainingConfig, shape: ModelShape) -> None:
         name = getattr(config, field)
         if name not in known:
             raise CannotExpressError(TARGET, f"{field} {name!r}", "one of " + ", ".join(known))
-    broken = MEGATRON.broken(shape, config)
+    broken = rules.broken(shape, config)
     if broken:
         raise CannotExpressError(
             TARGET,
             "this configuration: " + "; ".join(f"{rule.message} ({rule.source})" for rule in broken),
-            _nearest(config, shape),
+            _nearest(config, shape, rules),
         )
 
 
-def _nearest(config: TrainingConfig, shape: ModelShape) -> str:
+def _nearest(config: TrainingConfig, shape: ModelShape, rules: FrameworkRules) -> str:
     """The first small change after which every rule is met, in prose."""
     for field, values in _SMALL_CHANGES:
         for value in values:
             change: dict[str, Any] = {field: value}
             smaller = field == "sequence_parallel" or value < getattr(config, field)
-            if smaller and not MEGATRON.broken(shape, replace(config, **change)):
+            if smaller and not rules.broken(shape, replace(config, **change)):
                 return f"the same plan with {field} = {value}"
     return "what meshplan plan finds with constraints.target: megatron"
 
@@ -159,6 +162,7 @@ def job(request: TrainingRequest) -> Job:
         notes=(
             *model_notes(request.shape),
             *_config_notes(request.config),
+            *document_notes(request),
             *release_notes(TARGET, request.framework_version),
         ),
     )
@@ -182,5 +186,5 @@ def _config_notes(config: TrainingConfig) -> tuple[str, ...]:
 
 
 def features() -> tuple[Feature, ...]:
-    """Rows of the support matrix, one for each term."""
-    return (*feature_rows(TERMS), RANK_TABLE)
+    """Rows of the support matrix: one for each term, documents, the rank table."""
+    return (*feature_rows(TERMS), DOCUMENTS, RANK_TABLE)

@@ -200,6 +200,18 @@ _OWN = (
     legality.host_only_rule("megatron", VALIDATE),
 )
 
+# Where attention keeps to documents.
+_DOCUMENTS = LegalityRule(
+    name="documents_are_not_padded_for_context_parallel",
+    holds=lambda _, config: config.context_parallel == 1,
+    message="documents that attention keeps to need context_parallel 1: ranks share each of them, which would have to "
+    "be a multiple of 2 × context_parallel tokens, and pre-training data are not padded "
+    "(or workload.sequence_lengths.cross_document_attention: true)",
+    stage="run time",
+    source="megatron-core 0.19.2: core/utils.py, _get_batch_on_this_cp_rank_per_document_balancing; "
+    "core/datasets/gpt_dataset.py, inter_document_masking",
+)
+
 MEGATRON = FrameworkRules(
     name="megatron",
     version="0.19.2",
@@ -211,6 +223,7 @@ MEGATRON = FrameworkRules(
     vocab_multiple_per_tensor_parallel=128,
     recompute_modes=RECOMPUTE_MODES,
     precisions=PRECISIONS,
+    document_rules=(_DOCUMENTS,),
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",

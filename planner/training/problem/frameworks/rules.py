@@ -38,6 +38,7 @@ class FrameworkRules:
         precisions: number formats of matrix products.
         sequence_parallel: norms may be split over the tensor-parallel devices; off where there is no flag for it.
         quantised_weights: frozen weights may be kept in four bits.
+        document_rules: rules that come in addition where attention keeps to documents of a sequence.
     """
 
     name: str
@@ -53,6 +54,7 @@ class FrameworkRules:
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp8")
     sequence_parallel: bool = True
     quantised_weights: bool = False
+    document_rules: tuple[LegalityRule, ...] = ()
 
     def broken(self, shape: ModelShape, config: Any) -> tuple[LegalityRule, ...]:
         """The rules that ONE configuration breaks; empty when the framework takes it."""
@@ -83,3 +85,8 @@ def without_layer_recompute(rules: FrameworkRules) -> FrameworkRules:
     """
     left = tuple(mode for mode in rules.recompute_modes if mode in ("none", "selective"))
     return replace(rules, recompute_modes=left)
+
+
+def keeping_to_documents(rules: FrameworkRules) -> FrameworkRules:
+    """The framework where several documents share a sequence and attention keeps to each."""
+    return replace(rules, rules=(*rules.rules, *rules.document_rules), document_rules=())

@@ -204,7 +204,12 @@ def test_every_target_has_rows_in_the_support_matrix() -> None:
     rows = support_matrix()
     assert {row["target"] for row in rows} == set(target_names())
     assert all(row["verified_by"] and (row["expressed_by"] or row["refuses"]) for row in rows)
-    known = {field.name for field in fields(TrainingConfig)} | {"rank_table", "hosts", "configuration"}
+    known = {field.name for field in fields(TrainingConfig)} | {
+        "rank_table",
+        "hosts",
+        "configuration",
+        "sequence_lengths",
+    }
     trains = {target.name for target in TARGETS if not target.serves}
     assert {row["feature"] for row in rows if row["target"] in trains} <= known
     assert all(row["parser_verified"] for row in rows if row["target"] in {"vllm", "sglang"})

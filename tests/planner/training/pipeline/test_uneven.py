@@ -92,6 +92,11 @@ def test_a_longer_micro_batch_is_never_faster(schedule: str) -> None:
     assert np.all(uneven_pipeline_units(schedule, 4, v, longer) >= before - 1e-12)
 
 
+def test_interleaving_takes_any_number_of_micro_batches() -> None:
+    few, some, many = (uneven_pipeline_units("interleaved", 4, 2, np.ones((1, m)))[0] for m in (4, 6, 8))
+    assert few < some < many
+
+
 def test_micro_batches_in_order_of_size_wait_little() -> None:
     sizes = np.random.default_rng(0).lognormal(0.0, 0.5, (20, 32))
     mixed = uneven_pipeline_units("1f1b", 4, 1, sizes).mean()
