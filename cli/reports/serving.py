@@ -111,7 +111,7 @@ def status_text(plan: Plan) -> str:
     else:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
     if (plan.answer or {}).get("speculation"):
-        known += "; searched without drafts and with those that are best at this load"
+        known += "; each without drafts and with every method and depth of the profile"
     if len(plan.spec["cluster"].get("nodes") or ()) > 1:
         known += "; of one kind of worker for each node type, prefill and decode on one node type each"
     return f"{known}; {effort_text(solution)}"

@@ -16,7 +16,7 @@ from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.serving.certify import certify_deployment
-from meshplan.planner.serving.drafts import search_with_speculation
+from meshplan.planner.serving.drafts import drafts_by_load
 from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.measured.recorded import recorded_serving_run, refine_recorded
 from meshplan.planner.serving.measured.validate import row_validator
@@ -26,7 +26,7 @@ from meshplan.planner.serving.problem.config import Role, serving_config_from_do
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving, serving_calibration
 from meshplan.planner.serving.search.branch import TIE
-from meshplan.planner.serving.search.search import estimate_pinned
+from meshplan.planner.serving.search.search import estimate_pinned, search_serving
 from meshplan.planner.validation.recorded import RecordedRun, Recording
 
 if TYPE_CHECKING:
@@ -59,10 +59,9 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
         shape: the model, if it is known already; the spec's model is then not looked up.
     """
     resolved = _resolved(question.document, question.catalog, question.base, shape)
-    problem, solution, search, drafts = search_with_speculation(
+    solution, search = search_serving(
         resolved.problem, seed=question.seed, budget=question.budget, on_progress=question.on_progress
     )
-    resolved = replace(resolved, problem=problem)
     report = {**solution_document(solution, question.seed), "num_candidates": search.num_candidates}
     report |= {"num_simulated": len(search.simulated), "is_complete": search.is_complete, "tie": TIE}
     identity = plan_identity(question.document, catalog_content(resolved))
@@ -75,10 +74,14 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
             rejected=tuple(rejected_rows(search)),
             **identity,
         )
+    chosen = solution.assignment
+    drafted = replace(resolved.problem, speculation=chosen.candidate.config.speculation, speculation_options=())
     made = make_serving_plan(
-        resolved, solution.assignment, search, solution=report, identity=identity, top=question.top
+        replace(resolved, problem=drafted), chosen, search, solution=report, identity=identity, top=question.top
     )
-    return made if drafts is None else replace(made, answer={**(made.answer or {}), "speculation": drafts})
+    if not resolved.problem.speculation_options:
+        return made
+    return replace(made, answer={**(made.answer or {}), "speculation": drafts_by_load(resolved.problem, chosen)})
 
 
 def certify(question: Question, made: Plan) -> Certificate:

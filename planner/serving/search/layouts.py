@@ -15,6 +15,7 @@ from meshplan.catalogs.hardware import Device
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
+from meshplan.planner.serving.problem.engine_rules import STAGES_WITH_DRAFTS
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.weight_tiers import WeightTiers
@@ -86,17 +87,9 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                 rejected[f"{machine.device.name} has no units for {', '.join(missing)}"] += 1
                 continue
             for layout in layouts(problem, machine, role):
-                if layout.num_devices > machine.joined_devices:
-                    rejected[machine.no_network] += 1
-                    continue
-                rules = problem.rules.layout_rules(quantization)
-                violated = next((rule for rule in rules if not rule.holds(problem.shape, layout)), None)
-                if violated is not None:
-                    rejected[f"{problem.rules.name}: {violated.message}"] += 1
-                    continue
-                misfit = None if problem.experts is None else problem.experts.misfit(layout)
-                if misfit is not None:
-                    rejected[misfit] += 1
+                refused = _refused(problem, machine, quantization, layout)
+                if refused is not None:
+                    rejected[refused] += 1
                     continue
                 worker = _placed(problem, role, node_type, machine, layout, quantization)
                 if worker is None:
@@ -107,6 +100,18 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                         yield replace(worker, power_cap_w=cap)
     if problem.tiering is not None and not any_fits:
         yield from problem.tiering.placements(problem, role, rejected)
+
+
+def _refused(problem: ServingProblem, machine: Machine, quantization: Quantization, layout: Layout) -> str | None:
+    """Why the machine, the engine or the experts do not take a layout."""
+    if layout.num_devices > machine.joined_devices:
+        return machine.no_network
+    for rule in problem.rules.layout_rules(quantization):
+        if not rule.holds(problem.shape, layout):
+            return f"{problem.rules.name}: {rule.message}"
+    if problem.speculation is not None and not problem.rules.takes_drafts(layout):
+        return f"{problem.rules.name}: {STAGES_WITH_DRAFTS}"
+    return None if problem.experts is None else problem.experts.misfit(layout)
 
 
 def layouts(problem: ServingProblem, machine: Machine, role: Role) -> list[Layout]:
