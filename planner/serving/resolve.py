@@ -16,7 +16,7 @@ from meshplan.catalogs.models.config import read_formats
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.models.stored_formats import StoredFormats
 from meshplan.planner.cluster.identity import cluster_identity
-from meshplan.planner.cluster.lookup import choose_price, is_path, look_up_shape, node_in_place, with_stated_links
+from meshplan.planner.cluster.lookup import choose_price, config_path, look_up_shape, node_in_place, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CAP_SHARE
@@ -82,7 +82,7 @@ def resolve_serving(
         if price is not None:
             prices[node.slug] = price
         machines[node.slug] = _machine(node, count, price, spec.cluster.host_memory)
-    stored = _stored(spec, shape, base, problems)
+    stored = _stored(spec, shape, catalog, base, problems)
     problems.check()
     formats = _formats(spec, shape, catalog, stored)
     spec = _with_engine(spec, shape, machines, formats)
@@ -173,12 +173,15 @@ def serving_calibration(catalog: Catalog, engine: str, architecture: str, *, clu
 ANY_ENGINE = "any-engine"
 
 
-def _stored(spec: ServingSpec, shape: ModelShape, base: Path, problems: Problems) -> StoredFormats | None:
-    """The formats that the model's own files state, where the spec names none and the model by a path."""
-    if spec.fixed.quantization is not None or spec.quantization or not is_path(spec.model, base):
+def _stored(
+    spec: ServingSpec, shape: ModelShape, catalog: Catalog, base: Path, problems: Problems
+) -> StoredFormats | None:
+    """The formats that the model's own files state, where the spec names none and there are such files."""
+    path = config_path(spec.model, catalog, base)
+    if spec.fixed.quantization is not None or spec.quantization or path is None:
         return None
     found: list[Problem] = []
-    stored = read_formats(base / spec.model, shape, found)
+    stored = read_formats(path, shape, found)
     for problem in found:
         problems.say("model", f"{spec.model}: {problem}; or state quantization")
     return stored
