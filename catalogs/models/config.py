@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from meshplan.catalogs.errors import ModelConfigError, Problem, why
@@ -20,6 +21,7 @@ from meshplan.catalogs.models.layers.blocks import ATTENTION_WORDS, layer_blocks
 from meshplan.catalogs.models.scope import language_section, scope_problems
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.catalogs.models.stored_formats import StoredFormats, stored_formats
+from meshplan.catalogs.models.vision import vision_tower
 from meshplan.catalogs.untrusted.documents import parse
 
 CONFIG_FILE, QUANTIZATION_FILE = "config.json", "hf_quant_config.json"
@@ -112,7 +114,11 @@ def shape_from_config(config: Mapping[str, object], *, slug: str, name: str = ""
     model_type = section.get("model_type", "")
     if not isinstance(model_type, str):
         raise config_error(slug, [Problem(path="model_type", message=f"must be text, is {shorten(model_type)}")])
-    return build_shape(section, family_of(model_type), family_name=model_type, slug=slug, name=name, source=source)
+    shape = build_shape(section, family_of(model_type), family_name=model_type, slug=slug, name=name, source=source)
+    vision = vision_tower(config, shape.hidden_size, problems)
+    if problems:
+        raise config_error(slug, problems)
+    return shape if vision is None else replace(shape, vision=vision)
 
 
 def config_error(slug: str, problems: list[Problem]) -> ModelConfigError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshplan.catalogs.units import format_duration
+from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, percent
@@ -166,6 +166,26 @@ def speculation_text(plan: Plan, width: int) -> str:
     until = by_load["hurts_from"]
     end = "Drafts help up to the worker's slots." if until is None else f"From {until} running on they hurt."
     text = f"Speculation: {chosen}. Time per token by load of a worker: {'; '.join(each)}. {end}"
+    return paragraph(text, width)
+
+
+def images_text(plan: Plan, width: int) -> str:
+    """What images cost the plan, or that a model that sees was planned for text alone; else empty."""
+    images = (plan.answer or {}).get("images")
+    tower = plan.provenance["model"].get("vision")
+    if images:
+        text = (
+            f"Images: each is {images['tokens']:,} tokens of the prompt; the vision encoder takes "
+            f"{format_bytes(images['encoder_bytes'])} of each device, and {format_duration(images['encode_s'])} for "
+            "those of one request. No run with images was compared."
+        )
+    elif tower:
+        text = (
+            f"Planned for text alone: the vision encoder ({tower['parameters'] / 1e9:.2f} billion parameters) and the "
+            "tokens and time of images are left out; workload.images states them."
+        )
+    else:
+        return ""
     return paragraph(text, width)
 
 

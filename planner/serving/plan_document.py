@@ -340,6 +340,12 @@ class _SpeculationAnswer(Section):
     running: Number
 
 
+class _ImagesAnswer(Section):
+    tokens: Count
+    encoder_bytes: Number
+    encode_s: Number
+
+
 class _Answer(Section):
     pareto: tuple[_Point, ...] = ()
     num_running: Number = 0.0
@@ -355,6 +361,7 @@ class _Answer(Section):
     experts: tuple[_Experts, ...] = ()
     max_request_rate_per_s: Number | None = None
     speculation: _SpeculationAnswer | Nothing = Nothing()
+    images: _ImagesAnswer | Nothing = Nothing()
 
     @model_validator(mode="after")
     def _idle_has_a_reason(self) -> Self:

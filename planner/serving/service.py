@@ -15,6 +15,7 @@ from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
+from meshplan.planner.serving.advice import images_answer
 from meshplan.planner.serving.certify import certify_deployment
 from meshplan.planner.serving.drafts import drafts_by_load
 from meshplan.planner.serving.infeasible import explain_infeasible
@@ -79,9 +80,12 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
     made = make_serving_plan(
         replace(resolved, problem=drafted), chosen, search, solution=report, identity=identity, top=question.top
     )
-    if not resolved.problem.speculation_options:
-        return made
-    return replace(made, answer={**(made.answer or {}), "speculation": drafts_by_load(resolved.problem, chosen)})
+    more: dict[str, Any] = {}
+    if resolved.problem.speculation_options:
+        more["speculation"] = drafts_by_load(resolved.problem, chosen)
+    if (images := images_answer(drafted, chosen.candidate.config)) is not None:
+        more["images"] = images
+    return replace(made, answer={**(made.answer or {}), **more}) if more else made
 
 
 def certify(question: Question, made: Plan) -> Certificate:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.serving.estimator.encoder import encoder_bytes
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
 from meshplan.planner.serving.problem.engine_rules import STAGES_WITH_DRAFTS
@@ -205,7 +206,14 @@ def _placed(
         most = min(limits.max_num_seqs, chunk * ranks)
         limits = replace(limits, max_batched_tokens=chunk, max_num_seqs=most)
     memory = worker_memory(
-        problem.shape, machine.device, layout, limits, quantization, context=held, experts=problem.experts
+        problem.shape,
+        machine.device,
+        layout,
+        limits,
+        quantization,
+        context=held,
+        experts=problem.experts,
+        encoder_bytes=encoder_bytes(problem.shape, problem.workload.images, layout),
     )
     if memory.kv_capacity_tokens < held * ranks:
         return None
