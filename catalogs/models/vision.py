@@ -20,6 +20,7 @@ from meshplan.catalogs.models.fields import shorten
 
 SECTION = "vision_config"
 MOST_SIZE = 1_000_000  # as for the sizes of language models: beyond it a value is a mistake
+MOST_PARAMETERS = 10**9  # published towers of these families hold 0.4 to 0.7 billion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,13 @@ def vision_tower(config: Mapping[str, object], hidden_size: int, problems: list[
         return None
     found = _Sizes(section, problems)
     tower = reader(found, config, hidden_size)
-    return None if found.is_wrong else tower
+    if found.is_wrong:
+        return None
+    if tower.parameters > MOST_PARAMETERS:
+        message = f"its sizes make {tower.parameters:,} parameters, more than the {MOST_PARAMETERS:,} that are believed"
+        problems.append(Problem(path=SECTION, message=message))
+        return None
+    return tower
 
 
 class _Sizes:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from meshplan.catalogs.database.seeds import seed_model_shape
 from meshplan.catalogs.errors import ModelConfigError
 from meshplan.catalogs.models.config import shape_from_config
 from meshplan.planner.core.plan import shape_document, shape_from_document
+from meshplan.planner.core.plan_document import Model
 
 # Parameters of the whole checkpoint, as the hub counts them in its safetensors files.
 PUBLISHED = {
@@ -73,6 +75,19 @@ def test_every_problem_of_a_section_at_once() -> None:
         shape_from_config(TEXT | {"vision_config": wrong}, slug="wrong")
     for path in ("depth", "hidden_size", "patch_size"):
         assert f"vision_config.{path}: must be a whole number from 1 to 1000000" in str(raised.value)
+
+
+def test_a_tower_that_is_not_believed() -> None:
+    with pytest.raises(ModelConfigError, match=r"its sizes make [\d,]+ parameters, more than the 1,000,000,000"):
+        shape_from_config(TEXT | {"vision_config": {"depth": 900}}, slug="huge")
+    document = shape_document(seed_model_shape("qwen3-vl-8b"))
+    for change, message in (
+        ({"patch_size": 0}, "patches must be above 0"),
+        ({"parameters": -1}, "vision.parameters is -1"),
+        ({"merged": "<b>"}, "valid integer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TypeAdapter(Model).validate_python({**document, "vision": {**document["vision"], **change}})
 
 
 def test_a_tower_of_another_family_is_not_guessed() -> None:
