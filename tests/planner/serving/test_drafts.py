@@ -22,6 +22,7 @@ from meshplan.planner.serving.search.search import search_serving
 from meshplan.planner.serving.search.slo_judgement import judge
 
 CHOOSE: dict[str, Any] = {"choose": ["ngram", "eagle3"], "draft_model": "some/eagle3"}
+ONE_CHUNK = {"mode": "aggregated", "max_batched_tokens": 2048}
 PROFILE = {"ngram": {3: 1.2}, "eagle3": {3: 2.25}}
 
 
@@ -101,7 +102,7 @@ def simulated_config(problem: ServingProblem, drafts: Speculation | None) -> Ser
 
 def test_every_option_is_searched(catalog: Catalog) -> None:
     """The plan is the best of a search for each option by itself, and is proven."""
-    problem = problem_of(catalog, CHOOSE | {"profile": PROFILE}, concurrency=64)
+    problem = problem_of(catalog, CHOOSE | {"profile": PROFILE}, concurrency=64, fixed=ONE_CHUNK)
     solution, report = search_serving(problem)
     alone = {stated.speculation: search_serving(stated)[0] for stated in problem.with_each_draft}
     least = min(found.objective for found in alone.values() if found.objective is not None)
@@ -115,7 +116,7 @@ def test_every_option_is_searched(catalog: Catalog) -> None:
 
 def test_no_drafts_where_none_is_accepted(catalog: Catalog) -> None:
     useless = {"choose": ["ngram"], "profile": {"ngram": {1: 1.0, 5: 1.0}}}
-    solution, _ = search_serving(problem_of(catalog, useless))
+    solution, _ = search_serving(problem_of(catalog, useless, fixed=ONE_CHUNK))
     assert solution.assignment is not None
     assert solution.assignment.candidate.config.speculation is None
 
