@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from meshplan.catalogs.errors import ModelConfigError, Problem, why
@@ -20,6 +21,7 @@ from meshplan.catalogs.models.layers.blocks import ATTENTION_WORDS, layer_blocks
 from meshplan.catalogs.models.scope import language_section, scope_problems
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.catalogs.models.stored_formats import StoredFormats, stored_formats
+from meshplan.catalogs.models.vision import vision_tower
 from meshplan.catalogs.untrusted.documents import parse
 
 CONFIG_FILE, QUANTIZATION_FILE = "config.json", "hf_quant_config.json"
@@ -29,18 +31,20 @@ _LATENT_FIELDS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_hea
 _TWO_MATRIX_ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "relu", "relu2", "xielu")
 
 
-def read_config(path: Path) -> ModelShape:
+def read_config(path: Path, *, name: str = "") -> ModelShape:
     """The shape described by a ``config.json``, or by the folder that holds one.
 
-    The slug is the folder's name (the file's, where it is not called ``config.json``).
+    Args:
+        path: the file or the folder.
+        name: of the model; empty: the folder's (the file's, where it is not called ``config.json``).
 
     Raises:
         ModelConfigError: the file is missing, too large, not JSON, or not that of a decoder-only transformer.
     """
     file, content = _read_bounded(path)
-    name = file.resolve().parent.name if file.name == CONFIG_FILE else file.stem
+    name = name or (file.resolve().parent.name if file.name == CONFIG_FILE else file.stem)
     slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "model"
-    return shape_from_config(_parse(file, content), slug=slug, name=name, source=str(path))
+    return shape_from_config(parse_config(file, content), slug=slug, name=name, source=str(path))
 
 
 def read_formats(path: Path, shape: ModelShape, problems: list[Problem]) -> StoredFormats | None:
@@ -52,11 +56,11 @@ def read_formats(path: Path, shape: ModelShape, problems: list[Problem]) -> Stor
         ModelConfigError: a file cannot be read.
     """
     file, content = _read_bounded(path)
-    stated = stored_formats(_parse(file, content), shape, problems)
+    stated = stored_formats(parse_config(file, content), shape, problems)
     beside = file.with_name(QUANTIZATION_FILE)
     if stated is not None or problems or not beside.is_file():
         return stated
-    return stored_formats(_parse(*_read_bounded(beside)), shape, problems)
+    return stored_formats(parse_config(*_read_bounded(beside)), shape, problems)
 
 
 def _read_bounded(path: Path) -> tuple[Path, bytes]:
@@ -76,8 +80,12 @@ def _read_bounded(path: Path) -> tuple[Path, bytes]:
     return file, content
 
 
-def _parse(file: Path, content: bytes) -> Mapping[str, object]:
-    """The JSON object in ``content``."""
+def parse_config(file: Path, content: bytes) -> Mapping[str, object]:
+    """The JSON object that a configuration file or an answer holds.
+
+    Raises:
+        ModelConfigError: it is none.
+    """
     try:
         config = parse(content.decode("utf-8-sig"), is_json=True, name=str(file), reads_infinity=True)
     except ValueError as error:
@@ -106,7 +114,11 @@ def shape_from_config(config: Mapping[str, object], *, slug: str, name: str = ""
     model_type = section.get("model_type", "")
     if not isinstance(model_type, str):
         raise config_error(slug, [Problem(path="model_type", message=f"must be text, is {shorten(model_type)}")])
-    return build_shape(section, family_of(model_type), family_name=model_type, slug=slug, name=name, source=source)
+    shape = build_shape(section, family_of(model_type), family_name=model_type, slug=slug, name=name, source=source)
+    vision = vision_tower(config, shape.hidden_size, problems)
+    if problems:
+        raise config_error(slug, problems)
+    return shape if vision is None else replace(shape, vision=vision)
 
 
 def config_error(slug: str, problems: list[Problem]) -> ModelConfigError:

@@ -15,6 +15,7 @@ from enum import Enum
 
 from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks
+from meshplan.catalogs.models.vision import VisionTower
 
 
 class AttentionKind(Enum):
@@ -109,6 +110,7 @@ class ModelShape:
         word_embedding_size: width of the embedding and the LM head where two extra matrices map it to h and back
             (OPT-350M); None where it is h.
         num_nextn_predict_layers: multi-token-prediction layers (DeepSeek-V3); they train but do not count as layers.
+        vision: the encoder of images in front; None without one that is read. It is no part of the counts here.
         source: citation of the configuration.
     """
 
@@ -144,6 +146,7 @@ class ModelShape:
     qk_norm_full_width: bool = False
     word_embedding_size: int | None = None
     num_nextn_predict_layers: int = 0
+    vision: VisionTower | None = None
     source: str = ""
 
     # --- layers -------------------------------------------------------------------------------------------------

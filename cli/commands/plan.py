@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,10 @@ NameOption = Annotated[str, typer.Option("--name", help="What you call the plan.
 TagOption = Annotated[
     str | None, typer.Option("--tag", help="Unique handle; moves here from another plan.", show_default=False)
 ]
+DownloadOption = Annotated[
+    bool,
+    typer.Option("--download", help="Fetch the config.json of a Hugging Face id that is not known here."),
+]
 FullOption = Annotated[bool, typer.Option("--full", help="The whole report, not the first screen alone.")]
 
 
@@ -115,6 +120,7 @@ def plan(
     memory_limit: MemoryLimitOption = "2 GiB",
     seed: SeedOption = 0,
     certify: CertifyOption = False,
+    download: DownloadOption = False,
     out: OutOption = None,
     script: ScriptOption = "",
     force: ForceOption = False,
@@ -152,10 +158,12 @@ def plan(
     )
     catalog = open_catalog(db, or_shipped=True)
     document, base = question(spec, asked, settings or (), catalog)
+    service = server_of(context)
+    if download:
+        _fetch_model(document, catalog, base, service)
     if out is not None:
         check_files(document, catalog, base=base, script=script)
     options: dict[str, Any] = {"seed": seed, "top": top, "time_limit_s": time_limit, "certify": certify}
-    service = server_of(context)
     memory_bytes = parse_quantity(memory_limit, Dimension.BYTES)
     with progress_line() as on_progress:
         if service is not None:
@@ -169,6 +177,18 @@ def plan(
         raise typer.Exit(EXIT_SOLVER)
     if is_infeasible(made):
         raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def _fetch_model(document: dict[str, Any], catalog: Catalog, base: Path, service: str | None) -> None:
+    """Fetch the configuration of the question's model, unless the catalog or this machine has it."""
+    from meshplan.catalogs.models.hub import download_config
+    from meshplan.planner.cluster.lookup import config_path
+
+    if service is not None:
+        raise typer.BadParameter("the service knows its own models: leave --download out, or import the model there")
+    model = str(document.get("model", ""))
+    if config_path(model, catalog, base) is None and catalog.model_name(model) is None:
+        sys.stderr.write(f"fetched: {download_config(model)}\n")
 
 
 def _asked_elsewhere(

@@ -194,5 +194,25 @@ def _store_text(row: Mapping[str, Any]) -> str:
     return f"{name}: {size} a device{short} at {rate}, pays above {format_bandwidth(pays)}{why}"
 
 
+def images_text(plan: Plan, width: int) -> str:
+    """What images cost the plan, or that a model that sees was planned for text alone; else empty."""
+    images = (plan.answer or {}).get("images")
+    tower = plan.provenance["model"].get("vision")
+    if images:
+        text = (
+            f"Images: each is {images['tokens']:,} tokens of the prompt; the vision encoder takes "
+            f"{format_bytes(images['encoder_bytes'])} of each device, and {format_duration(images['encode_s'])} for "
+            "those of one request. No run with images was compared."
+        )
+    elif tower:
+        text = (
+            f"Planned for text alone: the vision encoder ({tower['parameters'] / 1e9:.2f} billion parameters) and the "
+            "tokens and time of images are left out; workload.images states them."
+        )
+    else:
+        return ""
+    return paragraph(text, width)
+
+
 def _named(method: str, drafted: int) -> str:
     return f"{_METHODS.get(method, method)}, {drafted} token{'s' if drafted > 1 else ''} drafted"

@@ -14,7 +14,7 @@ from types import ModuleType
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
 from meshplan.cli.reports import advice, mixed, serving, training
-from meshplan.cli.reports.advice import speculation_text
+from meshplan.cli.reports.advice import images_text, speculation_text
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
@@ -165,6 +165,7 @@ def _serving(plan: Plan, width: int) -> str:
     tail = [
         _side_by_side(_pool_bars(plan), _time_bars(plan.breakdown, "Where an iteration's time goes")),
         _kept(plan, width),
+        images_text(plan, width),
         speculation_text(plan, width),
         serving.calibration_text(plan, width),
     ]

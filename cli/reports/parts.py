@@ -8,7 +8,6 @@ from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
-from meshplan.cli.reports.configuration import config_text
 from meshplan.planner.core.certificate import AGREES, DISAGREES, UNFINISHED
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
@@ -93,6 +92,9 @@ def _miss(row: Row) -> str:
         return example
     if excess is None or not isinstance(example, Mapping):
         return ""
+    # Only a training plan names a configuration here: other answers do not pay for what training is made of.
+    from meshplan.cli.reports.configuration import config_text
+
     limit = str(row["reason"]).removeprefix("over the limit: ")
     format_excess = {"step time": format_duration, "cost of the run": format_usd}.get(limit, format_bytes)
     return f"{format_excess(excess)} too much with {config_text(example)}"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, show_document, show_rows, show_text, terminal_width
-from meshplan.cli.reports.first_screen import first_screen, ticket
 from meshplan.cli.reports.parts import certificate_text, paragraph
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
@@ -43,6 +42,12 @@ def report_of(kind: str) -> Any:
     return importlib.import_module(KINDS[kind].report)
 
 
+def _summed_up(plan: Plan, part: str, **options: Any) -> str | None:
+    """The first screen or the ticket of a plan; None for kinds whose whole report is short."""
+    module = KINDS[plan.kind].summary
+    return getattr(importlib.import_module(module), part)(plan, **options) if module else None
+
+
 def show_plan(plan: Plan, form: Format, *, footer: str = "", full: bool = True) -> None:
     """Print a plan: JSON and YAML hold all of it, CSV the best candidates, Markdown what a ticket needs.
 
@@ -57,10 +62,10 @@ def show_plan(plan: Plan, form: Format, *, footer: str = "", full: bool = True) 
         show_document(plan.to_document(), form)
     elif form is Format.TABLE:
         width = terminal_width()
-        body = (None if full else first_screen(plan, width=width)) or view.report(plan, width=width)
+        body = (None if full else _summed_up(plan, "first_screen", width=width)) or view.report(plan, width=width)
         body += certificate_text(plan, width)
         show_text(f"{body}\n{footer}" if footer else body)
-    elif form is Format.MARKDOWN and (text := ticket(plan)):
+    elif form is Format.MARKDOWN and (text := _summed_up(plan, "ticket")):
         show_text(text)
     else:
         show_rows(view.top_rows(plan), tuple(view.top_columns(plan)), form)

@@ -11,6 +11,7 @@ from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.advice import (
     STORES,
     better_shapes,
+    images_text,
     overlap_section,
     pareto_section,
     sensitivity_section,
@@ -86,6 +87,9 @@ def question_text(spec: Mapping[str, Any]) -> str:
         requests = f"the requests of {workload['trace']}"
     else:
         requests = f"{workload.get('input_length')} tokens in, {workload.get('output_length')} out"
+    if images := workload.get("images"):
+        size = f"{images['width']} × {images['height']}"
+        requests += f", {counted(images.get('per_request', 1), 'image')} of {size}"
     if workload.get("request_rate_per_s"):
         requests += f", {workload['request_rate_per_s']:g} requests/s"
     elif workload.get("concurrency"):
@@ -113,7 +117,7 @@ def status_text(plan: Plan) -> str:
     else:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
     if (plan.answer or {}).get("speculation"):
-        known += "; searched without drafts and with those that are best at this load"
+        known += "; each without drafts and with every method and depth of the profile"
     if (plan.answer or {}).get("kv_stores"):
         known += "; searched without a tier of prefixes and with each store"
     if len(plan.spec["cluster"].get("nodes") or ()) > 1:
@@ -267,8 +271,8 @@ def predicted_section(plan: Plan, width: int) -> str:
         Column(key="between", title="between"),
     )
     text = rendered_rows(rows, columns, Format.TABLE, width=width)
-    drafts = speculation_text(plan, width) + stores_text(plan, width)
-    return text + drafts + sampling_text(plan, width) + calibration_text(plan, width) + power_text(plan, width)
+    known = images_text(plan, width) + speculation_text(plan, width) + stores_text(plan, width)
+    return text + known + sampling_text(plan, width) + calibration_text(plan, width) + power_text(plan, width)
 
 
 def sampling_text(plan: Plan, width: int) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
 from meshplan.catalogs.hardware import Device, Link, NodeType, Price
 from meshplan.catalogs.models.config import read_config
+from meshplan.catalogs.models.hub import HUB, cached_config, is_hub_id
 from meshplan.catalogs.models.scope import why_unread
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.links_spec import LinkSpec
@@ -29,9 +30,12 @@ IN_PLACE = "as described in the spec"
 def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) -> ModelShape | None:
     """The shape of a catalog model or of a ``config.json``; None after adding a problem."""
     try:
+        path = config_path(model, catalog, base)
+        if path is None:
+            return catalog.model_shape(model)
         if is_path(model, base):
-            return read_config(base / model)
-        return catalog.model_shape(model)
+            return read_config(path)
+        return replace(read_config(path, name=model.rpartition("/")[2]), source=f"{HUB}/{model}")
     except UnknownEntryError as error:
         if part := why_unread(model):
             problems.say("model", f"{model} is not supported yet: it has {part}")
@@ -39,11 +43,21 @@ def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) 
         problems.say(
             "model",
             f"{error} (see: meshplan catalog list models; or give the path of its config.json: "
-            f"hf download {model if '/' in model else 'ORGANISATION/MODEL'} config.json)",
+            f"hf download {model if '/' in model else 'ORGANISATION/MODEL'} config.json"
+            f"{', or plan with --download' if is_hub_id(model) else ''})",
         )
     except CatalogError as error:
         problems.say("model", str(error))
     return None
+
+
+def config_path(model: str, catalog: Catalog, base: Path) -> Path | None:
+    """Where the ``config.json`` of a model lies that a spec names by a path, or by an id that the catalog does not know
+    but a cache of this machine holds; None for the catalog's models, and where there is none.
+    """
+    if is_path(model, base):
+        return base / model
+    return None if catalog.model_name(model) is not None else cached_config(model)
 
 
 def is_path(model: str, base: Path) -> bool:

@@ -25,8 +25,9 @@ optional, and a kind without one says so in an error that names those that have 
 ============================  ========================================================================================
 
 Its *launch* module (optional) has ``target(plan)`` and ``files(plan, options, catalog)``; its *report* module is the
-command line's view of its plans (``meshplan.cli.reports.plan.Report``). Modules are named, not imported: ``--help``
-must not pay for a solver.
+command line's view of its plans (``meshplan.cli.reports.plan.Report``), its *summary* module (optional) has
+``first_screen(plan, width=…)`` and ``ticket(plan)`` for plans whose report is longer than a screen. Modules are named,
+not imported: ``--help`` must not pay for a solver.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Kind:
         launch: module that makes launcher files of its plans; empty where nothing can be launched.
         document: module with ``PLAN``, the model of its plans as they may come from anybody.
         report: module of the command line that shows its plans.
+        summary: module of the command line that sums them up; empty where the whole report is short.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Kind:
     launch: str = ""
     document: str = "meshplan.planner.core.plan_document"
     report: str = "meshplan.cli.reports.stand_alone"
+    summary: str = ""
 
     def offers(self, name: str) -> Any:
         """The service's function or class of that name; None where the kind has none."""
@@ -113,6 +116,7 @@ _KINDS = (
         launch=f"{_PLANNER}.launch.training",
         document=f"{_PLANNER}.training.plan_document",
         report=f"{_REPORTS}.training",
+        summary=f"{_REPORTS}.first_screen",
     ),
     Kind(
         name="serving",
@@ -120,6 +124,7 @@ _KINDS = (
         launch=f"{_PLANNER}.launch.serving",
         document=f"{_PLANNER}.serving.plan_document",
         report=f"{_REPORTS}.serving",
+        summary=f"{_REPORTS}.first_screen",
     ),
     Kind(name="rank-mapping", service=f"{_PLANNER}.rank_mapping.service"),
     Kind(name="expert-placement", service=f"{_PLANNER}.expert_placement.service"),

@@ -16,6 +16,7 @@ from typing import Any
 from meshplan.catalogs.models.layers.attention_form import AttentionForm, Matrix
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, RecurrentMixer, SparseIndexer
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.vision import VisionTower
 
 # Fields of the run, not of the answer; no digest covers them.
 CLOCK_FIELDS = ("wall_s", "cpu_s", "created_at")
@@ -210,6 +211,8 @@ def shape_document(shape: ModelShape) -> dict[str, Any]:
                 del document["blocks"][key]
     if shape.moe is not None and shape.moe.latent_size is None:
         del document["moe"]["latent_size"]
+    if shape.vision is None:
+        del document["vision"]
     return document
 
 
@@ -218,6 +221,8 @@ def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
     values = dict(document)  # what equals the default of a ModelShape need not stand there
     if values.get("latent") is not None:
         values["latent"] = LatentAttention(**values["latent"])
+    if values.get("vision") is not None:
+        values["vision"] = VisionTower(**values["vision"])
     if (experts := values.get("moe")) is not None:
         values["moe"] = MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])})
     if "attention" in values:

@@ -186,6 +186,9 @@ def _sound_shape(shape: ModelShape) -> ModelShape:
     experts = shape.moe
     if experts is not None and len(experts.moe_layers) != layers:
         problems.append(f"moe_layers has {len(experts.moe_layers)} entries for {layers} layers")
+    vision = shape.vision
+    if vision is not None and min(vision.num_layers, vision.hidden_size, vision.patch_size, vision.merged) < 1:
+        problems.append("vision: layers, widths and patches must be above 0")
     blocks = shape.blocks
     if blocks is not None and (len(blocks.mixers), len(blocks.has_mlp)) != (layers, layers):
         problems.append(f"blocks has {len(blocks.mixers)} mixers and {len(blocks.has_mlp)} MLPs for {layers} layers")

@@ -91,9 +91,13 @@ def _longest_request(plan: Plan) -> int | None:
     lengths = (workload.get("input_length"), workload.get("output_length"))
     if None in lengths:
         return None
+    shape, images = shape_from_document(plan.provenance["model"]), workload.get("images")
+    seen = 0
+    if images is not None and shape.vision is not None:
+        seen = images.get("per_request", 1) * shape.vision.tokens(images["width"], images["height"])
     whole = [pool["limits"] for pool in plan.config["pools"] if not pool["limits"]["chunked_prefill"]]
     budget = min((int(limits["max_batched_tokens"]) for limits in whole), default=None)
-    return with_room(int(sum(lengths)), shape_from_document(plan.provenance["model"]).max_sequence_length, budget)
+    return with_room(int(sum(lengths)) + seen, shape.max_sequence_length, budget)
 
 
 def _prefix_caching(plan: Plan) -> bool | None:

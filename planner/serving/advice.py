@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
+from meshplan.planner.serving.estimator.encoder import encoder_bytes
 from meshplan.planner.serving.estimator.expert_traffic import expert_traffic
 from meshplan.planner.serving.estimator.memory import weights_bytes
 from meshplan.planner.serving.estimator.overlap_bound import overlap_bound
-from meshplan.planner.serving.problem.config import Pool, Role
+from meshplan.planner.serving.estimator.pools import pool_worker
+from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig
 from meshplan.planner.serving.problem.expert_routing import copies_of
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
@@ -202,3 +204,22 @@ def _changed(problem: ServingProblem, chosen: Simulated) -> Iterator[tuple[str, 
         yield "a quarter more in flight", replace(base, concurrency=round(MORE * base.concurrency))
     if base.prefix_hit_rate > 0.0:
         yield "no prefix found in the cache", replace(base, prefix_hit_rate=0.0)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def images_answer(problem: ServingProblem, config: ServingConfig) -> dict[str, Any] | None:
+    """What the images of a request are to the plan; None for text alone.
+
+    The time is that of one prompt's images on an otherwise idle worker, before calibration.
+    """
+    images = problem.workload.images
+    if images is None:
+        return None
+    pool = config.pools[0]
+    return {
+        "tokens": images.tokens,
+        "encoder_bytes": encoder_bytes(problem.shape, images, pool.layout),
+        "encode_s": pool_worker(problem.site, pool, problem.workload, config.speculation).encode_s,
+    }

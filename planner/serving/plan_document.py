@@ -351,6 +351,12 @@ class _KvStore(Section):
     is_chosen: bool
 
 
+class _ImagesAnswer(Section):
+    tokens: Count
+    encoder_bytes: Number
+    encode_s: Number
+
+
 class _Answer(Section):
     pareto: tuple[_Point, ...] = ()
     num_running: Number = 0.0
@@ -367,6 +373,7 @@ class _Answer(Section):
     max_request_rate_per_s: Number | None = None
     speculation: _SpeculationAnswer | Nothing = Nothing()
     kv_stores: tuple[_KvStore, ...] = ()
+    images: _ImagesAnswer | Nothing = Nothing()
 
     @model_validator(mode="after")
     def _idle_has_a_reason(self) -> Self:

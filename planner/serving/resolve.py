@@ -16,7 +16,7 @@ from meshplan.catalogs.models.config import read_formats
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.models.stored_formats import StoredFormats
 from meshplan.planner.cluster.identity import cluster_identity
-from meshplan.planner.cluster.lookup import choose_price, is_path, look_up_shape, node_in_place, with_stated_links
+from meshplan.planner.cluster.lookup import choose_price, config_path, look_up_shape, node_in_place, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CAP_SHARE
@@ -26,7 +26,7 @@ from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats
-from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, ServingWorkload
 from meshplan.planner.serving.problem.spec import GIB, ServingSpec
 from meshplan.planner.serving.problem.speculation import speculation_options
 from meshplan.planner.serving.problem.trace import read_trace
@@ -74,7 +74,8 @@ def resolve_serving(
     problems.check()
     if shape is None:
         raise AssertionError("a missing shape is a problem, and problems were checked")
-    workload = _workload(spec, base)
+    workload = _workload(spec, shape, base, problems)
+    problems.check()
     prices: dict[str, Price] = {}
     machines: dict[str, Machine] = {}
     for node, count in nodes.values():
@@ -82,7 +83,7 @@ def resolve_serving(
         if price is not None:
             prices[node.slug] = price
         machines[node.slug] = _machine(node, count, price, spec.cluster.host_memory)
-    stored = _stored(spec, shape, base, problems)
+    stored = _stored(spec, shape, catalog, base, problems)
     problems.check()
     formats = _formats(spec, shape, catalog, stored)
     spec = _with_engine(spec, shape, machines, formats)
@@ -174,12 +175,15 @@ def serving_calibration(catalog: Catalog, engine: str, architecture: str, *, clu
 ANY_ENGINE = "any-engine"
 
 
-def _stored(spec: ServingSpec, shape: ModelShape, base: Path, problems: Problems) -> StoredFormats | None:
-    """The formats that the model's own files state, where the spec names none and the model by a path."""
-    if spec.fixed.quantization is not None or spec.quantization or not is_path(spec.model, base):
+def _stored(
+    spec: ServingSpec, shape: ModelShape, catalog: Catalog, base: Path, problems: Problems
+) -> StoredFormats | None:
+    """The formats that the model's own files state, where the spec names none and there are such files."""
+    path = config_path(spec.model, catalog, base)
+    if spec.fixed.quantization is not None or spec.quantization or path is None:
         return None
     found: list[Problem] = []
-    stored = read_formats(base / spec.model, shape, found)
+    stored = read_formats(path, shape, found)
     for problem in found:
         problems.say("model", f"{spec.model}: {problem}; or state quantization")
     return stored
@@ -267,11 +271,25 @@ def _price(spec: ServingSpec, node: NodeType) -> Price | None:
     return choose_price(node.prices, spec.constraints.price)
 
 
-def _workload(spec: ServingSpec, base: Path) -> ServingWorkload:
+def _images(spec: ServingSpec, shape: ModelShape, problems: Problems) -> Images | None:
+    """The images of a request as the model's encoder cuts them; a problem where it has none that is read."""
+    asked, tower = spec.workload.images, shape.vision
+    if asked is None:
+        return None
+    if tower is None:
+        problems.say("workload.images", f"no vision encoder of {shape.name} is known: leave images out")
+        return None
+    patches, tokens = (count(asked.width, asked.height) for count in (tower.patches, tower.tokens))
+    return Images(per_request=asked.per_request, patches=patches, tokens=tokens)
+
+
+def _workload(spec: ServingSpec, shape: ModelShape, base: Path, problems: Problems) -> ServingWorkload:
     asked = spec.workload
     trace = None if asked.trace is None else read_trace(base / asked.trace)
     prompt, output = float(asked.input_length or 0), float(asked.output_length or 0)
-    rate = asked.request_rate_per_s
+    rate, images = asked.request_rate_per_s, _images(spec, shape, problems)
+    if images is not None:
+        prompt += images.per_request * images.tokens
     if trace is not None:
         prompt, output = float(trace.input_length.mean()), float(trace.output_length.mean())
         rate = rate or _recorded_rate(trace)
@@ -287,6 +305,7 @@ def _workload(spec: ServingSpec, base: Path) -> ServingWorkload:
         prefix_hit_rate=asked.prefix_hit_rate,
         num_prefixes=asked.num_prefixes,
         trace=trace,
+        images=images,
     )
 
 

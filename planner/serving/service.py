@@ -15,8 +15,9 @@ from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
+from meshplan.planner.serving.advice import images_answer
 from meshplan.planner.serving.certify import certify_deployment
-from meshplan.planner.serving.drafts import search_with_speculation
+from meshplan.planner.serving.drafts import drafts_by_load
 from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.measured.recorded import recorded_serving_run, refine_recorded
 from meshplan.planner.serving.measured.validate import row_validator
@@ -26,7 +27,7 @@ from meshplan.planner.serving.problem.config import Role, serving_config_from_do
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving, serving_calibration
 from meshplan.planner.serving.search.branch import TIE
-from meshplan.planner.serving.search.search import estimate_pinned
+from meshplan.planner.serving.search.search import estimate_pinned, search_serving
 from meshplan.planner.validation.recorded import RecordedRun, Recording
 
 if TYPE_CHECKING:
@@ -59,18 +60,17 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
         shape: the model, if it is known already; the spec's model is then not looked up.
     """
     resolved = _resolved(question.document, question.catalog, question.base, shape)
-    stores: list[dict[str, Any]] = []
     settings: dict[str, Any] = {"seed": question.seed, "budget": question.budget, "on_progress": question.on_progress}
+    stores: list[dict[str, Any]] = []
     if resolved.problem.kv_stores:
         # Start-up: most questions have no tiers.
         from meshplan.planner.serving.tiers.kv_choice import search_with_stores
 
-        chosen = search_with_stores(resolved.problem, **settings)
-        problem, solution, search, drafts = chosen.problem, chosen.solution, chosen.report, chosen.drafts
-        stores = chosen.stores
+        found = search_with_stores(resolved.problem, **settings)
+        resolved = replace(resolved, problem=found.problem)
+        solution, search, stores = found.solution, found.report, found.stores
     else:
-        problem, solution, search, drafts = search_with_speculation(resolved.problem, **settings)
-    resolved = replace(resolved, problem=problem)
+        solution, search = search_serving(resolved.problem, **settings)
     report = {**solution_document(solution, question.seed), "num_candidates": search.num_candidates}
     report |= {"num_simulated": len(search.simulated), "is_complete": search.is_complete, "tie": TIE}
     identity = plan_identity(question.document, catalog_content(resolved))
@@ -83,10 +83,16 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
             rejected=tuple(rejected_rows(search)),
             **identity,
         )
+    chosen = solution.assignment
+    drafted = replace(resolved.problem, speculation=chosen.candidate.config.speculation, speculation_options=())
     made = make_serving_plan(
-        resolved, solution.assignment, search, solution=report, identity=identity, top=question.top
+        replace(resolved, problem=drafted), chosen, search, solution=report, identity=identity, top=question.top
     )
-    more = ({} if drafts is None else {"speculation": drafts}) | ({"kv_stores": stores} if stores else {})
+    more: dict[str, Any] = {"kv_stores": stores} if stores else {}
+    if resolved.problem.speculation_options:
+        more["speculation"] = drafts_by_load(resolved.problem, chosen)
+    if (images := images_answer(drafted, chosen.candidate.config)) is not None:
+        more["images"] = images
     return replace(made, answer={**(made.answer or {}), **more}) if more else made
 
 

@@ -101,6 +101,15 @@ def _formats(request: ServingRequest, pool: Pool) -> Arguments:
     return arguments if scheme is None else {**arguments, "--quantization": _ONLINE[scheme]}
 
 
+def _images(request: ServingRequest, _: Pool) -> Arguments:
+    """Room for the images that a request has; the encoder is split as it was priced (--mm-encoder-tp-mode weights)."""
+    images = (request.plan.spec.get("workload") or {}).get("images")
+    if images is None:
+        return {}
+    most = json.dumps({"image": images.get("per_request", 1)}, separators=(",", ":"))
+    return {"--limit-mm-per-prompt": most}
+
+
 def _speculation(request: ServingRequest, _: Pool) -> Arguments:
     speculation = request.config.speculation
     if speculation is None:
@@ -195,6 +204,12 @@ TERMS = (
         _speculation,
         "--speculative-config (mtp, draft_model, eagle3, ngram)",
         verified_by=f"{_PARSER} for prediction layers; others: flag and JSON only",
+    ),
+    _rows.write_only(
+        "images",
+        _images,
+        "--limit-mm-per-prompt (as many images as a request has)",
+        verified_by="documented argument list",
     ),
     _rows.write_only("roles", _transfer, "--kv-transfer-config NixlConnector"),
     _rows.max_sequence_length("--max-model-len"),

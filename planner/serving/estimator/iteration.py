@@ -26,6 +26,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.attention import ATTENTION_KERNELS, SoftmaxAttention, attended_pairs
 from meshplan.planner.serving.estimator.collectives import Exchange
+from meshplan.planner.serving.estimator.encoder import encode_s
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.estimator.mixers import NORM_ELEMENTS, Mixers
@@ -35,6 +36,7 @@ from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role, Speculation
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
+from meshplan.planner.serving.problem.requests import Images
 
 # Memory-bound kernels of the MLP half of a layer.
 MLP_KERNELS = 2.0
@@ -108,6 +110,7 @@ class Worker:
         graphed_tokens: an iteration with prompts is replayed from graphs where a batch has at most so many tokens, and
             at most two for each request that may run.
         one_batch: stages are passed by one batch at a time, not by a batch each.
+        images: of each prompt; None: text alone.
     """
 
     shape: ModelShape
@@ -125,6 +128,7 @@ class Worker:
     slowdown: Slowdown | None = None
     graphed_tokens: int = 0
     one_batch: bool = False
+    images: Images | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -326,6 +330,19 @@ class Worker:
         return 1 if self.speculation is None else self.speculation.verified_tokens
 
     @cached_property
+    def encode_s(self) -> float:
+        """Time of the images of one prompt on the first stage; 0 for text alone."""
+        if self.images is None or self.shape.vision is None:
+            return 0.0
+        return encode_s(
+            self.shape.vision,
+            self.images,
+            operators=self.operators,
+            exchange=self.exchange,
+            tensor_parallel=self.layout.tensor_parallel,
+        )
+
+    @cached_property
     def device_times(self) -> DeviceTimes:
         """Times from kernels and links alone, before calibration."""
         batch_seqs = -(-self.limits.max_num_seqs // self.concurrent_batches)
@@ -345,7 +362,7 @@ class Worker:
             head_s=self.head_s(seqs),
             decode_fixed_s=fixed,
             decode_context_s=slope,
-            prefill_pair_s=pair_s,
+            prefill_pair_s=pair_s + self._encode_pair_s(),
             prefill_fixed_s=prefill_fixed_s,
         )
 
@@ -406,6 +423,13 @@ class Worker:
         low, high = (np.maximum.accumulate(self.decode_attention_s(seqs, held)) for held in (least, most))
         per_token = np.maximum((high - low) / ((most - least) * seqs), 0.0)
         return np.maximum(low - per_token * seqs * least, 0.0), per_token
+
+    def _encode_pair_s(self) -> float:
+        """Time of a prompt's images, spread over the pairs that the whole prompt attends to: however it is cut into
+        chunks, these add up to p·(p + 1)/2. The first stage encodes all prompts, whose pairs are split over the stages.
+        """
+        pairs = float(attended_pairs(np.array([self.contexts.prompt]), None)[0])
+        return self.layout.pipeline_parallel * self.encode_s / max(pairs, 1.0)
 
     def _prefill_line(self) -> tuple[float, float]:
         """Prefill attention per attended pair, and its value at no pair."""

@@ -138,6 +138,7 @@ def worker_memory(
     *,
     context: float,
     experts: ExpertRouting | None = None,
+    encoder_bytes: float = 0.0,
 ) -> WorkerMemory:
     """Memory of one worker.
 
@@ -149,8 +150,9 @@ def worker_memory(
         quantization: formats of weights and cache.
         context: mean tokens held by a request, which determines the effect of sliding windows.
         experts: their copies, and whether every device holds the cache of all requests.
+        encoder_bytes: weights of the vision encoder on a device of the first stage.
     """
-    weights = weights_bytes(shape, quantization, layout, expert_copies=copies_of(experts, layout))
+    weights = encoder_bytes + weights_bytes(shape, quantization, layout, expert_copies=copies_of(experts, layout))
     t = layout.tensor_parallel
     width = max(shape.intermediate_size, _expert_width(shape)) / t
     tokens = min(limits.max_batched_tokens, 2**16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.planner.serving.estimator.encoder import encoder_bytes
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.estimator.power.cap import capped
@@ -54,6 +55,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         role=pool.role,
         speculation=speculation,
         experts=site.experts,
+        images=workload.images,
     )
     if site.tiering is not None:
         worker = site.tiering.worker(worker, pool)
@@ -70,5 +72,6 @@ def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemo
         pool.quantization,
         context=workload.input_length + workload.output_length / 2.0,
         experts=site.experts,
+        encoder_bytes=encoder_bytes(site.shape, workload.images, pool.layout),
     )
     return memory if site.tiering is None else site.tiering.memory(memory, site.shape, pool)

@@ -9,8 +9,10 @@ from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.serving.problem import engine_layouts as layouts
-from meshplan.planner.serving.problem.config import EngineLimits, Pool, Role, Router, ServingConfig
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.quantization import Quantization
+
+STAGES_WITH_DRAFTS = "speculation needs pipeline_parallel = 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +103,18 @@ class EngineRules:
             wrong.append(f"no flag for weights in host memory, {pool.weight_tiers.way.value} (it has {ways})")
         return (*wrong, *_broken_limits(pool), *_broken_tier(pool))
 
+    def takes_drafts(self, layout: Layout) -> bool:
+        """Speculative decoding runs with such a layout."""
+        return self.speculation_with_stages or layout.pipeline_parallel == 1
+
     def broken(self, shape: ModelShape, config: ServingConfig) -> tuple[str, ...]:
         """Violated conditions of a whole configuration, within pools and between them."""
         wrong = [f"{pool.role.value}: {text}" for pool in config.pools for text in self.broken_pool(shape, pool)]
-        if config.speculation is not None and not self.speculation_with_stages:
+        if config.speculation is not None:
             wrong += [
-                f"{pool.role.value}: speculation needs pipeline_parallel = 1"
+                f"{pool.role.value}: {STAGES_WITH_DRAFTS}"
                 for pool in config.pools
-                if pool.layout.pipeline_parallel > 1
+                if not self.takes_drafts(pool.layout)
             ]
         if (config.router is Router.LEAST_CONNECTIONS) != (len(config.pools) > 1 and not config.is_disaggregated):
             wrong.append("router: least_connections weighs kinds of mixed workers, and only it does")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
@@ -136,6 +136,12 @@ class ServingProblem:
     power: PowerCalibration = field(default_factory=power_calibration)
     power_caps_w: tuple[float, ...] = ()
     tiering: Tiering | None = None
+
+    @property
+    def with_each_draft(self) -> tuple[ServingProblem, ...]:
+        """The question with each choice of drafts stated, none first; itself where there is nothing to choose."""
+        choices = (self.speculation, *self.speculation_options)
+        return tuple(replace(self, speculation=choice, speculation_options=()) for choice in choices)
 
     @property
     def site(self) -> Site:

@@ -51,12 +51,27 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """Images of a request.
+
+    Args:
+        per_request: how many.
+        patches: of one, that the encoder attends over.
+        tokens: of one, in the prompt.
+    """
+
+    per_request: int
+    patches: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingWorkload:
     """The load that a deployment must serve.
 
     Args:
         arrival: see :class:`Arrival`.
-        input_length: nominal prompt tokens of a request.
+        input_length: nominal prompt tokens of a request, those of its images included.
         output_length: nominal generated tokens.
         length_ratio: lengths are uniform between this share of nominal and nominal; 1 for fixed lengths.
         request_rate_per_s: rate of open arrivals; None otherwise.
@@ -69,6 +84,7 @@ class ServingWorkload:
         num_prefixes: distinct prefixes, assigned to the requests at random, so that a prefix is found only where a
             worker still holds it; None: it is always found.
         trace: recorded requests, for TRACE.
+        images: of each request; None: text alone.
     """
 
     arrival: Arrival
@@ -83,6 +99,7 @@ class ServingWorkload:
     prefix_hit_rate: float = 0.0
     num_prefixes: int | None = None
     trace: Requests | None = None
+    images: Images | None = None
 
     @property
     def mean_lengths(self) -> tuple[float, float]:

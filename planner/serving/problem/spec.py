@@ -25,6 +25,7 @@ MAX_RATE_PER_S = 1e6
 MAX_REQUESTS = 10_000_000
 GIB, GB = 2.0**30, 1e9
 MAX_LATENCY_S = 1e5
+MAX_IMAGES, MAX_PIXELS = 1_000, 65_536
 
 Tokens = Annotated[int, Whole(most=MAX_TOKENS, tokens=True)]
 Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)]
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
 else:  # built from the tables, so that a new format is known here too; mypy reads only literals that are written out
     SchemeName = Literal[tuple(SCHEMES)]
     KvCacheFormat = Literal[tuple(KV_CACHE_BYTES)]
+
+
+class ImagesSpec(SpecModel):
+    """Images of each request; their tokens come on top of input_length."""
+
+    per_request: Annotated[int, Whole(most=MAX_IMAGES)] = Field(default=1, description="images of a request")
+    width: Annotated[int, Whole(most=MAX_PIXELS)] = Field(description="pixels")
+    height: Annotated[int, Whole(most=MAX_PIXELS)] = Field(description="pixels")
 
 
 class ServingWorkloadSpec(SpecModel):
@@ -62,12 +71,15 @@ class ServingWorkloadSpec(SpecModel):
         "(default: it always does)",
     )
     trace: str | None = Field(default=None, description="CSV of arrival_s,input_length,output_length")
+    images: ImagesSpec | None = Field(default=None, description="of each request, for models that see (default: none)")
 
     @model_validator(mode="after")
     def _consistent(self) -> ServingWorkloadSpec:
         lengths = (self.input_length, self.output_length)
         if (self.trace is None) == (None in lengths):
             raise ValueError("give input_length and output_length, or a trace")
+        if self.trace is not None and self.images is not None:
+            raise ValueError("a trace states whole prompts: leave images out, or give lengths in its place")
         if self.trace is not None and self.arrival not in (None, "trace"):
             raise ValueError(f"a trace brings its own arrivals; drop arrival: {self.arrival}")
         if self.arrival == "trace" and self.trace is None:

@@ -4,8 +4,9 @@
 gain a plan that has none. Engines have flags for host memory (``kv_tier`` of the spec); the model of it has not been
 compared with measurements.
 
-*One KV cache over all instances* (Infinite-LLM, :mod:`meshplan.planner.serving.estimator.shared_cache`): a long request
-may use free memory of other instances. No supported engine does this.
+*One KV cache over all instances* (Infinite-LLM, arXiv:2401.02669): a long request may use free memory of other
+instances. Each computes attention over the part that it holds; queries and partial results go over the network. No
+supported engine does this.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.estimator.collectives import Exchange
-from meshplan.planner.serving.estimator.shared_cache import pooled
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import KvTier, ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
@@ -169,4 +169,31 @@ def _shape(metrics: Metrics, *, name: str, label: str, by_engine: bool, source: 
         num_preemptions=metrics.num_preemptions,
         by_engine=by_engine,
         source=source,
+    )
+
+
+def pooled(cost: StepCost, num_instances: int, *, borrow_s: float) -> StepCost:
+    """Tables of ``num_instances`` such workers with one KV cache, modelled as concurrent batches of one worker.
+
+    Each instance has its own weights and share of the requests, and all of them admit against one cache. With W
+    instances and the table of one of them::
+
+        decode_fixed'[n] = decode_fixed[⌈n/W⌉] + borrow_s,    decode_context'[n] = decode_context[⌈n/W⌉]/W
+
+    Neglected: the bytes of the queries (kilobytes per layer), and that instances need not step together.
+
+    Args:
+        cost: tables of one instance.
+        num_instances: W.
+        borrow_s: wait of an iteration for attention on other instances: one round trip per layer, s.
+    """
+    if num_instances == 1:
+        return cost
+    of_one = [-(-n // num_instances) for n in range(num_instances * cost.max_num_seqs + 1)]
+    return replace(
+        cost,
+        concurrent_batches=num_instances * cost.concurrent_batches,
+        pipeline_parallel=num_instances * cost.pipeline_parallel,  # experts process the tokens of their own instance
+        decode_fixed_s=[cost.decode_fixed_s[n] + (borrow_s if n else 0.0) for n in of_one],
+        decode_context_s=[cost.decode_context_s[n] / num_instances for n in of_one],
     )

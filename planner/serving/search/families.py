@@ -106,12 +106,12 @@ class Family:
 
     def simplicity(self, counts: Counts) -> tuple[float, ...]:
         """What an operator would rather not have, the worst first: kinds of workers, a dearer rent (or, without prices,
-        more devices), partly used nodes, pipeline stages, a router, power limits.
+        more devices), partly used nodes, pipeline stages, a router, drafts and how many, power limits.
 
         Of plans that cannot be told apart a team runs tensor parallelism, or copies behind a router, before it splits
         a model over stages.
         """
-        machines = self.problem.machines
+        machines, drafts = self.problem.machines, self.problem.speculation
         idle = sum(
             nodes_needed(found, machines[name].domain_size) * machines[name].domain_size
             - sum(size * count for size, count in found)
@@ -124,6 +124,7 @@ class Family:
             float(idle > 0),
             float(max(kind.placed.layout.pipeline_parallel for kind in self.kinds)),
             float(sum(counts) > 1),
+            0.0 if drafts is None else float(drafts.num_draft_tokens),
             max(kind.placed.withheld_share for kind in self.kinds),
         )
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.serving.estimator.encoder import encoder_bytes
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
+from meshplan.planner.serving.problem.engine_rules import STAGES_WITH_DRAFTS
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.weight_tiers import WeightTiers
@@ -102,7 +104,7 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
 
 
 def _refused(problem: ServingProblem, machine: Machine, layout: Layout, quantization: Quantization) -> str | None:
-    """Why a layout is none on a machine; None where network, engine and experts allow it."""
+    """Why a layout is none on a machine; None where network, engine, drafts and experts allow it."""
     rules = problem.rules
     if layout.num_devices > machine.joined_devices:
         return machine.no_network
@@ -111,6 +113,8 @@ def _refused(problem: ServingProblem, machine: Machine, layout: Layout, quantiza
     violated = next((rule for rule in rules.layout_rules(quantization) if not rule.holds(problem.shape, layout)), None)
     if violated is not None:
         return f"{rules.name}: {violated.message}"
+    if problem.speculation is not None and not rules.takes_drafts(layout):
+        return f"{rules.name}: {STAGES_WITH_DRAFTS}"
     return None if problem.experts is None else problem.experts.misfit(layout)
 
 
@@ -205,7 +209,14 @@ def _placed(
         most = min(limits.max_num_seqs, chunk * ranks)
         limits = replace(limits, max_batched_tokens=chunk, max_num_seqs=most)
     memory = worker_memory(
-        problem.shape, machine.device, layout, limits, quantization, context=held, experts=problem.experts
+        problem.shape,
+        machine.device,
+        layout,
+        limits,
+        quantization,
+        context=held,
+        experts=problem.experts,
+        encoder_bytes=encoder_bytes(problem.shape, problem.workload.images, layout),
     )
     if memory.kv_capacity_tokens < held * ranks:
         return None

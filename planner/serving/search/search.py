@@ -1,7 +1,8 @@
 """Which deployment serves the load within every SLO at the best objective: bound, simulate, cut.
 
-*Notation.* A candidate c is a worker (node type, layout, formats, limits), how many of them, and for prefill and decode
-pools a pair of those. s̲(c) is its score in closed form, s(c) its score in the simulation; smaller is better.
+*Notation.* A candidate c is a worker (node type, layout, formats, limits), how many of them, for prefill and decode
+pools a pair of those, and a method and depth of drafts or none, where the question leaves that open. s̲(c) is its score
+in closed form, s(c) its score in the simulation; smaller is better.
 
 *Objective.* min s(c) over candidates whose simulated latencies meet every SLO at its percentile.
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
-from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.branch import (
@@ -38,7 +39,7 @@ from meshplan.planner.serving.search.branch import (
     simulate_candidate,
 )
 from meshplan.planner.serving.search.candidates import candidate_of
-from meshplan.planner.serving.search.families import families
+from meshplan.planner.serving.search.families import Family, families
 from meshplan.planner.serving.search.scores import INFINITE
 from meshplan.planner.serving.search.slo_judgement import HighestRate
 from meshplan.planner.serving.search.trials import Effort
@@ -58,7 +59,7 @@ class ServingReport:
         simulated: every simulated candidate, best first; those that meet all SLOs before the others.
         num_candidates: deployments in closed form.
         rejected: reason → number of workers or deployments rejected for it.
-        mixed: priced mixed workers, for the Pareto front.
+        mixed: priced mixed workers with the drafts of the best candidate, for the Pareto front.
         is_complete: nothing was left out that a bound does not rule out.
     """
 
@@ -79,8 +80,7 @@ def search_serving(
     """Find the best deployment; see the module's text."""
     start_wall, start_cpu = time.perf_counter(), time.process_time()
     rejected: Counter[str] = Counter()
-    mixed, prefill, decode = _workers(problem, rejected)
-    found = families(problem, mixed, prefill, decode)
+    mixed, found = _space(problem, rejected)
     branch = Branch(problem, found, seed=seed, budget=budget, on_progress=on_progress)
     simulated, bound = branch.run()
     simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
@@ -94,7 +94,7 @@ def search_serving(
         simulated=tuple(simulated),
         num_candidates=branch.num_members,
         rejected=rejected,
-        mixed=tuple(mixed),
+        mixed=mixed[simulated[0].candidate.config.speculation if simulated else problem.speculation],
         is_complete=branch.is_complete,
     )
     best = simulated[0] if simulated and simulated[0].score < INFINITE else None
@@ -200,17 +200,29 @@ def _simplicity(simulated: Simulated) -> tuple[float, ...]:
     return (*candidate.family.simplicity(candidate.counts), latency)
 
 
-def _workers(
+def _space(
     problem: ServingProblem, rejected: Counter[str]
-) -> tuple[list[PricedWorker], list[PricedWorker], list[PricedWorker]]:
-    """Priced workers by role, as far as the mode is not pinned otherwise."""
-    mode = problem.pinned.is_disaggregated
-    mixed = [] if mode else priced_workers(problem, Role.MIXED, rejected)
-    if mode and not problem.rules.disaggregates:
+) -> tuple[dict[Speculation | None, tuple[PricedWorker, ...]], list[Family]]:
+    """Mixed workers by drafts, and every family with every choice of drafts.
+
+    A layout that is rejected without drafts is with any, and is counted once. Prefill workers draft nothing.
+    """
+    mode, splits = problem.pinned.is_disaggregated, problem.rules.disaggregates
+    if mode and not splits:
         rejected[f"{problem.rules.name} has no flag for workers that prefill or decode only"] += 1
-    if mode is False or problem.workload.arrival is Arrival.ALL_AT_ONCE or not problem.rules.disaggregates:
-        return mixed, [], []
-    return mixed, priced_workers(problem, Role.PREFILL, rejected), priced_workers(problem, Role.DECODE, rejected)
+    may_split = splits and mode is not False and problem.workload.arrival is not Arrival.ALL_AT_ONCE
+    mixed: dict[Speculation | None, tuple[PricedWorker, ...]] = {}
+    prefill: list[PricedWorker] = []
+    found: list[Family] = []
+    for stated in problem.with_each_draft:
+        seen = Counter[str]() if mixed else rejected
+        alone = [] if mode else priced_workers(stated, Role.MIXED, seen)
+        if may_split and not mixed:
+            prefill = priced_workers(stated, Role.PREFILL, rejected)
+        decode = priced_workers(stated, Role.DECODE, seen) if may_split else []
+        mixed[stated.speculation] = tuple(alone)
+        found += families(stated, alone, prefill, decode)
+    return mixed, found
 
 
 def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 0) -> float:

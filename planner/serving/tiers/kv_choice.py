@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.core.solution import OnProgress, Solution
-from meshplan.planner.serving.drafts import search_with_speculation, with_bound
+from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker
 from meshplan.planner.serving.estimator.steady_state import prefill_s
 from meshplan.planner.serving.problem.config import KvTier, Pool
@@ -33,7 +32,7 @@ from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.requests import ServingWorkload
 from meshplan.planner.serving.search.branch import TIE, Simulated
 from meshplan.planner.serving.search.cache_shapes import largest_tier
-from meshplan.planner.serving.search.search import ServingReport
+from meshplan.planner.serving.search.search import ServingReport, search_serving
 from meshplan.planner.serving.tiers.host import link_bytes_per_s
 from meshplan.planner.serving.tiers.prefix_reuse import break_even_bytes_per_s
 
@@ -68,17 +67,15 @@ class Chosen:
     """The best of the searches.
 
     Args:
-        problem: the question with the tier and the drafts that the plan has.
+        problem: the question with the tier that the plan has.
         solution: with the bound of all searches.
         report: of the best search.
-        drafts: see :func:`meshplan.planner.serving.drafts.search_with_speculation`.
         stores: what was found of each store, as plain JSON.
     """
 
     problem: ServingProblem
     solution: Solution[Simulated]
     report: ServingReport
-    drafts: dict[str, Any] | None
     stores: list[dict[str, Any]]
 
 
@@ -130,9 +127,9 @@ def search_with_stores(
 ) -> Chosen:
     """The best deployment with a tier in one of the question's stores, or with none; see the module's text."""
 
-    def searched(tier: KvTier | None) -> tuple[ServingProblem, Solution[Simulated], ServingReport, Any]:
+    def searched(tier: KvTier | None) -> tuple[ServingProblem, Solution[Simulated], ServingReport]:
         asked = replace(problem, kv_tier=tier)
-        return search_with_speculation(asked, seed=seed, budget=budget, on_progress=on_progress)
+        return asked, *search_serving(asked, seed=seed, budget=budget, on_progress=on_progress)
 
     best = searched(None)
     looked = best[1].assignment or next(iter(best[2].simulated), None)
@@ -154,11 +151,21 @@ def search_with_stores(
         others.append(made[1])
     solution = best[1]
     for other in others:
-        solution = with_bound(solution, other, is_whole=False)
+        solution = _with_bound(solution, other)
     chosen = best[0].kv_tier
     for row in rows:
         row["is_chosen"] = chosen is not None and row["store"] == chosen.store
-    return Chosen(problem=best[0], solution=solution, report=best[2], drafts=best[3], stores=rows)
+    return Chosen(problem=best[0], solution=solution, report=best[2], stores=rows)
+
+
+def _with_bound(chosen: Solution[Simulated], other: Solution[Simulated]) -> Solution[Simulated]:
+    """The chosen solution under the lower bound of both searches; never optimal, as the sizes of tiers are not."""
+    if chosen.objective is None or chosen.bound is None or other.bound is None:
+        return chosen
+    bound = min(chosen.bound, other.bound)
+    cpu_s, wall_s = chosen.cpu_s + other.cpu_s, chosen.wall_s + other.wall_s
+    gap = relative_gap(chosen.objective, bound)
+    return replace(chosen, bound=bound, gap=gap, status=Status.FEASIBLE, cpu_s=cpu_s, wall_s=wall_s)
 
 
 def _other_size(problem: ServingProblem, made: Simulated, option: SizedTier) -> SizedTier | None:

@@ -11,15 +11,19 @@ from meshplan.catalogs.constants.speculation import speculation_profiles
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.solution import Status
-from meshplan.planner.serving.drafts import hurts_from, search_with_speculation, speculation_by_load
-from meshplan.planner.serving.estimator.pools import pool_worker
-from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, Speculation
+from meshplan.planner.serving.drafts import hurts_from, speculation_by_load
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, ServingConfig, Speculation
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.problem.speculation import acceptance_of, speculation_options
 from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.search.branch import TIE
+from meshplan.planner.serving.search.search import search_serving
+from meshplan.planner.serving.search.slo_judgement import judge
 
 CHOOSE: dict[str, Any] = {"choose": ["ngram", "eagle3"], "draft_model": "some/eagle3"}
+ONE_CHUNK = {"mode": "aggregated", "max_batched_tokens": 2048}
+PROFILE = {"ngram": {3: 1.2}, "eagle3": {3: 2.25}}
 
 
 def problem_of(catalog: Catalog, speculation: dict[str, Any], concurrency: int = 8, **keys: Any) -> ServingProblem:
@@ -27,7 +31,7 @@ def problem_of(catalog: Catalog, speculation: dict[str, Any], concurrency: int =
         "kind": "serving",
         "model": "llama-3.1-8b",
         "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
-        "workload": {"input_length": 500, "output_length": 100, "concurrency": concurrency},
+        "workload": {"input_length": 500, "output_length": 100, "concurrency": concurrency, "num_requests": 512},
         "constraints": {"target": "vllm", "max_devices": 1},
         "speculation": speculation,
     }
@@ -77,38 +81,44 @@ def test_drafts_help_few_requests_and_hurt_many(catalog: Catalog) -> None:
     assert alone[0].speed_up > 1.3
 
 
-def test_the_best_by_load_is_the_least_time_a_token(catalog: Catalog) -> None:
+def test_the_table_by_load_is_what_is_simulated(catalog: Catalog) -> None:
+    """Closed loops of one worker, where the chosen depth is a matter of a few percent."""
     problem = problem_of(catalog, CHOOSE)
-    pool = pool_of(problem, 64)
-    rows = speculation_by_load(problem.site, pool, problem.workload, problem.speculation_options)
-    for row in rows:
-        times = {None: pool_worker(problem.site, pool, problem.workload).step_cost()}
-        times |= {
-            option: pool_worker(problem.site, pool, problem.workload, option).step_cost()
-            for option in problem.speculation_options[::5]
+    pool, options = pool_of(problem, 64), problem.speculation_options
+    rows = {row.num_running: row for row in speculation_by_load(problem.site, pool, problem.workload, options)}
+    for running in (1, 64):
+        asked = problem_of(catalog, CHOOSE, concurrency=running)
+        tokens = {
+            drafts: judge(asked, simulated_config(asked, drafts), num_requests=512).output_tokens_per_s
+            for drafts in (None, *asked.speculation_options[::3], rows[running].best)
         }
-        context = row.num_running * 550.5
-        least = min(cost.step_s(row.num_running, context, 0, 0, 0.0) / cost.tokens_per_step for cost in times.values())
-        best = pool_worker(problem.site, pool, problem.workload, row.best).step_cost()
-        assert best.step_s(row.num_running, context, 0, 0, 0.0) / best.tokens_per_step <= least * (1 + 1e-9)
+        assert tokens[rows[running].best] >= 0.98 * max(tokens.values())
 
 
-def test_a_choice_is_never_worse_than_none(catalog: Catalog) -> None:
-    plain, solution, _, document = search_with_speculation(
-        problem_of(catalog, CHOOSE), seed=0, budget=None, on_progress=None
-    )
-    _, without, _, nothing = search_with_speculation(
-        problem_of(catalog, {"num_draft_tokens": 1, "acceptance": 0.0}), seed=0, budget=None, on_progress=None
-    )
-    assert nothing is None
-    assert document is not None
-    assert plain.speculation is not None
-    assert solution.objective is not None
-    assert without.objective is not None
-    assert solution.objective < without.objective
-    assert solution.bound is not None
-    assert solution.bound <= solution.objective
-    assert solution.status is Status.FEASIBLE  # the options that were not searched may be better
+def simulated_config(problem: ServingProblem, drafts: Speculation | None) -> ServingConfig:
+    slots = problem.workload.concurrency or 1
+    return ServingConfig(engine="vllm", pools=(pool_of(problem, slots),), speculation=drafts)
+
+
+def test_every_option_is_searched(catalog: Catalog) -> None:
+    """The plan is the best of a search for each option by itself, and is proven."""
+    problem = problem_of(catalog, CHOOSE | {"profile": PROFILE}, concurrency=64, fixed=ONE_CHUNK)
+    solution, report = search_serving(problem)
+    alone = {stated.speculation: search_serving(stated)[0] for stated in problem.with_each_draft}
+    least = min(found.objective for found in alone.values() if found.objective is not None)
+    assert solution.objective == pytest.approx(least, rel=TIE)
+    assert solution.status is Status.OPTIMAL
+    chosen = solution.assignment
+    assert chosen is not None
+    assert alone[chosen.candidate.config.speculation].objective == pytest.approx(least, rel=TIE)
+    assert all(worker.worker.speculation == chosen.candidate.config.speculation for worker in report.mixed)
+
+
+def test_no_drafts_where_none_is_accepted(catalog: Catalog) -> None:
+    useless = {"choose": ["ngram"], "profile": {"ngram": {1: 1.0, 5: 1.0}}}
+    solution, _ = search_serving(problem_of(catalog, useless, fixed=ONE_CHUNK))
+    assert solution.assignment is not None
+    assert solution.assignment.candidate.config.speculation is None
 
 
 @pytest.mark.parametrize(

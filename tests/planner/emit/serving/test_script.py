@@ -361,6 +361,19 @@ def test_each_engine_says_where_prefixes_go() -> None:
     assert trtllm.options(request, config.pools[0])["kv_cache_config"]["host_cache_size"] == 100 * 2**30
 
 
+def test_vllm_keeps_room_for_the_images_of_a_request() -> None:
+    config = aggregated("vllm", layout(4))
+    plan = serving_plan(LLAMA_70B, config)
+    workload = {**plan.spec.get("workload", {}), "images": {"per_request": 3, "width": 640, "height": 480}}
+    seeing = replace(plan, spec={**plan.spec, "workload": workload})
+    scripts = [
+        "".join(one.content for one in emit_serving("vllm", serving_request(LLAMA_70B, config, plan=made)).artifacts)
+        for made in (plan, seeing)
+    ]
+    assert "--limit-mm-per-prompt" not in scripts[0]
+    assert '--limit-mm-per-prompt {"image":3}' in scripts[1]
+
+
 def test_a_tier_that_an_engine_has_no_flag_for_is_refused() -> None:
     limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
     on_nvme = pool(layout(4), limits=limits, kv_tier=replace(TIER, store="nvme"))

@@ -15,10 +15,10 @@ from simulation_cases import linear_cost, random_requests
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.service import estimate_plan, make_plan
-from meshplan.planner.serving.estimator.shared_cache import pooled
 from meshplan.planner.serving.problem.config import EngineLimits, serving_config_document, serving_config_from_document
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.search.cache_shapes import pooled
 from meshplan.planner.serving.simulation.engine import simulate
 from meshplan.planner.serving.simulation.reference import reference_run
 
