@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshplan.planner.core.text import counted
 from meshplan.planner.emit.artifact import Artifact, stamp
 from meshplan.planner.emit.serving.job import ServingJob
 from meshplan.planner.emit.text import README_FILE, plain
@@ -24,7 +25,7 @@ def serving_overview(job: ServingJob, *, num_hosts: int, start: str = "", notes:
     lines = "\n".join(f"    {line}" for line in stamp(request.plan, job.verified))
     pools = "\n\n".join(_pool_text(name, pool) for name, pool in zip(config.pool_names, config.pools, strict=True))
     listed_notes = "\n".join(f"- {note}" for note in (*job.notes, *notes)) or "- none"
-    content = f"""# {plain(request.shape.name)} on {config.num_devices} devices with {config.engine}
+    content = f"""# {plain(request.shape.name)} on {counted(config.num_devices, "device")} with {config.engine}
 
 {lines}
 
