@@ -175,14 +175,20 @@ def parse_total_tokens(written: object) -> float:
     Raises:
         UnitError: not a number.
     """
-    if isinstance(written, int | float) and not isinstance(written, bool):
-        if not math.isfinite(written):
-            raise UnitError(f"{written!r}: must be a finite number of tokens")
-        return float(written)
     match = _TOTAL.fullmatch(written) if isinstance(written, str) else None
-    if match is None:
+    if isinstance(written, int | float) and not isinstance(written, bool):
+        number, factor = written, 1.0
+    elif match is not None:
+        number, factor = float(match["number"]), _TOTAL_PREFIXES[match["prefix"].upper()]
+    else:
         raise UnitError(f"{written!r} is not a number of tokens such as 15e12, 15T or 300B")
-    return float(match["number"]) * _TOTAL_PREFIXES[match["prefix"].upper()]
+    try:
+        tokens = float(number) * factor
+    except OverflowError:  # a whole number beyond all floats
+        tokens = math.inf
+    if not math.isfinite(tokens):
+        raise UnitError(f"{str(written)[:40]}: must be a finite number of tokens")
+    return tokens
 
 
 def _within(value: object, written: object, least: int, most: int | None, what: str) -> int:

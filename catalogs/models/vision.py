@@ -97,9 +97,11 @@ def vision_tower(config: Mapping[str, object], hidden_size: int, problems: list[
     section = config.get(SECTION)
     if not isinstance(section, Mapping):
         return None
-    family = str(section.get("model_type") or config.get("model_type") or "").removesuffix("_text")
+    # The model's own type counts: SigLIP stands before many models, which cut and merge images each in another way.
+    own = section.get("model_type")
+    family = str(config.get("model_type") or own or "").removesuffix("_text")
     reader = _READERS.get(family)
-    if reader is None:
+    if reader is None or own not in (None, family, _TOWERS.get(family)):
         return None
     found = _Sizes(section, problems)
     tower = reader(found, config, hidden_size)
@@ -218,6 +220,7 @@ _READERS: Mapping[str, Callable[[_Sizes, Mapping[str, object], int], VisionTower
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
-    "siglip_vision_model": _siglip,
     "gemma3": _siglip,
 }
+# What the section of a family calls its tower, where that is another name.
+_TOWERS: Mapping[str, str] = {"gemma3": "siglip_vision_model"}

@@ -93,7 +93,7 @@ def run(
     """
     from meshplan.cli.progress import status_line
     from meshplan.cli.studies.report import progress_line_text
-    from meshplan.planner.sweep.study import Loop, open_study, retried, rows_of
+    from meshplan.planner.sweep.study import Loop, open_study, progress_of, retried, rows_of
 
     catalog = open_catalog(db)
     study = open_study(sweep, catalog)
@@ -106,7 +106,8 @@ def run(
         try:
             done = loop.run()
         except KeyboardInterrupt:
-            left = f"{loop.progress.finished} of {loop.progress.total} points are answered and stored"
+            stored = progress_of(study.document, catalog)  # what was stored last may not have been counted yet
+            left = f"{stored.finished} of {stored.total} points are answered and stored"
             raise KeyboardInterrupt(f"{left}; go on with the same command") from None
     _show(study.study_id, study.name, study.document, rows_of(study.document, catalog), form)
     if done.failed:

@@ -63,7 +63,7 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
     settings: dict[str, Any] = {"seed": question.seed, "budget": question.budget, "on_progress": question.on_progress}
     stores: list[dict[str, Any]] = []
     if resolved.problem.kv_stores:
-        # Start-up: most questions have no tiers.
+        # start-up: most questions have no tiers
         from meshplan.planner.serving.tiers.kv_choice import search_with_stores
 
         found = search_with_stores(resolved.problem, **settings)
