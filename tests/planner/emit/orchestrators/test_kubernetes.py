@@ -26,6 +26,7 @@ from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import emit
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 
+QUICK_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 FILES = {"jobset": "jobset.yaml", "job": "job.yaml", "trainjob": "trainjob.yaml"}
 REQUEST = replace(request_for(LLAMA_70B, LLAMA_70B_ON_64, hosts=()), image="registry.example/train:1")
 
@@ -44,7 +45,7 @@ def kinds() -> dict[str, Any]:
 def documents(target: str, request: TrainingRequest = REQUEST) -> list[dict[str, Any]]:
     emitted = emit(target, request, framework="megatron")
     file = next(artifact for artifact in emitted.artifacts if str(artifact.path) == FILES[target])
-    return list(yaml.safe_load_all(file.content))
+    return list(yaml.load_all(file.content, Loader=QUICK_LOADER))
 
 
 def main(target: str, request: TrainingRequest = REQUEST) -> dict[str, Any]:

@@ -148,9 +148,17 @@ FREE: dict[str, Any] = {
 }
 
 
-def test_the_rate_of_a_plan_is_kept_and_neither_a_tighter_slo_nor_a_pin_raises_it(catalog: Catalog) -> None:
+@pytest.fixture(scope="module")
+def free(catalog: Catalog) -> tuple[ServingProblem, Solution[Simulated]]:
+    return searched(catalog, **FREE)
+
+
+@pytest.mark.xdist_group("free")
+def test_the_rate_of_a_plan_is_kept_and_neither_a_tighter_slo_nor_a_pin_raises_it(
+    catalog: Catalog, free: tuple[ServingProblem, Solution[Simulated]]
+) -> None:
     """By no more than the stated gap, which covers what settling costs."""
-    problem, solution = searched(catalog, **FREE)
+    problem, solution = free
     assert solution.assignment is not None
     assert solution.gap is not None
     assert solution.assignment.judged.is_settled
@@ -165,11 +173,12 @@ def test_the_rate_of_a_plan_is_kept_and_neither_a_tighter_slo_nor_a_pin_raises_i
         assert other is None or other.judged.requests_per_s <= most
 
 
+@pytest.mark.xdist_group("free")
 def test_out_of_time_the_search_s_own_answer_stays_and_says_so(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    free: tuple[ServingProblem, Solution[Simulated]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time ends within the first of the longer runs."""
-    problem, solution = searched(catalog, **FREE)
+    problem, solution = free
     assert solution.assignment is not None
     assert sampling(problem, solution.assignment)["kept_by_runs_of"] == LONGER_RUN
     settle, budget = RateSearch.settle, Budget()
