@@ -139,6 +139,15 @@ def test_multi_token_prediction_sits_before_the_loss() -> None:
     assert said["--moe-layer-freq"] == "([0]*3+[1]*58)"
 
 
+def test_a_router_is_limited_to_groups_where_the_model_is() -> None:
+    """Models of DeepSeek-V3's family need not be: Moonlight's config.json says n_group 1."""
+    limits = {"--moe-router-num-groups": "8", "--moe-router-group-topk": "4"}
+    assert limits.items() <= flags(DEEPSEEK_V3).items()
+    assert DEEPSEEK_V3.moe is not None
+    free = replace(DEEPSEEK_V3, moe=replace(DEEPSEEK_V3.moe, num_expert_groups=1, num_groups_per_token=1))
+    assert not limits.keys() & flags(free).keys()
+
+
 def test_sliding_windows_count_the_tokens_before() -> None:
     said = flags(GPT_OSS_20B)
     assert said["--window-size"] == "127,0"
