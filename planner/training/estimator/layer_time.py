@@ -179,7 +179,8 @@ class LayerModel:
         # that rank's share.
         routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
         sent = activation_bytes(self.workload) * routed * self.shape.expert_hidden_size
-        copies = TokenCopies.of(moe) if self.workload.practice.fused_dispatch else None
+        practice = self.workload.practice
+        copies = TokenCopies.of(moe, in_turn=practice.experts_in_turn) if practice.fused_dispatch else None
         each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies=copies)
         inside = links.gather_s(
             sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
@@ -187,6 +188,6 @@ class LayerModel:
         constants = self.calibration.time
         far = links.crosses(batch.expert_parallel, batch.expert_tensor_parallel)
         hidden = np.where(far, constants.expert_parallel_overlap, constants.expert_parallel_overlap_inside)
-        hidden = hidden * self.workload.practice.overlaps_experts
+        hidden = hidden * practice.overlaps_experts
         passes = 4.0 + 2.0 * recompute_full
         return passes * (each + inside) * (1.0 - hidden)

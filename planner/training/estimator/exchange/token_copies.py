@@ -16,6 +16,11 @@ With M = G, x is ω for certain, and the k choices are uniform over the places: 
 never reaches more: x/M is the mean of a sample without replacement, that of a smaller sample is the same with a
 mean-preserving spread (Hoeffding 1963, doi:10.1080/01621459.1963.10500830, section 6), and (1 − x)^k is convex.
 
+A synthetic gate that deals the experts out in turn gives token i the experts k·i to k·i + k − 1, modulo E. With h = E/n
+experts on a place such a run begins at each multiple of gcd(k, h) equally often, so that it touches
+
+    places = 1 + (k − gcd(k, h)) / h
+
 Assumes: experts drawn one by one with replacement, where a router draws distinct ones, which reach more places (256
 experts on 64 ranks, k = 8: 7.68 for 7.58); places begin where a group begins.
 """
@@ -40,16 +45,19 @@ class TokenCopies:
         experts_per_token: k.
         num_groups: G, groups of experts.
         groups_per_token: M, groups that the experts of one token lie in at most.
+        dealt_experts: E of a gate that deals experts out in turn; None for a router that chooses.
     """
 
     experts_per_token: float
     num_groups: int = 1
     groups_per_token: int = 1
+    dealt_experts: int | None = None
 
     @classmethod
-    def of(cls, moe: MixtureOfExperts) -> TokenCopies:
-        """What the router of a model chooses."""
+    def of(cls, moe: MixtureOfExperts, *, in_turn: bool = False) -> TokenCopies:
+        """What the router of a model chooses, or what is dealt ``in_turn`` instead."""
         return cls(
+            dealt_experts=moe.num_experts if in_turn else None,
             experts_per_token=float(moe.num_experts_per_token),
             num_groups=moe.num_expert_groups,
             groups_per_token=moe.num_groups_per_token,
@@ -73,6 +81,10 @@ class TokenCopies:
         >>> round(float(v3.places_reached(np.array(8.0))), 2)
         3.6
         """
+        if self.dealt_experts is not None:
+            held = self.dealt_experts / np.asarray(places, dtype=np.float64)
+            aligned = np.gcd(int(self.experts_per_token), np.rint(held).astype(np.int64))
+            return np.asarray(1.0 + (self.experts_per_token - aligned) / held)
         if self.groups_per_token == self.num_groups:
             return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** self.experts_per_token))
         groups = np.minimum(self.num_groups / np.asarray(places, dtype=np.float64), self.num_groups)

@@ -68,3 +68,14 @@ def test_groups_that_are_all_allowed_limit_nothing(groups: int, experts: float, 
     assert reached(places, experts, groups, groups) == reached(places, experts, 1, 1)
     copies = TokenCopies(experts_per_token=experts)
     assert copies.share_sent(np.array(places)) == places * (1.0 - (1.0 - 1.0 / places) ** experts) / experts
+
+
+@pytest.mark.parametrize(
+    ("experts", "visited", "places"), [(256, 8, 64), (384, 8, 64), (32, 4, 8), (24, 6, 24), (12, 8, 3)]
+)
+def test_a_gate_that_deals_experts_out_in_turn(experts: int, visited: int, places: int) -> None:
+    held = experts // places
+    runs = [[expert % experts for expert in range(visited * i, visited * (i + 1))] for i in range(experts)]
+    touched = np.mean([len({expert // held for expert in run}) for run in runs])
+    copies = TokenCopies(experts_per_token=float(visited), dealt_experts=experts)
+    assert copies.places_reached(np.array(float(places))) == pytest.approx(touched)
