@@ -75,6 +75,7 @@ def test_every_choice_of_a_plan_is_written_or_derived() -> None:
     derived |= {"zero_hpz_partition_size", "gathered_num_layers", "vocabulary_parallel"}  # refused
     derived |= {"recompute_num_layers", "context_parallel_heads"}  # written with mode and style
     refused = {"parameter_offload": True, "activation_offload": True, "offload_to": "nvme", "quantised_weights": True}
+    refused |= {"loss": "chunked", "optimizer_in_backward": True}
     for name, value in refused.items():
         assert MEGATRON.broken(LLAMA_70B, config_for(LLAMA_70B, **{name: value}))
     said = {term.name for term in megatron_terms.TERMS}
