@@ -254,6 +254,7 @@ def _mixture_of_experts(
         fields.report(
             FIELDS["num_experts_per_tok"].keys[0], f"{top_k} is more than the {num_experts} experts there are"
         )
+    groups, groups_per_token = _expert_groups(fields, num_experts, top_k)
     width = fields.optional("moe_intermediate_size") or fields.required("intermediate_size")
     shared = fields.optional("shared_intermediate_size")
     if shared is None:
@@ -267,4 +268,27 @@ def _mixture_of_experts(
         expert_bias=family.expert_bias,
         shared_expert_gate=family.shared_expert_gate and shared > 0,
         latent_size=fields.optional("moe_latent_size"),
+        num_expert_groups=groups,
+        num_groups_per_token=groups_per_token,
     )
+
+
+def _expert_groups(fields: ConfigFields, num_experts: int, top_k: int) -> tuple[int, int]:
+    """Groups of experts, and how many of them a token may visit; 1 and 1 where its choice is free.
+
+    DeepSeek-V2 says by ``topk_method`` whether the groups count (``greedy``: no); later models have no other router.
+    """
+    groups = fields.with_default("expert_groups", 1)
+    chosen = fields.with_default("groups_per_token", groups)
+    if groups == chosen or fields.config.get("topk_method") == "greedy":
+        return 1, 1
+    if chosen > groups:
+        fields.report("topk_group", f"{chosen} is more than the {groups} groups of experts there are")
+    elif num_experts % groups:
+        fields.report("n_group", f"{num_experts} experts are not divisible into {groups} equal groups")
+    elif top_k > chosen * (num_experts // groups):
+        fields.report(
+            "topk_group",
+            f"{chosen} groups of {num_experts // groups} experts are fewer than the {top_k} a token visits",
+        )
+    return groups, chosen

@@ -62,6 +62,8 @@ FIELDS: Mapping[str, WholeNumber] = {
         2**10,
         ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "num_experts_per_token", "top_k_experts"),
     ),
+    "expert_groups": WholeNumber("groups of experts", 64, ("n_group",)),
+    "groups_per_token": WholeNumber("groups of experts that a token may visit", 64, ("topk_group",)),
     "moe_intermediate_size": WholeNumber(
         "expert width", 2**20, ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size")
     ),

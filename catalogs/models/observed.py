@@ -2,7 +2,8 @@
 
 Measurements state a model by a few Hugging Face keys and seldom by its ``model_type``. What they leave open follows
 from the one thing that they all state: a gated MLP means Llama's rules (no biases, RMSNorm, untied), a plain one
-means those of Megatron's GPT (biases, LayerNorm, tied embedding). gpt-oss is known by its name.
+means those of Megatron's GPT (biases, LayerNorm, tied embedding). gpt-oss is known by its name, as are the groups of
+experts of DeepSeek's models.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from meshplan.catalogs.models.shapes import ModelShape
 ASSUMED_VOCAB_SIZE = 32_000
 """Where a measurement states none (Zero Bubble, arXiv:2401.10241, Table 3): with one matrix of that many rows the four
 models count 1.5, 6.2, 14.6 and 28.3 billion parameters, as they are named; with 51,200 rows the last three do not."""
+
+# Groups of experts and how many of them a token visits, by name and published number of experts: ``n_group`` and
+# ``topk_group`` of config.json, as NeMo's, Megatron-Bridge's and AutoModel's runs of these models take them.
+_EXPERT_GROUPS = {("deepseekv2", 160): (8, 3), ("deepseekv3", 256): (8, 4), ("deepseekr1", 256): (8, 4)}
 
 _MAX_LAYERS = FIELDS["num_hidden_layers"].at_most
 _GATED = dataclasses.replace(GENERIC, gated_mlp=True)
@@ -56,6 +61,7 @@ def shape_from_observation(model: Mapping[str, object]) -> ModelShape:
     if problems:
         raise config_error(name, problems)
     config = {"vocab_size": ASSUMED_VOCAB_SIZE} | {key: value for key, value in model.items() if value is not None}
+    config = _known_groups(config, name) | config
     if "layer_type_counts" in config:
         config["layer_types"] = _mixed_layers(config["layer_type_counts"], name)
     slug = name.lower().replace(" ", "-")
@@ -70,6 +76,20 @@ def shape_from_observation(model: Mapping[str, object]) -> ModelShape:
         source=str(model.get("architecture_source", "")),
     )
     return _with_stated_parameters(shape, model.get("num_parameters"))
+
+
+def _known_groups(config: Mapping[str, object], name: str) -> dict[str, object]:
+    """``n_group`` and ``topk_group`` of a model that has its published number of experts.
+
+    >>> _known_groups({"num_experts": 256}, "DeepSeek-V3 (w/o MTP)")
+    {'n_group': 8, 'topk_group': 4}
+    """
+    letters = name.lower().replace("-", "").replace(" ", "")
+    experts = next((config[key] for key in FIELDS["num_experts"].keys if key in config), None)
+    for (known, number), (groups, chosen) in _EXPERT_GROUPS.items():
+        if letters.startswith(known) and experts == number:
+            return {"n_group": groups, "topk_group": chosen}
+    return {}
 
 
 def _family_name(config: Mapping[str, object], slug: str) -> str:

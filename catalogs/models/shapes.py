@@ -58,6 +58,8 @@ class MixtureOfExperts:
         shared_expert_gate: the shared experts are scaled by a learned gate of h parameters (Qwen-MoE).
         latent_size: width that tokens are brought to before they are sent to experts (Nemotron 3); None where experts
             work on h.
+        num_expert_groups: equal groups, in order, that the routed experts lie in; 1 where the router knows none.
+        num_groups_per_token: groups that the experts of one token lie in at most (node-limited routing).
     """
 
     num_experts: int
@@ -68,6 +70,13 @@ class MixtureOfExperts:
     expert_bias: bool = False
     shared_expert_gate: bool = False
     latent_size: int | None = None
+    num_expert_groups: int = 1
+    num_groups_per_token: int = 1
+
+    @property
+    def limits_groups(self) -> bool:
+        """The router keeps a token from some groups of experts."""
+        return self.num_groups_per_token < self.num_expert_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,6 +211,8 @@ def shape_document(shape: ModelShape) -> dict[str, Any]:
                 del document["blocks"][key]
     if shape.moe is not None and shape.moe.latent_size is None:
         del document["moe"]["latent_size"]
+    if shape.moe is not None and not shape.moe.limits_groups:
+        del document["moe"]["num_expert_groups"], document["moe"]["num_groups_per_token"]
     if shape.vision is None:
         del document["vision"]
     return document

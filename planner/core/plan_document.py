@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks
-from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.shapes import AttentionKind, MixtureOfExperts, ModelShape
 from meshplan.catalogs.untrusted.documents import require_plain
 
 # No count of a plan is larger: layers, tokens, bytes are; these fit a float exactly.
@@ -25,6 +25,7 @@ MAX_COUNT = 2**53
 MAX_NUMBER = 1e30
 MAX_MODEL_SIZE = 10**9  # of one dimension of a model: hidden size, vocabulary, context
 MAX_LAYERS = 10_000
+MAX_EXPERT_GROUPS = 64  # as configurations may state
 MAX_HOSTS = 1_000_000
 MAX_TEXT = 20_000
 # Parts of an error's place that name a model of ours or a validator, not a field.
@@ -171,6 +172,17 @@ def _unsound_forms(blocks: LayerBlocks, layers: int) -> list[str]:
     return problems
 
 
+def _unsound_experts(experts: MixtureOfExperts, layers: int) -> list[str]:
+    problems = []
+    if len(experts.moe_layers) != layers:
+        problems.append(f"moe_layers has {len(experts.moe_layers)} entries for {layers} layers")
+    if not 1 <= experts.num_experts_per_token <= experts.num_experts:
+        problems.append("num_experts_per_token is not within 1 and num_experts")
+    if not 1 <= experts.num_groups_per_token <= experts.num_expert_groups <= MAX_EXPERT_GROUPS:
+        problems.append(f"1 ≤ num_groups_per_token ≤ num_expert_groups ≤ {MAX_EXPERT_GROUPS} does not hold")
+    return problems
+
+
 def _sound_shape(shape: ModelShape) -> ModelShape:
     problems = list(bounded(shape))
     problems += [f"{name} must be above 0" for name in _MODEL_SIZES if getattr(shape, name) < 1]
@@ -183,9 +195,8 @@ def _sound_shape(shape: ModelShape) -> ModelShape:
         problems.append("a sliding window is out of range")
     if (shape.latent is not None) != (shape.attention is AttentionKind.MULTI_HEAD_LATENT):
         problems.append("latent sizes belong to multi-head latent attention, and only there")
-    experts = shape.moe
-    if experts is not None and len(experts.moe_layers) != layers:
-        problems.append(f"moe_layers has {len(experts.moe_layers)} entries for {layers} layers")
+    if shape.moe is not None:
+        problems += _unsound_experts(shape.moe, layers)
     vision = shape.vision
     if vision is not None and min(vision.num_layers, vision.hidden_size, vision.patch_size, vision.merged) < 1:
         problems.append("vision: layers, widths and patches must be above 0")
@@ -196,8 +207,6 @@ def _sound_shape(shape: ModelShape) -> ModelShape:
         problems += _unsound_forms(blocks, layers)
     if blocks is not None and blocks.recurrent is None and shape.num_recurrent_layers:
         problems.append("blocks lists recurrent layers without their sizes")
-    if experts is not None and not 1 <= experts.num_experts_per_token <= experts.num_experts:
-        problems.append("num_experts_per_token is not within 1 and num_experts")
     if problems:
         raise ValueError("; ".join(problems))
     return shape

@@ -17,6 +17,7 @@ from meshplan.planner.training.problem.layers import layers_problem
 from meshplan.planner.training.problem.precisions import missing_units
 from meshplan.planner.training.problem.problem import OFFLOADS, Phase
 from meshplan.planner.training.problem.spec import TrainingSpec
+from meshplan.planner.training.problem.switches import FRAMEWORKS_OWN
 
 
 def check_mapping(spec: TrainingSpec, network: Network | None, problems: Problems) -> None:
@@ -113,6 +114,7 @@ def check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Problem
     if recompute is not None and recompute not in rules.recompute_modes:
         offered = ", ".join(rules.recompute_modes)
         problems.say("fixed.activation_recompute", f"{rules.name} has {offered}, not {recompute}")
+    _check_loss(spec, rules, problems)
     if spec.fixed.vocabulary_parallel and rules.name != ANY_FRAMEWORK.name:
         message = f"{rules.name} does not have it: 'constraints.target: any' prices it without a framework"
         problems.say("fixed.vocabulary_parallel", message)
@@ -121,6 +123,23 @@ def check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Problem
         offered = ", ".join(rules.pipeline_schedules)
         fix = "'constraints.target: any' prices it without a framework"
         problems.say("fixed.pipeline_schedule", f"{rules.name} runs {offered}, not {schedule}: {fix}")
+
+
+def _check_loss(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -> None:
+    """A loss and an optimizer in the backward pass, where the framework's rules are about them."""
+    fixed = spec.fixed
+    if fixed.optimizer_in_backward and spec.workload.phase.has_adapters:
+        problems.say("fixed.optimizer_in_backward", "gradients of adapters are small, and no recipe frees them so")
+    pinned = {"loss": fixed.loss not in (None, FRAMEWORKS_OWN), "optimizer_in_backward": fixed.optimizer_in_backward}
+    for name, is_pinned in pinned.items():
+        if is_pinned and _refuses(rules, name):
+            able = ", ".join(other for other, theirs in FRAMEWORKS.items() if not _refuses(theirs, name))
+            problems.say(f"fixed.{name}", f"plans for {rules.name} are made without; constraints.target: {able}")
+
+
+def _refuses(rules: FrameworkRules, choice: str) -> bool:
+    """Whether a rule of the framework itself keeps the choice at its default."""
+    return any(choice in rule.about and rule.name.startswith(f"{rules.name}_has_") for rule in rules.rules)
 
 
 def check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, problems: Problems) -> None:

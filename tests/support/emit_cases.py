@@ -84,6 +84,8 @@ DEEPSEEK_V3 = ModelShape(
         expert_intermediate_size=2048,
         shared_intermediate_size=2048,
         moe_layers=(False,) * 3 + (True,) * 58,
+        num_expert_groups=8,
+        num_groups_per_token=4,
     ),
     max_sequence_length=163840,
     num_nextn_predict_layers=1,

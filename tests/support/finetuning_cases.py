@@ -12,6 +12,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.switches import LOSSES
 
 SHARDED = config_for(LLAMA_70B, data_parallel=16, zero_stage=3, activation_recompute="full")
 ALONE = config_for(LLAMA_70B, zero_stage=0)
@@ -54,6 +55,9 @@ def random_tuning(draw: random.Random, target: str) -> TrainingRequest:
         )
         phase = draw.choice(("sft", "lora", "qlora"))
         config = replace(config, quantised_weights=phase == "qlora")
+        if target == "torchtune":
+            in_backward = phase == "sft" and draw.random() < 0.5
+            config = replace(config, loss=draw.choice(LOSSES), optimizer_in_backward=in_backward)
         if not rules.broken(LLAMA_70B, config):
             rank = {"lora_rank": draw.choice((8, 16, 64))} if phase != "sft" else {}
             return tuning(config, phase=phase, precision=config.precision, **rank)

@@ -61,6 +61,8 @@ NEEDS_NO_ARGUMENT = {
     "recompute_modules": USUAL_MODULES,
     "gradient_precision": FRAMEWORKS_OWN,
     "cuda_graphs": "none",
+    "loss": FRAMEWORKS_OWN,
+    "optimizer_in_backward": False,
 }
 
 

@@ -24,6 +24,7 @@ from meshplan.planner.emit.training.terms import TrainingRows, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.frameworks.torchtune import TORCHTUNE, TORCHTUNE_BUILDERS
 from meshplan.planner.training.problem.problem import Phase
+from meshplan.planner.training.problem.switches import CHUNKED, WHOLE
 
 TARGET = "torchtune"
 CONFIG_FILE = PurePosixPath("torchtune.yaml")
@@ -88,7 +89,6 @@ _NO_CHOICES: Mapping[str, Any] = {
     "optimizer.weight_decay": 0.1,
     "lr_scheduler._component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
     "lr_scheduler.num_warmup_steps": 0,
-    "loss._component_": "torchtune.modules.loss.CEWithChunkedOutputLoss",
     "metric_logger._component_": "torchtune.training.metric_logging.DiskLogger",
     "metric_logger.log_dir": "${output_dir}/logs",
     "checkpointer._component_": "torchtune.training.FullModelHFCheckpointer",
@@ -135,6 +135,21 @@ program=(
 """
 
 
+# ``loss`` → torchtune's component; its recipes' own is the chunked one.
+_CHUNKED_LOSS, _WHOLE_LOSS = "torchtune.modules.loss.CEWithChunkedOutputLoss", "torch.nn.CrossEntropyLoss"
+_LOSS, _IN_BACKWARD = "loss._component_", "optimizer_in_bwd"
+
+
+def _read_loss(arguments: Arguments) -> Mapping[str, Any]:
+    component = arguments.get(_LOSS)
+    if component is None:
+        return {}
+    known = {_CHUNKED_LOSS: CHUNKED, _WHOLE_LOSS: WHOLE}
+    if component not in known:
+        raise ValueError(f"{_LOSS} {component!r} is not modelled; known: {', '.join(known)}")
+    return {"loss": known[str(component)]}
+
+
 def _switch(key: str, name: str, on: Any, off: Any) -> Any:
     """A key that is always written, and states either value."""
     return _rows.term(
@@ -169,6 +184,20 @@ TERMS = (
     _rows.covered("data_parallel_shard", "all of data_parallel"),
     _switch("enable_activation_checkpointing", "activation_recompute", "full", "none"),
     _switch("enable_activation_offloading", "activation_offload", on=True, off=False),
+    _rows.term(
+        "loss",
+        lambda config, _: {_LOSS: _WHOLE_LOSS if config.loss == WHOLE else _CHUNKED_LOSS},
+        _read_loss,
+        _LOSS,
+        expressed_by=f"{_LOSS}: CEWithChunkedOutputLoss (chunked, its own), CrossEntropyLoss (whole)",
+    ),
+    _rows.term(
+        "optimizer_in_backward",
+        lambda config, _: {_IN_BACKWARD: True} if config.optimizer_in_backward else {},
+        lambda arguments: {"optimizer_in_backward": True} if is_true(arguments, _IN_BACKWARD) else {},
+        _IN_BACKWARD,
+        expressed_by=f"{_IN_BACKWARD}: true (every weight trained, one micro-batch a step)",
+    ),
     _rows.term(
         "parameter_offload",
         lambda config, _: {"fsdp_cpu_offload": True} if config.parameter_offload else {},
@@ -233,6 +262,10 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
     if "modules_to_save" in adapters_of(request.plan):
         raise CannotExpressError(
             TARGET, "embedding and LM head trained whole beside adapters", "workload.trains_vocabulary: false"
+        )
+    if adapters_of(request.plan) and request.config.optimizer_in_backward:
+        raise CannotExpressError(
+            TARGET, "the optimizer's step in the backward pass of adapters", "fixed.optimizer_in_backward: false"
         )
     package, builder = TORCHTUNE_BUILDERS[request.shape.slug]
     family = FAMILIES[package]

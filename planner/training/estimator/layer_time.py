@@ -18,6 +18,7 @@ from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
+from meshplan.planner.training.estimator.exchange.token_copies import TokenCopies
 from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, Cost, activation_bytes
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.problem.choice import Recompute
@@ -167,7 +168,8 @@ class LayerModel:
         """Exposed time of dispatching tokens to experts and combining their outputs.
 
         Two all-to-alls forward and two backward of T/t·k·h elements from each device, times the busiest rank's load
-        (:func:`.arriving_load`); expert tensor parallelism adds a gather and a scatter of what arrived.
+        (:func:`.arriving_load`); expert tensor parallelism adds a gather and a scatter of what arrived. A fused
+        dispatcher sends less (:mod:`~.exchange.token_copies`).
         """
         moe, batch, links = self.shape.moe, self.candidates, self.links
         if moe is None or not kind.is_moe:
@@ -177,15 +179,15 @@ class LayerModel:
         # that rank's share.
         routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
         sent = activation_bytes(self.workload) * routed * self.shape.expert_hidden_size
-        fused = self.workload.practice.fused_dispatch
-        copies = float(moe.num_experts_per_token) if fused else None
-        each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies_per_token=copies)
+        practice = self.workload.practice
+        copies = TokenCopies.of(moe, in_turn=practice.experts_in_turn) if practice.fused_dispatch else None
+        each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies=copies)
         inside = links.gather_s(
             sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
         )
         constants = self.calibration.time
         far = links.crosses(batch.expert_parallel, batch.expert_tensor_parallel)
         hidden = np.where(far, constants.expert_parallel_overlap, constants.expert_parallel_overlap_inside)
-        hidden = hidden * self.workload.practice.overlaps_experts
+        hidden = hidden * practice.overlaps_experts
         passes = 4.0 + 2.0 * recompute_full
         return passes * (each + inside) * (1.0 - hidden)

@@ -53,6 +53,8 @@ CAVEATS: Mapping[str, Mapping[str, Any]] = {
     "TE + DeepEP": {"fused_dispatch": True},
     "dispatcher A2A": {"fused_dispatch": False},
     "1f1b overlap": {"overlaps_experts": True},
+    # NeMo AutoModel's ``fake_balanced_gate`` (FakeBalancedGate in nemo_automodel/components/moe/layers.py, noise 0).
+    "balanced gate": {"experts_in_turn": True},
     "each step adds to the one above": {"loss": WHOLE},
     "FlashAttention on": {"flash_attention": True},
     "FlashAttention off": {"flash_attention": False},

@@ -22,6 +22,7 @@ from meshplan.planner.training.problem.switches import (
     FRAMEWORKS_OWN,
     FUSED_DISPATCHERS,
     GRADIENT_BYTES,
+    LOSSES,
     RECOMPUTE_MODULES,
     USUAL_MODULES,
 )
@@ -149,6 +150,23 @@ CHOICES: tuple[Choice, ...] = (
         default="none",
         is_optional=True,
         short="graphs",
+        per="question",
+    ),
+    Choice(
+        "loss",
+        "how the loss reads the logits: all in fp32 (whole), some tokens at once (chunked); default: the framework's",
+        values=LOSSES,
+        default=FRAMEWORKS_OWN,
+        is_optional=True,
+        per="question",
+    ),
+    # LOMO (arXiv:2306.09782): no gradient outlives its layer's backward pass.
+    Choice(
+        "optimizer_in_backward",
+        "each gradient is used and freed as soon as the backward pass has it; needs one micro-batch a step",
+        kind=bool,
+        default=False,
+        is_optional=True,
         per="question",
     ),
     # With the optimizer states off the device, the optimizer's step runs on the host.

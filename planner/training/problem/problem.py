@@ -151,6 +151,8 @@ class TrainingConfig:
     recompute_modules: tuple[str, ...] = USUAL_MODULES
     gradient_precision: str = FRAMEWORKS_OWN
     cuda_graphs: str = "none"
+    loss: str = FRAMEWORKS_OWN
+    optimizer_in_backward: bool = False
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -262,6 +264,8 @@ class TrainingProblem:
             launches=CUDA_GRAPHS[settled["cuda_graphs"]],
             fused_dispatch=settled["expert_dispatcher"] in FUSED_DISPATCHERS,
             overlaps_experts=settled["expert_parallel_overlap"],
+            loss=settled["loss"],
+            optimizer_in_backward=settled["optimizer_in_backward"],
         )
         workload = replace(
             self.workload,
@@ -285,6 +289,8 @@ class TrainingProblem:
             "recompute_modules": in_order(self.fixed.get("recompute_modules", USUAL_MODULES)),
             "gradient_precision": str(self.fixed.get("gradient_precision", FRAMEWORKS_OWN)),
             "cuda_graphs": str(self.fixed.get("cuda_graphs", "none")),
+            "loss": str(self.fixed.get("loss", FRAMEWORKS_OWN)),
+            "optimizer_in_backward": bool(self.fixed.get("optimizer_in_backward", False)),
         }
 
     @property

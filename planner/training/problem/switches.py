@@ -97,6 +97,7 @@ class TrainingPractice:
         loss: of :data:`LOSSES`.
         flash_attention: attention scores never leave the chip; None: as the framework does. No plan asks for less.
         optimizer_in_backward: each gradient is used and freed as soon as the backward pass has it.
+        experts_in_turn: a benchmark's gate deals each token the next experts in turn; no plan asks for it.
     """
 
     launches: Launches = Launches.EAGER
@@ -105,6 +106,7 @@ class TrainingPractice:
     optimizer: str = FRAMEWORKS_OWN
     loss: str = FRAMEWORKS_OWN
     optimizer_in_backward: bool = False
+    experts_in_turn: bool = False
     flash_attention: bool | None = None
 
 

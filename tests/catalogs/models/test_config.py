@@ -127,6 +127,25 @@ def test_listed_moe_layers_win() -> None:
         assert shape.moe.moe_layers == (False, True, False, True)
 
 
+def test_groups_that_a_token_may_visit() -> None:
+    routed = {**SMALL_LLAMA, "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
+
+    def groups(**keys: Any) -> tuple[int, int] | None:
+        moe = read({**routed, **keys}).moe
+        return moe and (moe.num_expert_groups, moe.num_groups_per_token)
+
+    assert (
+        groups(n_group=8, topk_group=3, topk_method="group_limited_greedy") == groups(n_group=8, topk_group=3) == (8, 3)
+    )
+    for free in (
+        {},
+        {"n_group": 4, "topk_group": 4},
+        {"n_group": 4},
+        {"n_group": 8, "topk_group": 3, "topk_method": "greedy"},
+    ):
+        assert groups(**free) == (1, 1)
+
+
 def test_one_expert_is_a_dense_model() -> None:
     assert read({**SMALL_LLAMA, "num_experts": 1, "num_experts_per_tok": 1}).moe is None
 
@@ -242,6 +261,9 @@ def test_an_endless_number_is_named() -> None:
     )
 
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -250,6 +272,9 @@ def test_an_endless_number_is_named() -> None:
         ({"tie_word_embeddings": "yes"}, "must be true or false, is 'yes'"),
         ({"num_experts": 4}, "num_experts_per_tok: missing"),
         ({"num_experts": 4, "num_experts_per_tok": 5}, "5 is more than the 4 experts there are"),
+        ({**EXPERTS, "n_group": 2, "topk_group": 3}, "3 is more than the 2 groups of experts"),
+        ({**EXPERTS, "n_group": 3, "topk_group": 2}, "4 experts are not divisible into 3 equal groups"),
+        ({**EXPERTS, "n_group": 4, "topk_group": 1}, "1 groups of 1 experts are fewer than the 2 a token visits"),
         ({"kv_lora_rank": 64}, "qk_nope_head_dim: missing"),
         ({"layer_types": ["full_attention"]}, "has 1 entries for 4 layers"),
         ({"layer_types": "full_attention"}, "must be a list of texts"),

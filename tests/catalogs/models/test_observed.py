@@ -186,6 +186,21 @@ def test_junk_gives_a_shape_or_a_model_config_error(junk: dict[str, Any], base: 
     assert shape.num_parameters > 0
 
 
+@pytest.mark.parametrize(
+    ("stated", "groups"),
+    [
+        ({"name": "DeepSeekV3 (w/o MTP)"}, (8, 4)),
+        ({"name": "DeepSeek-V3", "num_experts": 64}, (1, 1)),  # a proxy of fewer experts
+        ({"name": "DeepSeek-V3", "n_group": 1, "topk_group": 1}, (1, 1)),
+        ({"name": "Qwen3"}, (1, 1)),
+    ],
+)
+def test_groups_of_experts_are_known_by_a_models_name(stated: dict[str, Any], groups: tuple[int, int]) -> None:
+    moe = shape_from_observation({**GPT_OSS, "num_experts": 256, **stated}).moe
+    assert moe is not None
+    assert (moe.num_expert_groups, moe.num_groups_per_token) == groups
+
+
 def test_gpt_oss_is_known_by_its_name() -> None:
     """Its experts have biases and their activation no fused kernel, which no key of a measurement says."""
     keys = {"num_hidden_layers": 36, "hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8}

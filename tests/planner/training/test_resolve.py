@@ -96,6 +96,17 @@ def test_schedules_and_vocabularies_that_the_framework_does_not_run(catalog: Cat
     assert "megatron does not have it" in found["fixed.vocabulary_parallel"]
 
 
+def test_a_loss_and_an_optimizer_step_that_only_some_frameworks_have(catalog: Catalog) -> None:
+    found = problems(catalog, fixed={"loss": "chunked", "optimizer_in_backward": True})
+    for name in ("loss", "optimizer_in_backward"):
+        assert found[f"fixed.{name}"] == "plans for megatron are made without; constraints.target: torchtune, any"
+    workload = {**SPEC["workload"], "phase": "lora", "lora_rank": 8}
+    found = problems(
+        catalog, workload=workload, fixed={"optimizer_in_backward": True}, constraints={"target": "torchtune"}
+    )
+    assert "gradients of adapters are small" in found["fixed.optimizer_in_backward"]
+
+
 def test_layers_that_do_not_add_up(catalog: Catalog) -> None:
     found = problems(catalog, fixed={"layers_per_chunk": [9, 9, 9, 4]})
     assert "9 + 9 + 9 + 4 = 31 layers" in found["fixed.layers_per_chunk"]

@@ -55,8 +55,6 @@ _ROUTER_FLAGS = {
     "deepseek_v3": (
         ("--moe-router-score-function", "sigmoid"),
         ("--moe-router-enable-expert-bias",),
-        ("--moe-router-num-groups", "8"),
-        ("--moe-router-group-topk", "4"),
         ("--moe-router-topk-scaling-factor", "2.5"),
     ),
     "qwen2_moe": (("--moe-shared-expert-gate",),),
@@ -224,6 +222,9 @@ def _experts(shape: ModelShape) -> list[Flag]:
         ("--moe-grouped-gemm",),
         *_ROUTER_FLAGS.get(shape.family, ()),
     ]
+    if moe.limits_groups:
+        flags.append(("--moe-router-num-groups", str(moe.num_expert_groups)))
+        flags.append(("--moe-router-group-topk", str(moe.num_groups_per_token)))
     if moe.num_experts_per_token == 1:
         flags.append(("--moe-router-pre-softmax",))  # a softmax over one score would have no gradient
     if moe.shared_intermediate_size:

@@ -37,6 +37,7 @@ from meshplan.planner.cluster.network.rank_layout import (
     most_on_a_slot,
 )
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
+from meshplan.planner.training.estimator.exchange.token_copies import TokenCopies
 
 # Part of an overlapped collective that stays exposed: its first and last bucket.
 UNHIDDEN_SHARE = 0.05
@@ -136,7 +137,7 @@ class CommunicationModel:
         return 2.0 * self.gather_s(total_bytes, size, stride)
 
     def all_to_all_s(
-        self, sent_bytes: FloatArray, size: IntArray, stride: IntArray, *, copies_per_token: float | None = None
+        self, sent_bytes: FloatArray, size: IntArray, stride: IntArray, *, copies: TokenCopies | None = None
     ) -> FloatArray:
         """Every member sends ``sent_bytes`` in equal parts to all members (its own part stays), [n].
 
@@ -144,25 +145,24 @@ class CommunicationModel:
             sent_bytes: bytes that one member sends, its own part included [n].
             size: members [n].
             stride: distance between members in ranks [n].
-            copies_per_token: experts k that a token visits, for dispatchers that send one copy to each member, and over
-                the network one to each domain: of k copies n·(1 − (1 − 1/n)^k) are left, which k uniform draws out of
-                n visit; n is the members, and across domains as many of these as if all held as few members as the one
-                with fewest. None: every copy is sent.
+            copies: where a token may go, for dispatchers that send one copy to each member that it visits, and over the
+                network one to each domain; of domains as many as if all held as few members as the one with fewest.
+                None: every copy is sent.
         """
         issued = (size > 1) & (sent_bytes > 0.0)
         if not np.any(issued):
             return np.zeros(np.shape(issued))
         spacing, latency = self._across(ALL_TO_ALL, size, stride)
         leaving = sent_bytes * spacing
-        if copies_per_token is not None:
+        if copies is not None:
             domains = np.maximum(size / self.fewest(size, stride), 1.0)
-            leaving = leaving * _share_left(domains, copies_per_token)
+            leaving = leaving * copies.share_sent(domains)
         beside = most_on_a_slot(size, stride, self.machine.domain_size) - 1
         near = sent_bytes * beside / size / self.scale_up_bytes_per_s
         if self.machine.mesh is not None:
             near = near / self.machine.mesh.all_to_all_share(size, stride, self._ranks)
-        if copies_per_token is not None:
-            near = near * _share_left(size, copies_per_token)
+        if copies is not None:
+            near = near * copies.share_sent(size)
         return np.where(issued, np.maximum(near, leaving) + self._tree_s(size, spacing > 0.0, latency), 0.0)
 
     def ring_step_s(self, sent_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
@@ -195,12 +195,3 @@ class CommunicationModel:
         # A fit prices one candidate under many constants.
         sent, stage_devices, inside, waits = np.broadcast_arrays(sent, stage_devices, inside, waits)
         return self._network.pipelines_s(sent, num_stages, stage_devices, inside, waits, wraps=wraps)
-
-
-def _share_left(places: FloatArray, copies: float) -> FloatArray:
-    """Share of the copies of a token that are sent where each place gets no more than one.
-
-    >>> float(_share_left(np.array(1.0), 8.0)), round(float(_share_left(np.array(8.0), 8.0)), 3)
-    (0.125, 0.656)
-    """
-    return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** copies) / copies)

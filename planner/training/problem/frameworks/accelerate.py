@@ -14,6 +14,7 @@ from meshplan.planner.training.problem.frameworks.legality import (
     host_only_rule,
     joint_offload_rule,
     no_vocabulary_parallel,
+    own_loss_rules,
     switch_rules,
 )
 from meshplan.planner.training.problem.frameworks.pytorch import (
@@ -62,6 +63,7 @@ ACCELERATE = without_stages(
         ),
         *expert_transport_rules("accelerate", f"{_ACCELERATE}: parallelism_config.py"),
         *switch_rules("accelerate", f"{_ACCELERATE}: utils/dataclasses.py"),
+        *own_loss_rules("accelerate", f"{_ACCELERATE}: utils/dataclasses.py (the loss is the user's script's)"),
         capacity_rule("accelerate", "experts are those of the user's model", f"{_ACCELERATE}: parallelism_config.py"),
         context_style_rule("accelerate", ("ring",), f"{_ACCELERATE}: parallelism_config.py (cp_size)"),
         *plain_sharding("accelerate", f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin"),

@@ -200,6 +200,15 @@ ARITHMETIC = (
         about=("cuda_graphs",),
     ),
     LegalityRule(
+        name="gradients_used_at_once_are_not_summed",
+        holds=lambda _, config: np.logical_not(config.optimizer_in_backward) | (config.num_microbatches == 1),
+        message="optimizer_in_backward needs one micro-batch a step (global_batch_size = micro_batch_size × "
+        "data_parallel)",
+        stage="run time",
+        source="torchtune 0.6.1: recipes/full_finetune_distributed.py",
+        about=("optimizer_in_backward",),
+    ),
+    LegalityRule(
         name="hierarchies_need_full_sharding",
         holds=legality.needs_full_sharding,
         message="zero_hpz_partition_size, outer_zero_stage and gathered_num_layers need zero_stage 3",

@@ -312,6 +312,28 @@ def switch_rules(framework: str, source: str) -> tuple[LegalityRule, ...]:
     )
 
 
+def own_loss_rules(framework: str, source: str) -> tuple[LegalityRule, ...]:
+    """Plans for the framework are made with its own loss, and with an optimizer that follows the backward pass."""
+    return (
+        LegalityRule(
+            name=f"{framework}_has_its_own_loss",
+            holds=lambda _, config: np.equal(config.loss, FRAMEWORKS_OWN),
+            message=f"loss: plans for {framework} are made with its own alone (torchtune has both)",
+            stage="parser",
+            source=source,
+            about=("loss",),
+        ),
+        LegalityRule(
+            name=f"{framework}_has_no_optimizer_in_backward",
+            holds=lambda _, config: np.logical_not(config.optimizer_in_backward),
+            message=f"optimizer_in_backward: plans for {framework} are made without (torchtune has it)",
+            stage="parser",
+            source=source,
+            about=("optimizer_in_backward",),
+        ),
+    )
+
+
 def modules_exist(shape: ModelShape, config: Any) -> Any:
     """What is recomputed must be there: latent attention, dense layers, experts, a shared expert."""
     is_there = {

@@ -129,6 +129,7 @@ _OWN = (
         stage="run time",
         source=f"{CORE}: core/distributed/fsdp/mcore_fsdp_adapter.py, _get_dp_tp_mesh",
     ),
+    *legality.own_loss_rules("megatron", f"{CONFIG} (fusions of the loss were not tried)"),
     LegalityRule(
         name="fused_dispatch_needs_several_expert_ranks",
         holds=legality.several_expert_ranks,

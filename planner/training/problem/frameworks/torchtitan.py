@@ -18,6 +18,7 @@ from meshplan.planner.training.problem.frameworks.legality import (
     joint_offload_rule,
     no_offload_rule,
     no_vocabulary_parallel,
+    own_loss_rules,
     switch_rules,
     whole_weights_rule,
 )
@@ -125,6 +126,7 @@ TORCHTITAN = FrameworkRules(
         *expert_transport_rules("torchtitan", f"{_TITAN}: config/configs.py (its own backends were not tried)"),
         capacity_rule("torchtitan", "its experts drop no tokens", f"{_TITAN}: models/common/moe.py"),
         *switch_rules("torchtitan", f"{_TITAN}: config/configs.py (its own settings were not tried)"),
+        *own_loss_rules("torchtitan", f"{_TITAN}: components/loss.py (its chunked loss was not tried)"),
         whole_weights_rule("torchtitan", f"{_TITAN}: components/lora.py"),
         context_style_rule(
             "torchtitan", ("ring", "ring-plain"), f"{_TITAN}: config/configs.py (context_parallel_load_balancer)"

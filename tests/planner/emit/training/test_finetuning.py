@@ -35,6 +35,9 @@ def document(target: str, request: TrainingRequest) -> dict[str, Any]:
     return dict(yaml.safe_load(text))
 
 
+AT_ONCE = config_for(LLAMA_70B, data_parallel=16, zero_stage=3, num_microbatches=1, optimizer_in_backward=True)
+
+
 @pytest.mark.parametrize("target", FILES)
 def test_golden(target: str, golden) -> None:
     for artifact in emit(target, tuning()).artifacts:
@@ -95,6 +98,9 @@ def test_torchtune_trains_the_adapters_that_the_plan_counts() -> None:
         ("torchtune", tuning(config_for(LLAMA_70B, data_parallel=8, zero_stage=0)), "several devices always shard"),
         ("torchtune", tuning(config_for(LLAMA_70B, zero_stage=3)), "several devices always shard"),
         ("torchtune", tuning(replace(SHARDED, precision="fp16")), "precision 'fp16'"),
+        ("torchtune", tuning(AT_ONCE), "of adapters"),
+        ("torchtune", tuning(replace(SHARDED, optimizer_in_backward=True)), "one micro-batch"),
+        ("axolotl", tuning(replace(SHARDED, loss="chunked")), "made with its own alone"),
         (
             "torchtune",
             tuning(config_for(MIXTRAL, data_parallel=8, zero_stage=3), shape=MIXTRAL),

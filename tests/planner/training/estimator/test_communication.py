@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.constants.training import Calibration, TimeConstants
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
+from meshplan.planner.training.estimator.exchange.token_copies import TokenCopies
 
 EXACT = Calibration(
     framework="any", architecture="any", time=TimeConstants(scale_up_efficiency=1.0, network_efficiency=1.0)
@@ -24,6 +25,10 @@ SIZES, STRIDES, BYTES = st.integers(1, 4096), st.integers(1, 512), st.floats(1e3
 def links(**fields: Any) -> CommunicationModel:
     latencies = {"scale_up_latency_s": 0.0, "scale_out_latency_s": 0.0}
     return CommunicationModel(machine=machine_with(4096, **{**latencies, **fields}), calibration=EXACT)
+
+
+def visiting(experts: float) -> TokenCopies:
+    return TokenCopies(experts_per_token=experts)
 
 
 def ints(*values: int) -> np.ndarray[Any, Any]:
@@ -76,11 +81,11 @@ def test_all_to_all_inside_a_domain_and_across() -> None:
 def test_deduplication_sends_one_copy_a_domain() -> None:
     """With a token's k copies on D domains, D·(1 − (1 − 1/D)^k) of the k cross; k → ∞ leaves one copy a domain."""
     plain = links().all_to_all_s(np.array([8e9]), ints(64), ints(1))
-    few = links().all_to_all_s(np.array([8e9]), ints(64), ints(1), copies_per_token=8.0)
+    few = links().all_to_all_s(np.array([8e9]), ints(64), ints(1), copies=visiting(8.0))
     assert few / plain == pytest.approx(8 * (1 - (7 / 8) ** 8) / 8)
-    one = links().all_to_all_s(np.array([8e9]), ints(64), ints(1), copies_per_token=1.0)
+    one = links().all_to_all_s(np.array([8e9]), ints(64), ints(1), copies=visiting(1.0))
     assert one == pytest.approx(plain)
-    many = links(scale_up_bytes_per_s=1e30).all_to_all_s(np.array([8e9]), ints(64), ints(1), copies_per_token=1e6)
+    many = links(scale_up_bytes_per_s=1e30).all_to_all_s(np.array([8e9]), ints(64), ints(1), copies=visiting(1e6))
     assert many / plain == pytest.approx(8 / 1e6)
 
 
@@ -134,8 +139,8 @@ def test_more_bandwidth_is_never_slower(
         assert getattr(fast, model_s)(payload, ints(size), ints(stride)) <= getattr(slow, model_s)(
             payload, ints(size), ints(stride)
         )
-    assert fast.all_to_all_s(payload, ints(size), ints(stride), copies_per_token=copies) <= slow.all_to_all_s(
-        payload, ints(size), ints(stride), copies_per_token=copies
+    assert fast.all_to_all_s(payload, ints(size), ints(stride), copies=visiting(copies)) <= slow.all_to_all_s(
+        payload, ints(size), ints(stride), copies=visiting(copies)
     )
     for wraps in (False, True):
         lasting = (payload, size + 1, ints(stride), np.array([16.0]))
@@ -163,7 +168,7 @@ def test_no_collective_beats_the_fastest_link(size: int, stride: int, total: flo
 def test_deduplication_never_sends_more(size: int, stride: int, copies: float) -> None:
     payload = np.array([1e9])
     plain = links().all_to_all_s(payload, ints(size), ints(stride))
-    assert links().all_to_all_s(payload, ints(size), ints(stride), copies_per_token=copies) <= plain * (1 + 1e-12)
+    assert links().all_to_all_s(payload, ints(size), ints(stride), copies=visiting(copies)) <= plain * (1 + 1e-12)
 
 
 def test_a_candidate_can_be_priced_under_many_constants() -> None:
@@ -203,6 +208,6 @@ def test_broadcasts_move_the_bytes_of_a_gather_and_wait_for_each_hop(
 
 def test_a_fused_dispatcher_sends_a_token_once_to_each_device_of_a_node() -> None:
     plain = links().all_to_all_s(np.array([8e9]), ints(8), ints(1))
-    fused = links().all_to_all_s(np.array([8e9]), ints(8), ints(1), copies_per_token=8.0)
+    fused = links().all_to_all_s(np.array([8e9]), ints(8), ints(1), copies=visiting(8.0))
     # Eight uniform draws visit 8·(1 − (7/8)⁸) = 5.25 of eight devices.
     assert fused == pytest.approx(plain * 5.25 / 8.0, rel=0.01)

@@ -115,9 +115,18 @@ def test_graphs_take_launches_off_the_host(shape: ModelShape) -> None:
     assert len(set(steps)) == 3
 
 
+def test_a_chunked_loss_and_gradients_that_are_used_at_once_take_less_memory_and_the_same_time() -> None:
+    whole, chunked = (priced_with(problem_of(), loss=loss) for loss in ("whole", "chunked"))
+    freed = priced_with(problem_of(), loss="chunked", optimizer_in_backward=True)
+    peaks = [max(stage.typical_bytes for stage in one.stages) for one in (whole, chunked, freed)]
+    assert peaks == sorted(set(peaks), reverse=True)
+    assert whole.step_s == chunked.step_s == freed.step_s
+
+
 def test_a_pin_that_is_taken_back_leaves_nothing_behind() -> None:
     problem = problem_of(MOE)
     pins = {"gradient_precision": "bf16", "cuda_graphs": "partial", "recompute_modules": ("moe_act",)}
+    pins |= {"loss": "chunked", "optimizer_in_backward": True}
     assert problem.with_fixed(pins).with_fixed({}) == problem.with_fixed({})
 
 

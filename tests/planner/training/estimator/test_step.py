@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from core_cases import DENSE, LATENT, MOE, configured, machine_with, problem_of, questions
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe, TimeConstants
@@ -119,6 +119,27 @@ def test_no_switch_makes_a_step_slower(question: Question, drops: bool) -> None:
     assert taken(overlaps_experts=True) <= eager * ROUNDING
     if problem.shape.moe is None:
         assert taken(fused_dispatch=True, overlaps_experts=True) == eager
+
+
+@settings(deadline=None)
+@given(question=questions(), fused=st.booleans())
+def test_a_token_that_may_visit_fewer_groups_travels_less_by_a_fused_dispatcher(
+    question: Question, fused: bool
+) -> None:
+    """An all-to-all sends one copy for each expert wherever they are; who limits nothing is as before, bit for bit."""
+    problem, config = question
+    moe = problem.shape.moe
+    assume(moe is not None)
+
+    def taken(groups: int, chosen: int) -> float:
+        limited = replace(moe, num_expert_groups=groups, num_groups_per_token=chosen)
+        workload = replace(problem.workload, practice=TrainingPractice(fused_dispatch=fused))
+        return step_s(replace(problem, shape=replace(problem.shape, moe=limited), workload=workload), config)
+
+    free = taken(1, 1)
+    assert taken(4, 4) == free
+    one, two = taken(4, 1), taken(4, 2)
+    assert one <= two * ROUNDING <= free * ROUNDING**2 if fused else one == two == free
 
 
 def test_a_batch_is_many_batches_of_one() -> None:

@@ -85,6 +85,7 @@ def test_a_stated_key_overrules_a_caveat() -> None:
         ),
         ("without optimizer in backward and 8-bit AdamW", {"optimizer_in_backward": False, "optimizer": "default"}),
         ("FlashAttention off (attention matrix kept)", {"flash_attention": False}),
+        ("mock data, balanced gate, no gradient clipping", {"experts_in_turn": True}),
     ],
 )
 def test_what_saves_memory_by_the_words_of_published_tables(caveat: str, settings: dict[str, Any]) -> None:

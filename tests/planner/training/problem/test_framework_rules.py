@@ -46,6 +46,8 @@ CONFIGS = st.builds(
     recompute_modules=st.sampled_from((USUAL_MODULES, ("layernorm", "moe_act"), ("mla_up_proj", "moe"), ("mlp",))),
     gradient_precision=st.sampled_from(("default", "bf16")),
     cuda_graphs=st.sampled_from(("none", "partial", "full")),
+    loss=st.sampled_from(("default", "whole", "chunked")),
+    optimizer_in_backward=st.booleans(),
     context_parallel_style=st.sampled_from(CONTEXT_PARALLEL_STYLES),
     context_parallel_heads=st.sampled_from((1, 2, 4)),
     zero_hpz_partition_size=st.sampled_from((1, 2, 4)),
@@ -84,7 +86,7 @@ def test_columns_and_single_plans_agree(
     assert by_column.tolist() == [bool(rule.holds(shape, config)) for config in configs]
 
 
-SWITCHES = {"recompute_modules", "gradient_precision", "cuda_graphs"}
+SWITCHES = {"recompute_modules", "gradient_precision", "cuda_graphs", "loss", "optimizer_in_backward"}
 SPLITTING = {"context_parallel_style", "context_parallel_heads"}
 SHARDING = {"zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"}
 

@@ -75,6 +75,7 @@ def test_every_choice_of_a_plan_is_written_or_derived() -> None:
     derived |= {"zero_hpz_partition_size", "gathered_num_layers", "vocabulary_parallel"}  # refused
     derived |= {"recompute_num_layers", "context_parallel_heads"}  # written with mode and style
     refused = {"parameter_offload": True, "activation_offload": True, "offload_to": "nvme", "quantised_weights": True}
+    refused |= {"loss": "chunked", "optimizer_in_backward": True}
     for name, value in refused.items():
         assert MEGATRON.broken(LLAMA_70B, config_for(LLAMA_70B, **{name: value}))
     said = {term.name for term in megatron_terms.TERMS}
@@ -137,6 +138,15 @@ def test_multi_token_prediction_sits_before_the_loss() -> None:
     assert said["--pipeline-model-parallel-layout"] == "Et*31|t*30mL"
     assert said["--mtp-num-layers"] == "1"
     assert said["--moe-layer-freq"] == "([0]*3+[1]*58)"
+
+
+def test_a_router_is_limited_to_groups_where_the_model_is() -> None:
+    """Models of DeepSeek-V3's family need not be: Moonlight's config.json says n_group 1."""
+    limits = {"--moe-router-num-groups": "8", "--moe-router-group-topk": "4"}
+    assert limits.items() <= flags(DEEPSEEK_V3).items()
+    assert DEEPSEEK_V3.moe is not None
+    free = replace(DEEPSEEK_V3, moe=replace(DEEPSEEK_V3.moe, num_expert_groups=1, num_groups_per_token=1))
+    assert not limits.keys() & flags(free).keys()
 
 
 def test_sliding_windows_count_the_tokens_before() -> None:
