@@ -210,7 +210,7 @@ class Branch:
             return
         self.seen.add(candidate.config)
         self.num_started += 1
-        if has_free_rate(self.problem):
+        if self.problem.has_free_rate:
             costs = candidate.costs
             rate = candidate.request_rate_per_s
             search = HighestRate(self.problem, candidate.config, high_per_s=rate, seed=self.seed, costs=costs)
@@ -320,7 +320,7 @@ class Branch:
 
 def simulate_candidate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> Simulated:
     """One candidate, whatever the others do."""
-    if has_free_rate(problem):
+    if problem.has_free_rate:
         costs = candidate.costs
         rate = candidate.request_rate_per_s
         search = HighestRate(problem, candidate.config, high_per_s=rate, seed=seed, costs=costs)
@@ -366,8 +366,3 @@ def score_judged(problem: ServingProblem, candidate: Candidate, judged: Judged) 
     """The objective of a simulated candidate."""
     rate, tokens_per_s = judged.requests_per_s, judged.output_tokens_per_s
     return score_of(problem, candidate, request_rate_per_s=rate, tokens_per_s=tokens_per_s)
-
-
-def has_free_rate(problem: ServingProblem) -> bool:
-    """The load is free and an SLO limits the wait of a request (TTFT or E2E); without one, concurrency is fixed."""
-    return problem.has_free_load and problem.limit_s("ttft", "e2e") < INFINITE

@@ -34,7 +34,6 @@ from meshplan.planner.serving.search.branch import (
     TIE,
     Branch,
     Simulated,
-    has_free_rate,
     score_judged,
     simulate_candidate,
 )
@@ -135,7 +134,7 @@ def _settle(problem: ServingProblem, simulated: list[Simulated], seed: int, budg
     Raises:
         OutOfBudgetError: no time is left; what was simulated is as good as the search's own runs.
     """
-    if has_free_rate(problem):
+    if problem.has_free_rate:
         _settle_rates(problem, simulated, seed, budget)
         return
     while simulated and simulated[0].score < INFINITE and not simulated[0].judged.is_settled:
