@@ -2,7 +2,7 @@
 
 A *family* is what a deployment is made of: one kind of mixed worker, several kinds of mixed workers behind one router
 (one kind for each node type in use), or a kind of prefill and a kind of decode worker. Its members differ in the number
-c of each kind. With r the best rate of a worker in closed form, an upper bound on what a simulation can reach, a member
+c of each kind. With r the best rate of a worker by its bound (no simulation reaches more), a member
 carries at most::
 
     R(c) = Σ c_i·r_i                     mixed kinds

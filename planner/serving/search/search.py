@@ -81,13 +81,17 @@ def search_serving(
     rejected: Counter[str] = Counter()
     mixed, found = _space(problem, rejected)
     branch = Branch(problem, found, seed=seed, budget=budget, on_progress=on_progress)
-    simulated, bound = branch.run()
-    simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
-    _simplest_first(simulated, bound)
-    before = simulated[0].score if simulated else INFINITE
     budget = budget or Budget(memory_limit_bytes=None)
-    with budget.keeping():
-        _settle(problem, simulated, seed, budget)
+    before = INFINITE
+    while True:
+        simulated, bound = branch.run()
+        simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
+        _simplest_first(simulated, bound)
+        before = min(before, simulated[0].score if simulated else INFINITE)
+        with budget.keeping():
+            _settle(problem, simulated, seed, budget)
+        if not simulated or not problem.has_free_rate or not branch.resume(simulated[0].score):
+            break
     rejected.update(branch.rejected)
     report = ServingReport(
         simulated=tuple(simulated),
@@ -149,7 +153,7 @@ def _settle_rates(problem: ServingProblem, simulated: list[Simulated], seed: int
 
     Another deployment is settled too while its rate in the search promises more than a tie above the best settled one.
     """
-    best = INFINITE
+    best = min((one.score for one in simulated if one.judged.is_settled), default=INFINITE)
     for _ in range(MOST_SETTLED):
         left = [one for one in simulated if one.score < INFINITE and not one.judged.is_settled]
         if not left or left[0].score >= best * (1.0 - TIE):
