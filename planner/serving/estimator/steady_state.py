@@ -9,8 +9,8 @@ that one prompt adds::
 
 (s tokens gained per iteration). Prompts are spread over all concurrent batches, no block of the cache is wasted and
 nothing waits; each prompt has an iteration of its own. An engine puts several short ones into one iteration, so that a
-simulation may be faster: what nothing exceeds is in :mod:`~meshplan.planner.serving.estimator.rate_bound`. Tables by
-load, power, and the number of requests that a deployment is configured for are taken from here.
+simulation may be faster: what nothing exceeds is in :mod:`~meshplan.planner.serving.estimator.bounds.rate_bound`.
+Tables by load, power, and the number of requests that a deployment is configured for are taken from here.
 """
 
 from __future__ import annotations

@@ -213,7 +213,9 @@ def _space(
     mode, splits = problem.pinned.is_disaggregated, problem.rules.disaggregates
     if mode and not splits:
         rejected[f"{problem.rules.name} has no flag for workers that prefill or decode only"] += 1
-    may_split = splits and mode is not False and problem.workload.arrival is not Arrival.ALL_AT_ONCE
+    # An answer of one token is done after its prefill.
+    may_split = splits and mode is not False and problem.workload.mean_lengths[1] > 1.0
+    may_split = may_split and problem.workload.arrival is not Arrival.ALL_AT_ONCE
     mixed: dict[Speculation | None, tuple[PricedWorker, ...]] = {}
     prefill: list[PricedWorker] = []
     found: list[Family] = []

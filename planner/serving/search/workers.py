@@ -1,7 +1,7 @@
 """Workers in closed form: iteration times, steady states, and the loads at which they meet the SLOs.
 
-What a worker may reach at most is bounded by :mod:`meshplan.planner.serving.estimator.rate_bound`: rates from above,
-mean times per token from below. An SLO on a percentile above the mean can only be stricter, so what violates an SLO
+What a worker may reach at most is bounded by :mod:`meshplan.planner.serving.estimator.bounds.rate_bound`: rates from
+above, mean times per token from below. An SLO on a percentile above the mean can only be stricter, so what violates an SLO
 there violates it in the simulation too. What it is expected to reach, and with how many requests running, is the
 estimate of :mod:`meshplan.planner.serving.estimator.steady_state`: nothing is cut by that.
 """
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.constants.power import PowerConstants
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.estimator.iteration import Worker
-from meshplan.planner.serving.estimator.pools import pool_worker, scheduled
-from meshplan.planner.serving.estimator.power.energy import average_power_w
-from meshplan.planner.serving.estimator.power.work import DeviceWork, request_work
-from meshplan.planner.serving.estimator.rate_bound import (
+from meshplan.planner.serving.estimator.bounds.rate_bound import (
     Work,
     least_at_random_s,
     least_request_s,
     least_tpot_s,
     least_within_s,
 )
+from meshplan.planner.serving.estimator.iteration import Worker
+from meshplan.planner.serving.estimator.pools import pool_worker, scheduled
+from meshplan.planner.serving.estimator.power.energy import average_power_w
+from meshplan.planner.serving.estimator.power.work import DeviceWork, request_work
 from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill_s, steady_state
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role

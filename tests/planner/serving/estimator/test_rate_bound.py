@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from simulation_cases import linear_cost
 
-from meshplan.planner.serving.estimator.rate_bound import (
+from meshplan.planner.serving.estimator.bounds.rate_bound import (
     Work,
     least_at_random_s,
     least_request_s,
