@@ -1,8 +1,8 @@
 """Workers in closed form: iteration times, steady states, and the loads at which they meet the SLOs.
 
 What a worker may reach at most is bounded by :mod:`meshplan.planner.serving.estimator.bounds.rate_bound`: rates from
-above, mean times per token from below. An SLO on a percentile above the mean can only be stricter, so what violates an SLO
-there violates it in the simulation too. What it is expected to reach, and with how many requests running, is the
+above, mean times per token from below. An SLO on a percentile above the mean can only be stricter, so what violates an
+SLO there violates it in the simulation too. What it is expected to reach, and with how many requests running, is the
 estimate of :mod:`meshplan.planner.serving.estimator.steady_state`: nothing is cut by that.
 """
 
