@@ -21,8 +21,8 @@ import yaml
 
 from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.serving.estimator.bounds.overlap_bound import resource_seconds
 from meshplan.planner.serving.estimator.iteration import Worker
-from meshplan.planner.serving.estimator.overlap_bound import resource_seconds
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.estimator.steady_state import prefill_s
 from meshplan.planner.serving.problem.config import Layout, Pool, Role

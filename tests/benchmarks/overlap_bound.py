@@ -21,7 +21,7 @@ import numpy as np
 from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.core.constants import BYTES_16_BIT
-from meshplan.planner.serving.estimator.overlap_bound import overlap_bound
+from meshplan.planner.serving.estimator.bounds.overlap_bound import overlap_bound
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.quantization import SCHEMES

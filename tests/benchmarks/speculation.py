@@ -28,7 +28,7 @@ from meshplan.planner.serving.problem.config import ServingConfig, Speculation
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search.branch import TIE, has_free_rate
+from meshplan.planner.serving.search.branch import TIE
 from meshplan.planner.serving.search.search import search_serving
 from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.search.trials import FEWEST
@@ -70,7 +70,7 @@ def every_option(problem: ServingProblem) -> dict[Option, float]:
     found: dict[Option, float] = {}
     for stated in problem.with_each_draft:
         solution, report = search_serving(stated)
-        settled = [one.score for one in report.simulated if not has_free_rate(problem) or one.judged.is_settled]
+        settled = [one.score for one in report.simulated if not problem.has_free_rate or one.judged.is_settled]
         found[stated.speculation] = min([solution.objective or math.inf, *settled])
     return found
 

@@ -1,4 +1,4 @@
-"""Steady state of a worker in closed form, by the number of running requests: the bound with which the search prunes.
+"""Steady state of a worker in closed form, by the number of running requests: an estimate, not a bound.
 
 With n running requests of p prompt and o output tokens each, every iteration advances all of them, and for each
 completion one prompt must be prefilled. With d(n) the time of a decode iteration at the mean context and F(n) the time
@@ -7,9 +7,10 @@ that one prompt adds::
     tpot(n) = d(n)/s + (n/(o − 1))·F(n)
     rate(n) = n / ((o − 1)·tpot(n) + F(n))
 
-(s tokens gained per iteration). Rates are upper bounds of what a simulation of n running requests can reach: prompts
-are spread over all concurrent batches, no block of the cache is wasted and nothing waits. Times are lower bounds of
-the means.
+(s tokens gained per iteration). Prompts are spread over all concurrent batches, no block of the cache is wasted and
+nothing waits; each prompt has an iteration of its own. An engine puts several short ones into one iteration, so that a
+simulation may be faster: what nothing exceeds is in :mod:`~meshplan.planner.serving.estimator.bounds.rate_bound`.
+Tables by load, power, and the number of requests that a deployment is configured for are taken from here.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import Speculation
 
@@ -129,6 +129,29 @@ class StepCost:
         if not self.prefill_least_s or batch <= self.graphed_tokens:
             return seconds
         return float((seconds**OVERLAP_POWER + self.prefill_least_s**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER))
+
+    def steps_s(
+        self, num_seqs: IntArray, context: FloatArray, num_prompts: IntArray, prompt_tokens: IntArray, pairs: FloatArray
+    ) -> FloatArray:
+        """Many iterations: :meth:`step_s` of arrays of one shape."""
+        batches, verified = self.concurrent_batches, self.verified_tokens
+        spread = np.clip(num_prompts, 1, batches)
+        batch = -(-num_seqs // batches) * verified + -(-prompt_tokens // spread)
+        seconds = _at(self.dense_s, batch) + _at(self.outputs_s, -(-(num_seqs + num_prompts) // batches))
+        seconds = seconds + _at(self.experts_s, -(-(num_seqs * verified + prompt_tokens) // self.pipeline_parallel))
+        decodes = _at(self.decode_fixed_s, num_seqs) + _at(self.decode_context_s, num_seqs) * context
+        seconds = seconds + np.where(num_seqs > 0, decodes, 0.0)
+        has_prompts = num_prompts > 0
+        seconds = seconds + np.where(has_prompts, self.prefill_fixed_s + self.prefill_pair_s * pairs / spread, 0.0)
+        launched = (seconds**OVERLAP_POWER + self.prefill_least_s**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER)
+        return np.asarray(np.where(has_prompts & (batch > self.graphed_tokens), launched, seconds))
+
+
+def _at(table: Sequence[float], index: IntArray) -> FloatArray:
+    """Entries of a table, those beyond its end as there."""
+    if isinstance(table, Table):
+        return table.at(index)
+    return np.asarray(np.asarray(table)[np.minimum(index, len(table) - 1)])
 
 
 def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:

@@ -8,7 +8,7 @@ from typing import overload
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 # Entries kept as a list: decode batches, which simulations read most. Larger arguments are interpolated on reading.
 LISTED = 1024
@@ -60,6 +60,11 @@ class Table(Sequence[float]):
             return seconds[-1]
         share = (index - knots[above - 1]) / (knots[above] - knots[above - 1])
         return seconds[above - 1] + share * (seconds[above] - seconds[above - 1])
+
+    def at(self, index: IntArray) -> FloatArray:
+        """Entries at many arguments, those beyond the last as there."""
+        found = np.interp(index, self._knots, self._seconds)
+        return np.asarray(np.where(index > 0, found, 0.0))
 
     def whole(self) -> FloatArray:
         """[most + 1] every entry, each to the bit what reading it gives."""

@@ -176,6 +176,16 @@ class ServingProblem:
         return self.workload.arrival is not Arrival.ALL_AT_ONCE and all(part is None for part in load)
 
     @property
+    def has_free_rate(self) -> bool:
+        """The load is free and an SLO limits the wait of a request (TTFT or E2E); without one, concurrency is fixed."""
+        return self.has_free_load and self.limit_s("ttft", "e2e") < float("inf")
+
+    @property
+    def has_poisson_arrivals(self) -> bool:
+        """Requests arrive by themselves and at random, whatever the deployment does."""
+        return self.has_free_rate or self.workload.arrival is Arrival.POISSON
+
+    @property
     def tpot_limit_s(self) -> float:
         """The tightest SLO on the time between tokens (TPOT or ITL), at any percentile; infinite without one."""
         return self.limit_s("tpot", "itl")

@@ -128,6 +128,8 @@ class Branch:
         # Least score of what was given up without being shown to violate an SLO at every better rate.
         self.not_refuted = INFINITE
         self.simplest: tuple[float, ...] = (INFINITE,)
+        # What was given up because the incumbent was proven, with its bound: :meth:`resume` goes on there.
+        self.given_up: list[tuple[float, Family | Member | Candidate | Bracket]] = []
         self.simulated: list[Simulated] = []
         self.rejected: Counter[str] = Counter()
         self.seen: set[ServingConfig] = set()
@@ -143,18 +145,40 @@ class Branch:
                     self._note(bound, item)
                 elif proven or is_late:
                     self._end(item.candidate, item.search.judged())
-                    self.unseen = min(self.unseen, bound)
+                    self.given_up.append((bound, item))
                 else:
                     self._narrow(bound, item)
             elif is_late or self.num_started >= self._most(bound, simplicity, is_proven=proven):
-                self.unseen = min(self.unseen, bound)
+                self.given_up.append((bound, item))
             elif isinstance(item, Family):
                 self._open(item)
             else:
                 self._start(bound, item)
             if self.on_progress is not None:
                 self.on_progress(self._progress(bound))
-        return self.simulated, min(self.incumbent, self.unseen)
+        return self.simulated, min(self.incumbent, self.least_unseen)
+
+    @property
+    def least_unseen(self) -> float:
+        """The least bound of what was given up, or whose highest rate is known no better."""
+        return min(self.unseen, *(bound for bound, _ in self.given_up), INFINITE)
+
+    def resume(self, incumbent: float) -> bool:
+        """Whether something is left to look at where the best is worse than the runs of the search had promised.
+
+        Longer runs may lower the highest rate of the incumbent after others were given up for what it promised: those
+        whose bound is better than its score now are looked at again by the next :meth:`run`.
+        """
+        again = [(bound, item) for bound, item in self.given_up if bound * (1.0 + TIE) < incumbent]
+        if not again or self.budget.stopped or incumbent <= self.incumbent * (1.0 + TIE):
+            return False
+        self.incumbent = incumbent
+        self.given_up = [(bound, item) for bound, item in self.given_up if bound * (1.0 + TIE) >= incumbent]
+        cut = {id(item.candidate) for _, item in again if isinstance(item, Bracket)}
+        self.simulated[:] = [one for one in self.simulated if id(one.candidate) not in cut]
+        for bound, item in again:
+            self._put(bound, item)
+        return True
 
     def _progress(self, bound: float) -> Progress:
         """How far it is: beyond the incumbent the least bound left says nothing more."""
@@ -169,7 +193,7 @@ class Branch:
     @property
     def is_complete(self) -> bool:
         """Nothing was left out that a bound does not rule out."""
-        return self.unseen >= min(self.incumbent / (1.0 + TIE), INFINITE)
+        return self.least_unseen >= min(self.incumbent / (1.0 + TIE), INFINITE)
 
     def _most(self, bound: float, simplicity: tuple[float, ...], *, is_proven: bool) -> int:
         """Deployments that may have been simulated for one more to be."""
@@ -210,7 +234,7 @@ class Branch:
             return
         self.seen.add(candidate.config)
         self.num_started += 1
-        if has_free_rate(self.problem):
+        if self.problem.has_free_rate:
             costs = candidate.costs
             rate = candidate.request_rate_per_s
             search = HighestRate(self.problem, candidate.config, high_per_s=rate, seed=self.seed, costs=costs)
@@ -320,7 +344,7 @@ class Branch:
 
 def simulate_candidate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> Simulated:
     """One candidate, whatever the others do."""
-    if has_free_rate(problem):
+    if problem.has_free_rate:
         costs = candidate.costs
         rate = candidate.request_rate_per_s
         search = HighestRate(problem, candidate.config, high_per_s=rate, seed=seed, costs=costs)
@@ -366,8 +390,3 @@ def score_judged(problem: ServingProblem, candidate: Candidate, judged: Judged) 
     """The objective of a simulated candidate."""
     rate, tokens_per_s = judged.requests_per_s, judged.output_tokens_per_s
     return score_of(problem, candidate, request_rate_per_s=rate, tokens_per_s=tokens_per_s)
-
-
-def has_free_rate(problem: ServingProblem) -> bool:
-    """The load is free and an SLO limits the wait of a request (TTFT or E2E); without one, concurrency is fixed."""
-    return problem.has_free_load and problem.limit_s("ttft", "e2e") < INFINITE

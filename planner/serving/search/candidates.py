@@ -84,7 +84,7 @@ def _mixed(family: Family, counts: Counts) -> Candidate:
     """Mixed workers of one kind or several, each in the steady state that its share of the load asks for."""
     problem, workload = family.problem, family.problem.workload
     rate = workload.request_rate_per_s
-    running, latency, total, pools = 0, 0.0, 0.0, []
+    running, latency, pools = 0, 0.0, []
     shares = family.shares(counts, 1.0)
     for kind, count, share, weight in zip(family.kinds, counts, shares, _weights(family), strict=True):
         steady = kind.steady
@@ -100,7 +100,6 @@ def _mixed(family: Family, counts: Counts) -> Candidate:
         pools.append(replace(pool_of(problem, kind.placed, count, cap), weight=weight))
         running += each * count
         latency += share * float(steady.tpot_s[at])
-        total += count * float(steady.rate_per_s[at])
     return _candidate(
         family,
         counts,
@@ -111,7 +110,7 @@ def _mixed(family: Family, counts: Counts) -> Candidate:
             expert_map=_expert_map(problem, pools),
             router=Router.LEAST_LOADED if len(pools) == 1 else Router.LEAST_CONNECTIONS,
         ),
-        rate=total if rate is None else rate,
+        rate=family.offered_or_most(counts),
         running=running,
         tpot_s=latency,
         ttft_s=max(kind.first_token_s for kind in family.kinds),
@@ -156,7 +155,7 @@ def smaller_batches(candidate: Candidate) -> list[Candidate]:
             replace(price_worker(problem, placed), capped=capped)
             for placed, kind in zip(places, family.kinds, strict=True)
         )
-        if all(kind.feasible.any() for kind in priced):
+        if all(kind.best_rate_per_s > 0.0 for kind in priced):
             found.append(candidate_of(Family(problem=problem, kinds=priced), candidate.counts))
     return found
 
@@ -175,7 +174,8 @@ def _pair(family: Family, counts: Counts) -> Candidate:
     problem, (prefill, decode), (first, second) = family.problem, family.kinds, counts
     steady, most = decode.steady, family.rate(counts)
     rate = min(most, problem.workload.request_rate_per_s or most)
-    index = _at_least(np.maximum.accumulate(steady.rate_per_s), rate / second)
+    expected = min(rate / second, decode.expected_rate_per_s)
+    index = _at_least(np.maximum.accumulate(steady.rate_per_s), expected)
     moved = kv_bytes_per_token(problem.shape, prefill.placed.quantization) * problem.workload.input_length
     transfer = Exchange(machine=prefill.placed.machine).transfer_s(
         moved, devices=min(prefill.num_devices, decode.num_devices)

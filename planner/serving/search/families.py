@@ -2,7 +2,7 @@
 
 A *family* is what a deployment is made of: one kind of mixed worker, several kinds of mixed workers behind one router
 (one kind for each node type in use), or a kind of prefill and a kind of decode worker. Its members differ in the number
-c of each kind. With r the best rate of a worker in closed form, an upper bound on what a simulation can reach, a member
+c of each kind. With r the best rate of a worker by its bound (no simulation reaches more), a member
 carries at most::
 
     R(c) = Σ c_i·r_i                     mixed kinds
@@ -170,9 +170,7 @@ class Family:
     def score(self, counts: Counts) -> float:
         """Bound on the score of a member."""
         problem, workload = self.problem, self.problem.workload
-        rate = workload.request_rate_per_s or self.rate(counts)
-        if workload.concurrency is not None:
-            rate = min(rate, self._closed_rate(counts))
+        rate = self.offered_or_most(counts)
         needs_power = problem.objective is ServingObjective.ENERGY
         needs_price = problem.objective is ServingObjective.USD_PER_MILLION_TOKENS
         return score_at(
@@ -184,15 +182,23 @@ class Family:
             tokens_per_s=rate * workload.mean_lengths[1],
         )
 
+    def offered_or_most(self, counts: Counts) -> float:
+        """The given rate; where none is given, a bound on the rate of a member, requests/s."""
+        workload = self.problem.workload
+        if workload.request_rate_per_s is not None:
+            return workload.request_rate_per_s
+        most = self.rate(counts)
+        return most if workload.concurrency is None else min(most, self._closed_rate(counts))
+
     def _closed_rate(self, counts: Counts) -> float:
-        """Rate of a closed loop in which every request decodes at once, spread evenly: more do not run."""
+        """Rate of a closed loop, bounded by the requests in flight at each worker, spread evenly."""
         concurrency = self.problem.workload.concurrency or 0
         if len(counts) > 1 and not self.is_disaggregated:
             return INFINITE
         kind, count = self.kinds[-1], counts[-1]  # the one that decodes
-        steady = kind.steady
-        at = min(int(np.searchsorted(steady.num_seqs, -(-concurrency // count))), len(steady.num_seqs) - 1)
-        return count * float(np.maximum.accumulate(steady.rate_per_s)[at])
+        counts_of = kind.steady.num_seqs
+        at = min(int(np.searchsorted(counts_of, -(-concurrency // count))), len(counts_of) - 1)
+        return count * float(kind.most_rate_per_s[at])
 
     # --- members ----------------------------------------------------------------------------------------------------
 
@@ -229,13 +235,13 @@ class Family:
         return found
 
     def _up_to(self, concurrency: int) -> list[Counts]:
-        """Numbers of workers of a closed loop; the closed form meets the SLOs with an even share of the requests."""
+        """Numbers of workers of a closed loop, of which no bound rules out an even share of the requests."""
         if len(self.kinds) > 1:
             return []
         kind, found = self.kinds[0], list[Counts]()
         for count in range(1, min(self.most(0), concurrency) + 1):
-            at = min(int(np.searchsorted(kind.steady.num_seqs, -(-concurrency // count))), len(kind.feasible) - 1)
-            if kind.feasible[at]:
+            at = min(int(np.searchsorted(kind.steady.num_seqs, -(-concurrency // count))), len(kind.may_meet) - 1)
+            if kind.may_meet[at]:
                 found.append((count,))
         return found
 

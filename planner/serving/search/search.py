@@ -34,7 +34,6 @@ from meshplan.planner.serving.search.branch import (
     TIE,
     Branch,
     Simulated,
-    has_free_rate,
     score_judged,
     simulate_candidate,
 )
@@ -82,13 +81,17 @@ def search_serving(
     rejected: Counter[str] = Counter()
     mixed, found = _space(problem, rejected)
     branch = Branch(problem, found, seed=seed, budget=budget, on_progress=on_progress)
-    simulated, bound = branch.run()
-    simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
-    _simplest_first(simulated, bound)
-    before = simulated[0].score if simulated else INFINITE
     budget = budget or Budget(memory_limit_bytes=None)
-    with budget.keeping():
-        _settle(problem, simulated, seed, budget)
+    before = INFINITE
+    while True:
+        simulated, bound = branch.run()
+        simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
+        _simplest_first(simulated, bound)
+        before = min(before, simulated[0].score if simulated else INFINITE)
+        with budget.keeping():
+            _settle(problem, simulated, seed, budget)
+        if not simulated or not problem.has_free_rate or not branch.resume(simulated[0].score):
+            break
     rejected.update(branch.rejected)
     report = ServingReport(
         simulated=tuple(simulated),
@@ -135,7 +138,7 @@ def _settle(problem: ServingProblem, simulated: list[Simulated], seed: int, budg
     Raises:
         OutOfBudgetError: no time is left; what was simulated is as good as the search's own runs.
     """
-    if has_free_rate(problem):
+    if problem.has_free_rate:
         _settle_rates(problem, simulated, seed, budget)
         return
     while simulated and simulated[0].score < INFINITE and not simulated[0].judged.is_settled:
@@ -150,7 +153,7 @@ def _settle_rates(problem: ServingProblem, simulated: list[Simulated], seed: int
 
     Another deployment is settled too while its rate in the search promises more than a tie above the best settled one.
     """
-    best = INFINITE
+    best = min((one.score for one in simulated if one.judged.is_settled), default=INFINITE)
     for _ in range(MOST_SETTLED):
         left = [one for one in simulated if one.score < INFINITE and not one.judged.is_settled]
         if not left or left[0].score >= best * (1.0 - TIE):
@@ -210,7 +213,9 @@ def _space(
     mode, splits = problem.pinned.is_disaggregated, problem.rules.disaggregates
     if mode and not splits:
         rejected[f"{problem.rules.name} has no flag for workers that prefill or decode only"] += 1
-    may_split = splits and mode is not False and problem.workload.arrival is not Arrival.ALL_AT_ONCE
+    # An answer of one token is done after its prefill.
+    may_split = splits and mode is not False and problem.workload.mean_lengths[1] > 1.0
+    may_split = may_split and problem.workload.arrival is not Arrival.ALL_AT_ONCE
     mixed: dict[Speculation | None, tuple[PricedWorker, ...]] = {}
     prefill: list[PricedWorker] = []
     found: list[Family] = []

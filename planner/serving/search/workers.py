@@ -1,7 +1,9 @@
 """Workers in closed form: iteration times, steady states, and the loads at which they meet the SLOs.
 
-Times of :mod:`meshplan.planner.serving.estimator.steady_state` are lower bounds of means, rates upper bounds. An SLO on
-a percentile above the mean can only be stricter, so a load that violates an SLO here violates it in the simulation too.
+What a worker may reach at most is bounded by :mod:`meshplan.planner.serving.estimator.bounds.rate_bound`: rates from
+above, mean times per token from below. An SLO on a percentile above the mean can only be stricter, so what violates an
+SLO there violates it in the simulation too. What it is expected to reach, and with how many requests running, is the
+estimate of :mod:`meshplan.planner.serving.estimator.steady_state`: nothing is cut by that.
 """
 
 from __future__ import annotations
@@ -15,6 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.constants.power import PowerConstants
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.bounds.rate_bound import (
+    Work,
+    least_at_random_s,
+    least_request_s,
+    least_tpot_s,
+    least_within_s,
+)
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.pools import pool_worker, scheduled
 from meshplan.planner.serving.estimator.power.energy import average_power_w
@@ -37,8 +47,11 @@ class PricedWorker:
         placed: layout, formats, memory.
         worker: the same as the estimator takes it.
         cost: tables of its iteration times.
-        steady: steady states by running requests.
-        feasible: [N] whether the closed form meets every SLO at that number of running requests.
+        steady: estimated steady states by running requests.
+        feasible: [N] whether they meet every SLO at that number of running requests.
+        most_rate_per_s: [N] no more requests/s are finished with that number kept in flight: a bound.
+        may_meet: [N] the bounds do not rule out that every SLO is met with that number kept in flight.
+        best_rate_per_s: no more requests/s are finished within the SLOs: a bound, 0 where no load meets them.
         first_token_s: TTFT of a request on an idle worker.
         cached: prompt tokens of a request that the prefix cache holds.
         capped: its scheduler runs fewer requests than its cache holds, so that the time between tokens stays short.
@@ -49,6 +62,9 @@ class PricedWorker:
     cost: StepCost
     steady: SteadyState
     feasible: NDArray[np.bool_]
+    most_rate_per_s: FloatArray
+    may_meet: NDArray[np.bool_]
+    best_rate_per_s: float
     first_token_s: float
     cached: float = 0.0
     capped: bool = False
@@ -59,8 +75,8 @@ class PricedWorker:
         return self.placed.layout.num_devices
 
     @property
-    def best_rate_per_s(self) -> float:
-        """Most requests/s within the SLOs."""
+    def expected_rate_per_s(self) -> float:
+        """Most requests/s within the SLOs by the estimate, 0 where no load meets them."""
         return float(self.steady.rate_per_s[self.feasible].max(initial=0.0))
 
     def cost_within(self, max_num_seqs: int) -> StepCost:
@@ -96,7 +112,7 @@ def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
     for placed in placed_workers(problem, role, rejected):
         worker = price_worker(problem, placed)
         kinds = [worker, *_faster_chunks(problem, worker)]
-        feasible = [kind for kind in kinds if kind.feasible.any()]
+        feasible = [kind for kind in kinds if kind.best_rate_per_s > 0.0]
         found += feasible
         if not feasible:
             rejected[_violated_slo(problem, worker)] += 1
@@ -166,15 +182,61 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
         feasible &= first + max(output - 1.0, 0.0) * steady.tpot_s <= problem.limit_s("e2e")
     if placed.role is not Role.DECODE:
         feasible &= first <= problem.limit_s("ttft", "e2e")
+    work = Work(
+        role=placed.role,
+        prompt=prompt,
+        output=output,
+        cached=cached,
+        budget=limits.max_batched_tokens,
+        chunked=limits.chunked_prefill,
+    )
+    most, may_meet, best = _bounds(problem, cost, work, steady.num_seqs, alone + constants.first_token_offset_s)
     return PricedWorker(
         placed=placed,
         worker=worker,
         cost=cost,
         steady=steady,
         feasible=feasible,
+        most_rate_per_s=most,
+        may_meet=may_meet,
+        best_rate_per_s=best,
         first_token_s=float(first[0]),
         cached=cached,
     )
+
+
+def _bounds(
+    problem: ServingProblem, cost: StepCost, work: Work, counts: NDArray[np.int64], first_s: float
+) -> tuple[FloatArray, NDArray[np.bool_], float]:
+    """Bounds of a worker by requests in flight, and on its rate within the SLOs; see :class:`PricedWorker`.
+
+    Poisson arrivals see the time average of the requests that decode, so that prompts delay as many; other arrivals may
+    fall in step.
+
+    Args:
+        problem: the question.
+        cost: iteration times.
+        work: of a request.
+        counts: [N] requests in flight.
+        first_s: least time to the first token.
+    """
+    request_s = least_request_s(cost, work, counts)
+    most, fastest = 1.0 / request_s, 1.0 / float(request_s[-1])
+    steps = max(work.output - 1.0, 0.0)
+    may_meet = np.ones(len(counts), dtype=bool)
+    if work.role is not Role.DECODE and first_s > problem.limit_s("ttft", "e2e"):
+        return most, ~may_meet, 0.0
+    if work.role is Role.PREFILL or steps == 0.0:
+        return most, may_meet, fastest
+    first = first_s if work.role is Role.MIXED else 0.0
+    limit = min(problem.tpot_limit_s, (problem.limit_s("e2e") - first) / steps)
+    if limit == float("inf"):
+        return most, may_meet, fastest
+    may_meet = least_tpot_s(cost, work, counts, request_s) <= limit
+    within = 1.0 / least_within_s(cost, work, counts, limit)
+    if within and work.role is Role.MIXED and problem.has_poisson_arrivals:
+        within = min(within, 1.0 / least_at_random_s(cost, work, counts, limit))
+    return most, may_meet, min(within, fastest)
 
 
 def _violated_slo(problem: ServingProblem, worker: PricedWorker) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.service import make_plan
-from meshplan.planner.serving.estimator.overlap_bound import overlap_bound, resource_seconds
+from meshplan.planner.serving.estimator.bounds.overlap_bound import overlap_bound, resource_seconds
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving

@@ -147,3 +147,19 @@ def test_pairs_do_not_crowd_a_closed_loop(catalog: Catalog) -> None:
     assert pinned.objective is not None
     assert free.objective <= pinned.objective * (1.0 + TIE)
     assert report.is_complete
+
+
+def test_what_was_given_up_is_looked_at_again_when_longer_runs_lower_the_best(catalog: Catalog) -> None:
+    problem = problem_of(catalog, **QUESTIONS["8B, short SLOs"])
+    branch = Branch(problem, kinds_of(problem))
+    first, _ = branch.run()
+    promised, num_first = branch.incumbent, len(first)
+    assert not branch.resume(promised)
+    lowered = 1.2 * promised
+    rivals = [bound for bound, _ in branch.given_up if bound * (1.0 + TIE) < lowered]
+    assert branch.resume(lowered) == bool(rivals)
+    again, _ = branch.run()
+    assert branch.incumbent <= lowered
+    assert not rivals or len(again) >= num_first
+    assert min((bound for bound, _ in branch.given_up), default=math.inf) * (1.0 + TIE) >= branch.incumbent
+    assert len({id(one.candidate) for one in again}) == len(again)

@@ -1,0 +1,1 @@
+"""What nothing exceeds: rates of a worker under any schedule, and of devices whose resources overlapped wholly."""
