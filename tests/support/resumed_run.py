@@ -50,7 +50,7 @@ MODEL = {
 BATCH, LENGTH, MICRO_BATCH = 32, 256, 4
 SAVE_EVERY, KILLED_AFTER = 2, 3
 HEARTBEAT_S, MISSED, LAST_CALL_S = 5.0, 3, 10.0
-DEADLINE_S = 240.0
+DEADLINE_S = 480.0
 STORE_PORT, MEETING_PORT = 29_811, 29_812
 PROGRAMS = Path(__file__).parents[1] / "end_to_end"
 BIN = Path(sys.executable).parent
@@ -172,18 +172,23 @@ def running(net: Network, folder: Path) -> Iterator[list[subprocess.Popen[bytes]
         f"import time; from torch.distributed import TCPStore; store = TCPStore('0.0.0.0', {MEETING_PORT}, "
         "is_master=True, wait_for_workers=False)\nwhile True: time.sleep(1)"
     )
+    started = []
     try:
-        inside(net, HOSTS, store, folder / "store.log")
-        inside(net, 0, [sys.executable, "-c", place], folder / "meeting.log")
+        started.append(inside(net, HOSTS, store, folder / "store.log"))
+        started.append(inside(net, 0, [sys.executable, "-c", place], folder / "meeting.log"))
         time.sleep(5.0)  # torch is imported until the place answers
         agent = [str(folder / "job" / "elastic.sh")]
-        yield [
+        agents = [
             inside(net, host, agent, folder / f"host{host}.log", environment(net, host, folder))
             for host in range(HOSTS)
         ]
+        started += agents
+        yield agents
     finally:
         for host in range(HOSTS + 1):
             kill_host(net, host)
+        for process in started:
+            process.wait()
 
 
 def environment(net: Network, host: int, folder: Path) -> dict[str, str]:
