@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from core_cases import DENSE, LATENT, MOE, SMALL_SHAPES, configured, problem_of, questions
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.constants.framework_recipes import recipe_named
@@ -199,6 +199,8 @@ def test_every_stage_is_whole_and_safe(question: tuple[TrainingProblem, Training
 @given(question=questions(), degree=st.sampled_from(("tensor_parallel", "context_parallel")))
 def test_splitting_more_never_needs_more(question: tuple[TrainingProblem, TrainingConfig], degree: str) -> None:
     problem, config = question
+    # ZeRO-3 over one rank gathers nothing; over two, the gathered layers come on top of halves of a small model.
+    assume(config.zero_stage < 3 or config.context_parallel * config.data_parallel_shard > 1)
     sizes = []
     for factor in (1, 2):
         degrees = {degree: factor * getattr(config, degree)}
