@@ -19,15 +19,14 @@ from meshplan.planner.cluster.identity import cluster_identity
 from meshplan.planner.cluster.lookup import choose_price, config_path, look_up_shape, node_in_place, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
-from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CAP_SHARE
+from meshplan.planner.serving.checks import check_choices, check_formats
 from meshplan.planner.serving.problem.config import Role, Speculation
-from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
-from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingObjective, ServingProblem
+from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, ServingWorkload
-from meshplan.planner.serving.problem.spec import GIB, ServingSpec
+from meshplan.planner.serving.problem.spec import ServingSpec
 from meshplan.planner.serving.problem.speculation import speculation_options
 from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.serving.problem.weight_tiers import Tiering
@@ -88,8 +87,8 @@ def resolve_serving(
     formats = _formats(spec, shape, catalog, stored)
     spec = _with_engine(spec, shape, machines, formats)
     rules = ENGINES[spec.constraints.target]
-    _check_formats(spec, formats, machines, problems)
-    _check(spec, shape, machines, prices, rules, problems)
+    check_formats(spec, formats, machines, problems)
+    check_choices(spec, shape, machines, prices, problems)
     experts = expert_routing(spec.experts, shape, base, problems)
     tiering = _tiering(spec, shape, machines, experts, problems)
     problems.check()
@@ -325,114 +324,6 @@ def _pinned(spec: ServingSpec) -> Pinned:
             Role.DECODE: fixed.decode.pinned(),
         },
     )
-
-
-def _check_formats(
-    spec: ServingSpec, formats: Sequence[Quantization], machines: Mapping[str, Machine], problems: Problems
-) -> None:
-    """Report formats that the engine or every device lacks."""
-    rules = ENGINES[spec.constraints.target]
-    for quantization in formats:
-        unknown = [scheme for scheme in quantization.schemes if scheme not in rules.schemes]
-        missing = [quantization.missing_on(machine.device) for machine in machines.values()]
-        if unknown:
-            known = ", ".join(rules.schemes)
-            problems.say("quantization", f"{rules.name} does not serve {', '.join(unknown)} (it has {known})")
-        elif all(missing):
-            names = ", ".join(machine.device.name for machine in machines.values())
-            problems.say("quantization", f"{', '.join(missing[0])} needs units that {names} lacks")
-    if spec.kv_cache not in rules.kv_caches:
-        problems.say("kv_cache", f"{rules.name} has no {spec.kv_cache} cache (it has {', '.join(rules.kv_caches)})")
-
-
-def _check(
-    spec: ServingSpec,
-    shape: ModelShape,
-    machines: Mapping[str, Machine],
-    prices: Mapping[str, Price],
-    rules: EngineRules,
-    problems: Problems,
-) -> None:
-    """Report choices that no search can make legal."""
-    tensor = spec.fixed.tensor_parallel
-    if tensor is not None and shape.num_attention_heads % tensor:
-        heads = shape.num_attention_heads
-        legal = [t for t in range(1, heads + 1) if heads % t == 0]
-        problems.say("fixed.tensor_parallel", f"{tensor} does not divide {heads} heads; legal: {legal}")
-    if shape.moe is None and (spec.fixed.expert_parallel or 1) > 1:
-        problems.say("fixed.expert_parallel", f"{spec.fixed.expert_parallel}: a dense model has no experts")
-    _check_tier(spec, machines, rules, problems)
-    _check_caps(spec, machines, problems)
-    needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
-    if needs_rate:
-        problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
-    unpowered = [name for name, machine in machines.items() if machine.device.tdp_w is None]
-    needs_power = spec.objective is ServingObjective.ENERGY or spec.constraints.max_power_w is not None
-    if needs_power and unpowered:
-        problems.say("cluster", f"no source gives the board power of {', '.join(unpowered)}, which energy depends on")
-    wants_price = spec.objective is ServingObjective.USD_PER_MILLION_TOKENS
-    if (wants_price or spec.constraints.max_usd_per_hour is not None) and not prices:
-        names = ", ".join(machines)
-        problems.say("cluster", f"no price is known for {names}; give cluster.usd_per_hour_per_node")
-    length = (spec.workload.input_length or 0) + (spec.workload.output_length or 0)
-    if shape.max_sequence_length is not None and length > shape.max_sequence_length:
-        problems.say(
-            "workload", f"{length} tokens per request; {shape.name} was trained for {shape.max_sequence_length}"
-        )
-
-
-def _check_caps(spec: ServingSpec, machines: Mapping[str, Machine], problems: Problems) -> None:
-    """Power limits need boards whose own is known, and lie where the law of clocks was held against runs."""
-    if not spec.power_caps_w:
-        return
-    lowest = min(spec.power_caps_w)
-    for device in {machine.device.slug: machine.device for machine in machines.values()}.values():
-        if device.tdp_w is None:
-            problems.say("power_caps_w", f"no source gives the board power of {device.slug}: leave it out")
-        elif device.vendor != CAPPED_VENDOR:
-            problems.say("power_caps_w", f"{device.slug}: only {CAPPED_VENDOR} devices were measured under limits")
-        elif lowest < LEAST_CAP_SHARE * device.tdp_w:
-            least = LEAST_CAP_SHARE * device.tdp_w
-            problems.say(
-                "power_caps_w",
-                f"{lowest:g} W is below {least:g} W, half of the limit of {device.slug}: how much slower a device is "
-                "below that is not known",
-            )
-
-
-def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: EngineRules, problems: Problems) -> None:
-    """A second KV cache tier needs a flag of the engine, prefixes to store, and host memory."""
-    if spec.kv_tier is None:
-        return
-    tier = spec.kv_tier.value
-    for store in spec.kv_tier.choose or [spec.kv_tier.store]:
-        if store not in rules.kv_stores:
-            known = ", ".join(rules.kv_stores)
-            message = f"{rules.name} has no flag for {store} (it has {known}); see what_if of a plan without"
-            problems.say("kv_tier.store" if tier else "kv_tier.choose", message)
-    if spec.workload.num_prefixes is None:
-        problems.say("kv_tier", "has no effect where every prefix is always found: give workload.num_prefixes")
-    if spec.fixed.mode == "disaggregated":
-        problems.say(
-            "kv_tier",
-            "needs workers that prefill and decode: with disaggregation the transfer connector owns the caches",
-        )
-    for name, machine in machines.items():
-        has = machine.host_memory_bytes
-        if tier is None:
-            if has is None and {"host", "remote"} & set(spec.kv_tier.choose or ()):
-                problems.say("kv_tier.choose", f"the memory of a host of {name} is not known: say cluster.host_memory")
-            continue
-        needed = tier.bytes_per_device * machine.devices_per_host
-        if tier.store != "nvme" and has is not None and needed > has:
-            problems.say(
-                "kv_tier.gib_per_device", f"{needed / GIB:.0f} GiB per host of {name}, which has {has / GIB:.0f}"
-            )
-
-
-def _has_load(spec: ServingSpec) -> bool:
-    workload = spec.workload
-    return any(part is not None for part in (workload.request_rate_per_s, workload.concurrency, workload.trace))
 
 
 def _sources(problem: ServingProblem, prices: Mapping[str, Price]) -> dict[str, str]:
