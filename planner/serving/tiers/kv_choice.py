@@ -133,37 +133,35 @@ def search_with_stores(
 
     best = searched(None)
     looked = best[1].assignment or next(iter(best[2].simulated), None)
-    rows, others = list[dict[str, Any]](), list[Solution[Simulated]]()
+    rows, solutions = list[dict[str, Any]](), [best[1]]
     for store in problem.kv_stores:
         option = None if looked is None else sized(problem, looked.candidate.config.pools[0], store)
         if option is None or not option.pays:
             rows.append(_row(store, option, None))
             continue
         made = searched(option.tier)
+        solutions.append(made[1])
         again = None if made[1].assignment is None else _other_size(problem, made[1].assignment, option)
         if again is not None:
             second = searched(again.tier)
+            solutions.append(second[1])
             if _better(second[1], made[1], by=-TIE):
                 option, made = again, second
         rows.append(_row(store, option, made[1]))
         if _better(made[1], best[1], by=TIE):
-            best, made = made, best
-        others.append(made[1])
-    solution = best[1]
-    for other in others:
-        solution = _with_bound(solution, other)
+            best = made
     chosen = best[0].kv_tier
     for row in rows:
         row["is_chosen"] = chosen is not None and row["store"] == chosen.store
-    return Chosen(problem=best[0], solution=solution, report=best[2], stores=rows)
+    return Chosen(problem=best[0], solution=_of_all(best[1], solutions), report=best[2], stores=rows)
 
 
-def _with_bound(chosen: Solution[Simulated], other: Solution[Simulated]) -> Solution[Simulated]:
-    """The chosen solution under the lower bound of both searches; never optimal, as the sizes of tiers are not."""
-    if chosen.objective is None or chosen.bound is None or other.bound is None:
-        return chosen
-    bound = min(chosen.bound, other.bound)
-    cpu_s, wall_s = chosen.cpu_s + other.cpu_s, chosen.wall_s + other.wall_s
+def _of_all(chosen: Solution[Simulated], searched: list[Solution[Simulated]]) -> Solution[Simulated]:
+    """The chosen one with the effort and the least bound of all searches; never optimal, as no size is proven."""
+    cpu_s, wall_s = sum(one.cpu_s for one in searched), sum(one.wall_s for one in searched)
+    if chosen.objective is None:
+        return replace(chosen, cpu_s=cpu_s, wall_s=wall_s)
+    bound = min(one.bound for one in searched if one.bound is not None)
     gap = relative_gap(chosen.objective, bound)
     return replace(chosen, bound=bound, gap=gap, status=Status.FEASIBLE, cpu_s=cpu_s, wall_s=wall_s)
 

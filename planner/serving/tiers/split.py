@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.units import format_bytes
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.encoder import encoder_bytes
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.estimator.table import token_knots
-from meshplan.planner.serving.problem.config import Layout, Pool, Role
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
@@ -30,6 +32,7 @@ from meshplan.planner.serving.search.layouts import PlacedWorker, default_limits
 from meshplan.planner.serving.tiers.host import Host
 from meshplan.planner.serving.tiers.kernels import device_misses, kernel_of
 from meshplan.planner.serving.tiers.layers import OFFLOAD_TOKENS, host_bytes_of, slot_layers
+from meshplan.planner.serving.tiers.popularity import Popularity
 from meshplan.planner.serving.tiers.worker import HostExperts, expert_bytes
 
 # Share of device memory for weights, cache and activations with experts on the host: that of KTransformers' own example
@@ -50,6 +53,21 @@ def is_legal(problem: ServingProblem, layout: Layout, quantization: Quantization
     return all(rule.holds(problem.shape, layout) for rule in problem.rules.layout_rules(quantization))
 
 
+class HostWeights(Protocol):
+    """What a split asks of the question's weights in host memory (:class:`.placement.HostTiering`)."""
+
+    @property
+    def popularity(self) -> Popularity | None:
+        """How tokens choose experts; None for dense models."""
+
+    @property
+    def pinned_experts(self) -> int | None:
+        """Experts of each layer that the spec pins to devices."""
+
+    def memory(self, memory: WorkerMemory, shape: ModelShape, pool: Pool) -> WorkerMemory:
+        """Memory of a device without what lies on the host."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """The placements of one layout in one format."""
@@ -60,7 +78,7 @@ class Split:
     machine: Machine
     layout: Layout
     quantization: Quantization
-    tiering: Any
+    tiering: HostWeights
 
     def found(self, rejected: Counter[str]) -> list[PlacedWorker]:
         """Placements that fit devices and host, in the ways that the engine has words for."""
@@ -91,11 +109,18 @@ class Split:
         if self._is_hybrid:
             limits = replace(limits, memory_fraction=HYBRID_MEMORY_FRACTION)
         problem = self.problem
-        held = tokens_held(problem, Role.MIXED)
-        return worker_memory(problem.shape, self.machine.device, self.layout, limits, self.quantization, context=held)
+        return worker_memory(
+            problem.shape,
+            self.machine.device,
+            self.layout,
+            limits,
+            self.quantization,
+            context=tokens_held(problem, Role.MIXED),
+            encoder_bytes=encoder_bytes(problem.shape, problem.workload.images, self.layout),
+        )
 
     @property
-    def limits(self) -> Any:
+    def limits(self) -> EngineLimits:
         """The engine's limits of the worker."""
         return default_limits(self.problem, Role.MIXED, self.machine.device, self.layout)
 

@@ -161,8 +161,7 @@ def routed_bytes(worker: Worker, layout: Layout) -> float:
     if shape.moe is None:
         return 0.0
     spread = layout.expert_parallel * layout.expert_tensor_parallel * layout.pipeline_parallel
-    each = SCHEMES[worker.quantization.experts].weight_bytes * shape.expert_parameters
-    return shape.num_moe_layers * shape.moe.num_experts * each / spread
+    return shape.num_moe_layers * shape.moe.num_experts * expert_bytes(shape, worker.quantization) / spread
 
 
 def with_less(memory: WorkerMemory, on_host: float, extra: float) -> WorkerMemory:

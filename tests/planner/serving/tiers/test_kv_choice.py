@@ -130,6 +130,15 @@ def test_a_tier_that_brings_nothing_is_not_taken(catalog: Catalog) -> None:
     assert not any(row["is_chosen"] for row in made.answer["kv_stores"])
 
 
+def test_sizes_by_a_formula_are_never_called_optimal(catalog: Catalog) -> None:
+    """Nor where no store is searched, because the formula says that none pays."""
+    fixed = {"mode": "aggregated", "tensor_parallel": 1, "num_workers": 1}
+    made = make_plan({**SPEC, "model": "llama-3.2-1b", "fixed": fixed, "kv_tier": {"choose": ["nvme"]}}, catalog)
+    assert made.answer is not None
+    assert [row["reason"] for row in made.answer["kv_stores"]] == ["slower than computing prefixes again"]
+    assert made.solution["status"] == "feasible"
+
+
 def test_sizes_follow_the_layout_and_the_host(catalog: Catalog) -> None:
     problem = resolve_serving(read_serving_spec({**SPEC, "kv_tier": ALL}), catalog, Path()).problem
     pool = serving_config_from_document(make_plan(SPEC, catalog).config).pools[0]

@@ -57,6 +57,16 @@ def plan(catalog: Catalog) -> Plan:
     return make_plan(question(), catalog)
 
 
+def test_an_encoder_in_front_takes_its_room_beside_weights_on_the_host(catalog: Catalog) -> None:
+    """What the search places is what the plan's pools hold, images included."""
+    workload = {**question()["workload"], "images": {"width": 640, "height": 480}}
+    problem = problem_of(catalog, model="qwen3-vl-30b-a3b", workload=workload, quantization=["bf16"])
+    one = placed(problem)[0]
+    whole = pool_memory(problem.site, pool_of(problem, one, 1), problem.workload)
+    assert one.weight_tiers is not None
+    assert one.memory.weights_bytes == pytest.approx(whole.weights_bytes)
+
+
 def test_671_billion_parameters_on_one_small_device(plan: Plan) -> None:
     config = serving_config_from_document(plan.config)
     tiers = config.pools[0].weight_tiers
