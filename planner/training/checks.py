@@ -138,8 +138,8 @@ def _check_loss(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -
 
 
 def _refuses(rules: FrameworkRules, choice: str) -> bool:
-    """Whether a rule of the framework itself keeps the choice at its default."""
-    return any(choice in rule.about and rule.name.startswith(f"{rules.name}_has_") for rule in rules.rules)
+    """Whether the framework has no word for the choice: then one of its rules, at the parser, is about nothing else."""
+    return any(rule.about == (choice,) and rule.stage == "parser" for rule in rules.rules)
 
 
 def check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, problems: Problems) -> None:

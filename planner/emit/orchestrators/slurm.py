@@ -171,6 +171,7 @@ def _sbatch(launch: torchrun.Launch) -> str:
         "#!/usr/bin/env bash\n"
         + commented(options, sign="#SBATCH")
         + commented(stamp(request.plan, launch.job.verified))
+        + _HEAD
         + _SBATCH.format(
             num_hosts=len(by_host),
             nodes=f"nodes=({names})"
@@ -211,6 +212,7 @@ def _het_sbatch(launch: torchrun.Launch) -> str:
         "#!/usr/bin/env bash\n"
         + "".join(blocks)
         + commented(stamp(request.plan, launch.job.verified))
+        + _HEAD
         + _HET_SBATCH.format(
             parts="".join(parts),
             num_parts=len(parts),
@@ -221,16 +223,18 @@ def _het_sbatch(launch: torchrun.Launch) -> str:
     )
 
 
-_SBATCH = r"""# usage: sbatch job.sbatch [more flags of the program]
+_HEAD = r"""# usage: sbatch job.sbatch [more flags of the program]
 set -euo pipefail
-fail() {{
+fail() {
   printf 'job.sbatch: %s\n' "$1" >&2
   exit 1
-}}
+}
 # sbatch runs a copy of this file: the others lie where it was submitted.
-here=${{MESHPLAN_DIR:-${{SLURM_SUBMIT_DIR:-$PWD}}}}
+here=${MESHPLAN_DIR:-${SLURM_SUBMIT_DIR:-$PWD}}
 [[ -f $here/rank_table.json ]] || fail "no rank_table.json in $here; submit from this folder or set MESHPLAN_DIR"
+"""
 
+_SBATCH = r"""
 {nodes}
 [[ ${{#nodes[@]}} == {num_hosts} ]] || fail "the plan needs {num_hosts} nodes, the allocation has ${{#nodes[@]}}"
 hosts=({hosts})  # host numbers of the rank table
@@ -246,16 +250,7 @@ trap 'rm -f -- "$SLURM_HOSTFILE"' EXIT
 {container}
 """
 
-_HET_SBATCH = r"""# usage: sbatch job.sbatch [more flags of the program]
-set -euo pipefail
-fail() {{
-  printf 'job.sbatch: %s\n' "$1" >&2
-  exit 1
-}}
-# sbatch runs a copy of this file: the others lie where it was submitted.
-here=${{MESHPLAN_DIR:-${{SLURM_SUBMIT_DIR:-$PWD}}}}
-[[ -f $here/rank_table.json ]] || fail "no rank_table.json in $here; submit from this folder or set MESHPLAN_DIR"
-parts=${{SLURM_HET_SIZE:-1}}
+_HET_SBATCH = r"""parts=${{SLURM_HET_SIZE:-1}}
 [[ $parts == {num_parts} ]] || fail "the plan needs a job of {num_parts} parts, this one has $parts"
 
 MESHPLAN_NODE_RANKS=" "  # NODE=NODE_RANK of every node

@@ -30,7 +30,7 @@ def benchmark_script(job: ServingJob) -> Artifact | None:
         return None
     command = _COMMANDS[job.target](load, job.request.model)
     words = " \\\n  ".join(_word(flag, value) for flag, value in command.items())
-    result = AIPERF_RESULT if _COMMANDS[job.target] is _aiperf else RESULT_FILE
+    result = AIPERF_RESULT if uses_aiperf(job.target) else RESULT_FILE
     text = (
         "#!/usr/bin/env bash\n"
         + commented(
@@ -42,6 +42,11 @@ def benchmark_script(job: ServingJob) -> Artifact | None:
         + f"set -euo pipefail\nurl=${{1:-http://127.0.0.1:{job.request.port}}}\nexec {words}\n"
     )
     return Artifact(path=SCRIPT, content=text, executable=True)
+
+
+def uses_aiperf(target: str) -> bool:
+    """Whether an engine has no load generator of its own that the script could start."""
+    return _COMMANDS[target] is _aiperf
 
 
 def _word(flag: str, value: str) -> str:

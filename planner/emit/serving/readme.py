@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshplan.planner.core.text import counted
 from meshplan.planner.emit.artifact import Artifact, stamp
+from meshplan.planner.emit.serving.benchmark import uses_aiperf
 from meshplan.planner.emit.serving.job import ServingJob
 from meshplan.planner.emit.text import README_FILE, plain
 from meshplan.planner.serving.problem.config import Pool
@@ -46,7 +47,7 @@ def _how_to_measure(job: ServingJob) -> str:
     """How the plan's figures are measured; empty where the workload is a trace."""
     if job.request.load is None:
         return ""
-    tool = "aiperf" if job.target in ("trtllm", "llama.cpp") else "the engine's own load generator"
+    tool = "aiperf" if uses_aiperf(job.target) else "the engine's own load generator"
     return (
         f"## Measure\n\n`./benchmark.sh URL` warms the servers up and sends the workload of the plan with {tool}; its "
         "head says how `meshplan plans record` reads the result and sets it beside the plan's figures.\n\n"

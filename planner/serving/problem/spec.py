@@ -32,9 +32,11 @@ Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)]
 if TYPE_CHECKING:
     SchemeName = str
     KvCacheFormat = str
+    KvStore = str
 else:  # built from the tables, so that a new format is known here too; mypy reads only literals that are written out
     SchemeName = Literal[tuple(SCHEMES)]
     KvCacheFormat = Literal[tuple(KV_CACHE_BYTES)]
+    KvStore = Literal[tuple(KV_STORES)]
 
 
 class ImagesSpec(SpecModel):
@@ -186,9 +188,6 @@ class SpeculationSpec(SpecModel):
             draft_cost=self.draft_cost or 0.0,
             method=self.method or "",
         )
-
-
-KvStore = Literal["host", "nvme", "remote"]
 
 
 class KvTierSpec(SpecModel):

@@ -285,29 +285,26 @@ def expert_transport_rules(framework: str, source: str) -> tuple[LegalityRule, .
 def switch_rules(framework: str, source: str) -> tuple[LegalityRule, ...]:
     """Plans for the framework are made without CUDA graphs, with its own modules of recompute and its own gradients."""
     return (
-        LegalityRule(
-            name=f"{framework}_has_no_recompute_modules",
-            holds=lambda _, config: np.asarray(config.recompute_modules == USUAL_MODULES),
-            message=f"recompute_modules: {framework} has no names for parts of a layer (Megatron-LM has)",
-            stage="parser",
-            source=source,
-            about=("recompute_modules",),
+        _kept(
+            f"{framework}_has_no_recompute_modules",
+            "recompute_modules",
+            USUAL_MODULES,
+            f"{framework} has no names for parts of a layer (Megatron-LM has)",
+            source,
         ),
-        LegalityRule(
-            name=f"{framework}_has_its_own_gradients",
-            holds=lambda _, config: np.equal(config.gradient_precision, FRAMEWORKS_OWN),
-            message=f"gradient_precision: plans for {framework} are made with its own format alone",
-            stage="parser",
-            source=source,
-            about=("gradient_precision",),
+        _kept(
+            f"{framework}_has_its_own_gradients",
+            "gradient_precision",
+            FRAMEWORKS_OWN,
+            f"plans for {framework} are made with its own format alone",
+            source,
         ),
-        LegalityRule(
-            name=f"{framework}_has_no_cuda_graphs",
-            holds=lambda _, config: np.equal(config.cuda_graphs, "none"),
-            message=f"cuda_graphs: plans for {framework} are made without",
-            stage="parser",
-            source=source,
-            about=("cuda_graphs",),
+        _kept(
+            f"{framework}_has_no_cuda_graphs",
+            "cuda_graphs",
+            "none",
+            f"plans for {framework} are made without",
+            source,
         ),
     )
 
@@ -315,22 +312,32 @@ def switch_rules(framework: str, source: str) -> tuple[LegalityRule, ...]:
 def own_loss_rules(framework: str, source: str) -> tuple[LegalityRule, ...]:
     """Plans for the framework are made with its own loss, and with an optimizer that follows the backward pass."""
     return (
-        LegalityRule(
-            name=f"{framework}_has_its_own_loss",
-            holds=lambda _, config: np.equal(config.loss, FRAMEWORKS_OWN),
-            message=f"loss: plans for {framework} are made with its own alone (torchtune has both)",
-            stage="parser",
-            source=source,
-            about=("loss",),
+        _kept(
+            f"{framework}_has_its_own_loss",
+            "loss",
+            FRAMEWORKS_OWN,
+            f"plans for {framework} are made with its own alone (torchtune has both)",
+            source,
         ),
-        LegalityRule(
-            name=f"{framework}_has_no_optimizer_in_backward",
-            holds=lambda _, config: np.logical_not(config.optimizer_in_backward),
-            message=f"optimizer_in_backward: plans for {framework} are made without (torchtune has it)",
-            stage="parser",
-            source=source,
-            about=("optimizer_in_backward",),
+        _kept(
+            f"{framework}_has_no_optimizer_in_backward",
+            "optimizer_in_backward",
+            False,
+            f"plans for {framework} are made without (torchtune has it)",
+            source,
         ),
+    )
+
+
+def _kept(name: str, choice: str, value: object, message: str, source: str) -> LegalityRule:
+    """A framework has no word for another value of a choice."""
+    return LegalityRule(
+        name=name,
+        holds=lambda _, config: np.asarray(getattr(config, choice) == value),
+        message=f"{choice}: {message}",
+        stage="parser",
+        source=source,
+        about=(choice,),
     )
 
 
