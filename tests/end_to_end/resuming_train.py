@@ -16,12 +16,12 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-BEGAN_S = time.time()
+BEGAN_S = time.time()  # before torch is imported: starting counts from here
 
-import torch  # noqa: E402 - starting counts from before it
-import torch.distributed as dist  # noqa: E402
-from pipeline_train import Trainer  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+import torch  # noqa: E402 - see above
+import torch.distributed as dist  # noqa: E402 - see above
+from pipeline_train import Trainer  # noqa: E402 - see above
+from torch import Tensor, nn  # noqa: E402 - see above
 
 BYTES_PER_PARAMETER = 14
 LATEST = "latest.json"

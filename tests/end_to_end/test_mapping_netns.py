@@ -9,7 +9,6 @@ output (``pytest -s``) and, with ``MESHPLAN_MAPPING_TABLE=FILE``, into a file.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from netns import Cable, Network, Shaping, missing_requirement, network
+from netns import Cable, Network, Shaping, network, skip_unless_possible
 
 pytestmark = pytest.mark.netns
 
@@ -77,11 +76,7 @@ PORT = 29_713
 
 @pytest.fixture(autouse=True)
 def _requirements() -> None:
-    reason = missing_requirement()
-    if reason is None and importlib.util.find_spec("torch") is None:
-        reason = "training needs torch: pip install torch==2.13.0 (make test-netns does)"
-    if reason:
-        pytest.skip(reason)
+    skip_unless_possible("training")
 
 
 @dataclass(frozen=True, kw_only=True)

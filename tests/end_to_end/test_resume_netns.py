@@ -5,11 +5,10 @@ How long that takes beside the forecast is printed by ``tests/benchmarks/resume.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
-from netns import missing_requirement
+from netns import skip_unless_possible
 from resumed_run import HOSTS, resumed
 
 pytestmark = pytest.mark.netns
@@ -17,11 +16,7 @@ pytestmark = pytest.mark.netns
 
 @pytest.fixture(autouse=True)
 def _requirements() -> None:
-    reason = missing_requirement()
-    if reason is None and importlib.util.find_spec("torch") is None:
-        reason = "training needs torch: pip install torch==2.13.0 (make test-netns does)"
-    if reason:
-        pytest.skip(reason)
+    skip_unless_possible("training")
 
 
 def test_a_run_resumes_on_fewer_hosts(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ what it receives.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 COMMAND_TIMEOUT_S = 20
 # Jumbo frames: headers then cost 1 % of the shaped rate instead of 5 %.
@@ -39,6 +42,15 @@ class Cable:
     second: int
     forward_bits_per_s: int
     backward_bits_per_s: int
+
+
+def skip_unless_possible(what: str) -> None:
+    """Skip a test of ``what`` where namespaces cannot be made or torch is not installed."""
+    reason = missing_requirement()
+    if reason is None and importlib.util.find_spec("torch") is None:
+        reason = f"{what} needs torch: pip install torch==2.13.0 (make test-netns does)"
+    if reason:
+        pytest.skip(reason)
 
 
 def missing_requirement() -> str | None:

@@ -6,7 +6,6 @@ odd links must be named. Run with ``make test-netns``: needs root, ip, tc and to
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
 import time
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from netns import Cable, Network, missing_requirement, network, shaped_rates
+from netns import Cable, Network, network, shaped_rates, skip_unless_possible
 
 from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.measurements.rows import Measurements
@@ -32,11 +31,7 @@ DEADLINE_S = 240
 
 @pytest.fixture(autouse=True)
 def _requirements() -> None:
-    reason = missing_requirement()
-    if reason is None and importlib.util.find_spec("torch") is None:
-        reason = "the link probes need torch: pip install torch==2.13.0 (make test-netns does)"
-    if reason:
-        pytest.skip(reason)
+    skip_unless_possible("the link profiler")
 
 
 def ended(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:

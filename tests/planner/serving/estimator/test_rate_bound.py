@@ -86,6 +86,20 @@ def random_case(rng: np.random.Generator) -> Case:
     return Case(cost=cost, work=work, in_flight=int(2 ** rng.uniform(0.0, 8.0)))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_many_iterations_cost_what_each_does(seed: int) -> None:
+    """The bound reads iterations in arrays, the simulation one by one."""
+    rng = np.random.default_rng(seed)
+    cost = random_case(rng).cost
+    decodes, prompts = rng.integers(0, MOST, 200), rng.integers(0, 9, 200)
+    tokens = prompts * rng.integers(1, 900, 200)
+    context, pairs = decodes * rng.uniform(1.0, 4000.0, 200), tokens * rng.uniform(1.0, 900.0, 200)
+    some = decodes + prompts > 0
+    rows = [one[some] for one in (decodes, context, prompts, tokens, pairs)]
+    each = [cost.step_s(int(n), float(c), int(k), int(t), float(q)) for n, c, k, t, q in zip(*rows, strict=True)]
+    assert cost.steps_s(*rows) == pytest.approx(each)
+
+
 @pytest.mark.parametrize("seed", [*range(36), 101])
 def test_no_simulation_exceeds_the_bounds(seed: int) -> None:
     rng = np.random.default_rng(seed)

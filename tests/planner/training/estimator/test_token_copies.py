@@ -46,9 +46,8 @@ def test_every_choice_of_a_small_router(experts: int, groups: int, chosen: int, 
 
 def test_places_that_hold_a_part_of_a_group_beside_whole_ones() -> None:
     """Four groups on 8/3 places: the one that is counted holds one group and the first half of the next."""
-    hits = [any(group == 0 or (group == 1 and half == 0) for group, half in draw)
-            for some in combinations(range(4), 2)
-            for draw in product(product(some, (0, 1)), repeat=2)]  # fmt: skip
+    draws = [draw for some in combinations(range(4), 2) for draw in product(product(some, (0, 1)), repeat=2)]
+    hits = [any(group == 0 or (group == 1 and half == 0) for group, half in draw) for draw in draws]
     assert reached(8 / 3, 2, 4, 2) == pytest.approx(8 / 3 * np.mean(hits))
 
 
