@@ -70,6 +70,7 @@ class TorchTransport:
     Args:
         place: which rank this is.
         store: result of :func:`rendezvous_store`; one serves all rails, one after the other.
+        number: of this rail among those of the run, from 0: the store keeps what earlier ones wrote into it.
         rail: network interface; None lets the library choose.
         use_gpu: NCCL and device memory instead of Gloo and host memory.
         timeout_s: after which a silent peer counts as lost.
@@ -80,6 +81,7 @@ class TorchTransport:
         place: RankEnvironment,
         store: Any,
         *,
+        number: int = 0,
         rail: str | None = None,
         use_gpu: bool = False,
         timeout_s: float = 60.0,
@@ -101,8 +103,8 @@ class TorchTransport:
         with _explained(place, "joining the process group"):
             dist.init_process_group(
                 "gloo",
-                # A prefix of its own: a late rank cannot join another rail's group.
-                store=dist.PrefixStore(f"meshplan/{rail}", store),
+                # A prefix of its own: a rank that is early would find addresses of the group before, which is gone.
+                store=dist.PrefixStore(f"meshplan/{number}", store),
                 rank=place.rank,
                 world_size=place.world_size,
                 timeout=self._timeout,

@@ -315,8 +315,8 @@ def _profiled_links(
 
     def transports() -> Iterator[tuple[str, Transport]]:
         rendezvous = rendezvous_store(place, use_gpu=gpu, timeout_s=timeout_s)
-        for rail in rails or (None,):
-            transport = TorchTransport(place, rendezvous, rail=rail, use_gpu=gpu, timeout_s=timeout_s)
+        for number, rail in enumerate(rails or (None,)):
+            transport = TorchTransport(place, rendezvous, number=number, rail=rail, use_gpu=gpu, timeout_s=timeout_s)
             yield rail or DEFAULT_RAIL, transport
             transport.close()
 
