@@ -51,8 +51,8 @@ MOST_LISTED = 200
 router = APIRouter(prefix=PREFIX, responses=REFUSALS, default_response_class=Response)
 
 
-def service_of(request: Request) -> Service:
-    """What the application was made with."""
+async def service_of(request: Request) -> Service:
+    """What the application was made with; asynchronous, since FastAPI calls everything else in another thread."""
     service: Service = request.app.state.service
     return service
 
@@ -330,7 +330,7 @@ def _estimated(body: bytes, media_type: str, service: Service) -> Answer:
     state = service.catalog_state.now()
     spec = read_question(body, media_type)
     digest = job_digest(spec, Options(), state)
-    answer = service.remembered.get(digest) or service.calls.answer(calls.estimate, spec)
+    answer = service.remembered.get(digest) or service.calls.answer(calls.estimate, state, spec)
     if answer.status == HTTPStatus.OK:
         for key in (digest, _words(state, media_type, body)):
             service.remembered.put(key, answer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
@@ -30,6 +29,7 @@ from meshplan.cli.web.pages import catalog as catalog_page
 from meshplan.cli.web.problems import problem, problem_of
 from meshplan.cli.web.settings import Settings
 from meshplan.cli.web.state import CatalogState, Service
+from meshplan.planner.core.plan import own_version
 
 ROUTERS = tuple(part.router for part in (api, site, ask, answer, compare, what_if, runs, catalog_page))
 
@@ -67,7 +67,7 @@ def create_app(settings: Settings, *, on_job: Callable[[], object] = lambda: Non
 
     app = FastAPI(
         title="meshplan",
-        version=version("meshplan"),
+        version=own_version(),
         docs_url=None,  # its pages fetch scripts from elsewhere
         redoc_url=None,
         lifespan=running,
@@ -92,14 +92,14 @@ def create_app(settings: Settings, *, on_job: Callable[[], object] = lambda: Non
 
 async def living() -> Response:
     """That requests are answered at all; it asks no database, so that one that is away gets no service restarted."""
-    return api.respond(document_answer({"status": "ok", "version": version("meshplan")}))
+    return api.respond(document_answer({"status": "ok", "version": own_version()}))
 
 
 def healthy(request: Request) -> Response:
     """Whether the database answers: whether requests should be sent here."""
     service: Service = request.app.state.service
     counts = {state.value: count for state, count in service.jobs.counts().items()}
-    return api.respond(document_answer({"status": "ok", "version": version("meshplan"), "jobs": counts}))
+    return api.respond(document_answer({"status": "ok", "version": own_version(), "jobs": counts}))
 
 
 def measured(request: Request) -> Response:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.kinds import DEFAULT_TOP, kind_of
-from meshplan.planner.core.plan import digest
+from meshplan.planner.core.plan import digest, own_version
 from meshplan.planner.core.reading.documents import parse_document
 from meshplan.planner.core.reading.spec_reader import plain_numbers, read_spec
 
 MOST_TOP = 1000
-VERSION = version("meshplan")
+VERSION = own_version()
 # RFC 8259 and RFC 9512 name the first of each; the others are older names that clients still send.
 JSON, YAML = "application/json", "application/yaml"
 JSON_TYPES = frozenset({JSON, "text/json"})

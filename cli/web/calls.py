@@ -132,11 +132,12 @@ def checked(_: Catalog, document: Mapping[str, Any]) -> Answer:
     return document_answer({})
 
 
-def estimate(catalog: Catalog, document: Mapping[str, Any]) -> Answer:
-    """``meshplan estimate``."""
+def estimate(catalog: Catalog, state: str, document: Mapping[str, Any]) -> Answer:
+    """``meshplan estimate``, of a catalog in that state."""
+    from meshplan.catalogs.database.state import steady
     from meshplan.planner.service import estimate_plan
 
-    return document_answer(estimate_plan(document, catalog).to_document())
+    return document_answer(estimate_plan(document, steady(catalog, state)).to_document())
 
 
 def stored(catalog: Catalog, handle: str) -> Answer:

@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 from meshplan.catalogs.models.layers.attention_form import AttentionForm, Matrix
@@ -42,6 +44,12 @@ def canonical_json(document: Any) -> str:
 def digest(document: Any) -> str:
     """SHA-256 of the canonical JSON of ``document``, hexadecimal."""
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()
+
+
+@cache
+def own_version() -> str:
+    """The release of meshplan that answers; read once, since it takes as long as an estimate."""
+    return version("meshplan")
 
 
 def plan_identity(document: Mapping[str, Any], content: Any) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 from meshplan.planner.core.kinds import Question
-from meshplan.planner.core.plan import Plan, plan_identity
+from meshplan.planner.core.plan import Plan, own_version, plan_identity
 from meshplan.planner.core.solution import Solution, solution_document
 
 ProblemT = TypeVar("ProblemT")
@@ -34,5 +33,5 @@ def answer_plan(
         predicted={},
         solution=solution_document(solution, question.seed),
         answer=answer(problem, solution),
-        provenance={"meshplan": version("meshplan")},
+        provenance={"meshplan": own_version()},
     )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from meshplan.planner.core.plan import Interval, Plan, plain
+from meshplan.planner.core.plan import Interval, Plan, own_version, plain
 from meshplan.planner.diffusion.problem.degrees import DiffusionConfig, short_config
 from meshplan.planner.diffusion.problem.problem import DiffusionProblem
 from meshplan.planner.diffusion.problem.spec import DiffusionObjective
@@ -138,7 +137,7 @@ def provenance(resolved: Resolved, config: DiffusionConfig | None) -> dict[str, 
     problem = resolved.problem
     calibration = problem.calibration
     return {
-        "meshplan": version("meshplan"),
+        "meshplan": own_version(),
         "sources": dict(resolved.sources),
         "model": plain(problem.job.model),
         "job": {name: getattr(problem.job, name) for name in ("height", "width", "frames", "steps")},

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, UnknownEntryError
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
-from meshplan.planner.core.plan import Interval, Plan, plain, plan_identity, shape_document
+from meshplan.planner.core.plan import Interval, Plan, own_version, plain, plan_identity, shape_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.core.stand_alone import answer_plan
@@ -118,7 +117,7 @@ def _identity(document: Mapping[str, Any], question: AllocationQuestion) -> dict
     return {
         **plan_identity(document, content),
         "provenance": {
-            "meshplan": version("meshplan"),
+            "meshplan": own_version(),
             "sources": dict(question.sources),
             "calibration": {
                 name: {"num_runs": item["num_runs"], "error_p90": item["error_p90"]}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 from meshplan.catalogs.models.layers.naming import describe_blocks
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.core.plan import Interval, Plan, plain, shape_document
+from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
 from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
 from meshplan.planner.serving.estimator.memory import caches
@@ -288,7 +287,7 @@ def provenance(resolved: ResolvedServing, config: ServingConfig | None = None) -
     if problem.power_caps_w:
         power["slowdown_error_p90"] = SLOWDOWN_ERROR_P90
     return {
-        "meshplan": version("meshplan"),
+        "meshplan": own_version(),
         "calibration": {
             name: {
                 "engine": calibration.engine,

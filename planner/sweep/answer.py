@@ -10,14 +10,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.database.sqlite import engine_of
 from meshplan.catalogs.errors import CatalogUnavailableError, MeshplanError
-from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.plan import Plan, own_version
 from meshplan.planner.core.solution import Status
 from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.sweep.points import Question
@@ -85,7 +84,7 @@ def _workplace(setting: Setting) -> _Workplace:
 
 def answer(question: Question, setting: Setting) -> Outcome:
     """Answer one question; never raises, unless the process is told to end."""
-    here = version("meshplan")
+    here = own_version()
     if setting.version != here:
         return Outcome(died=f"a process with meshplan {here} cannot answer for {setting.version}: install the same")
     try:

@@ -14,14 +14,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES
 from meshplan.planner.core.kinds import kind_of
-from meshplan.planner.core.plan import digest
+from meshplan.planner.core.plan import digest, own_version
 from meshplan.planner.core.reading.settings import put
 from meshplan.planner.core.reading.spec_reader import plain_numbers, read_spec
 from meshplan.planner.sweep.spec import SweepSpec
@@ -73,7 +72,7 @@ def questions_of(sweep: SweepSpec, spec: Mapping[str, Any], base: Path, *, catal
         message = f"{number} points, at most {MAX_POINTS} are taken: vary fewer fields or values"
         raise SpecError([Problem(path="over", message=message)], of="the sweep")
     options = _search_options(sweep)
-    rest = {"ask": sweep.ask, "options": options, "catalog": catalog_state, "meshplan": version("meshplan")}
+    rest = {"ask": sweep.ask, "options": options, "catalog": catalog_state, "meshplan": own_version()}
     problems: dict[Problem, None] = {}
     found = []
     for values in _combinations(sweep):

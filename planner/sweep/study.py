@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from meshplan.catalogs.database.studies.study_rows import StudyRow, StudyRows
 from meshplan.catalogs.database.tables import WRITTEN_BY_ANSWERS
 from meshplan.catalogs.errors import CatalogUnavailableError
 from meshplan.planner.core.kinds import kind_of
-from meshplan.planner.core.plan import digest, plain
+from meshplan.planner.core.plan import digest, own_version, plain
 from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.sweep.answer import Outcome, Setting
 from meshplan.planner.sweep.points import Question, files_of, questions_of
@@ -171,7 +170,7 @@ def setting_of(study: Study, catalog: Catalog, *, travels: bool) -> Setting:
         db=None if is_file else catalog.engine.url.render_as_string(hide_password=False),
         folder=str(study.base.resolve()),
         files={name: (study.base / name).read_bytes() for name in inside} if travels else None,
-        version=version("meshplan"),
+        version=own_version(),
     )
 
 

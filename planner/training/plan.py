@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.plan import Interval, Plan, plain, shape_document
+from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
 from meshplan.planner.goodput.forecast import Ending, ending
 from meshplan.planner.goodput.report import run_document, run_metrics
 from meshplan.planner.training.alternatives import Alternative
@@ -335,7 +334,7 @@ def make_training_plan(
         else mapping_document(resolved.problem, priced.config, placement, resolved.hosts),
         memory=memory_table(resolved.problem, priced),
         breakdown=breakdown(resolved.problem, priced),
-        provenance={"meshplan": version("meshplan"), **provenance(resolved, priced)},
+        provenance={"meshplan": own_version(), **provenance(resolved, priced)},
         alternatives=alternatives,
         rejected=rejected,
         run=_run_section(resolved, metrics["iteration_s"], priced.config.world_size),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.database.state import steady
 from meshplan.catalogs.errors import StoreError
 from meshplan.cli.answers.plans import compared as compare
 from meshplan.cli.answers.plans import instead_of, read_choices
@@ -88,9 +89,9 @@ def instead(catalog: Catalog, handle: str, choices: Sequence[str]) -> Answer:
     return document_answer(instead_view(made, instead_of(made, read_choices(choices, made), catalog)))
 
 
-def what_if(catalog: Catalog, handle: str, values: Mapping[str, float]) -> Answer:
-    """A plan's figures under other prices, rates and shares of use."""
-    return document_answer(what_if_view(stored_plan(catalog, handle), values, catalog))
+def what_if(catalog: Catalog, state: str, handle: str, values: Mapping[str, float]) -> Answer:
+    """A plan's figures under other prices, rates and shares of use, of a catalog in that state."""
+    return document_answer(what_if_view(stored_plan(catalog, handle), values, steady(catalog, state)))
 
 
 def runs(catalog: Catalog) -> Answer:

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from meshplan.catalogs.untrusted.text import shown
 from meshplan.cli.web.calls import Answer
 from meshplan.cli.web.problems import MEDIA_TYPE, problem
+from meshplan.planner.core.plan import own_version
 
 _HERE = Path(__file__).parent
 _TEMPLATES = {file.name: file.read_text(encoding="utf-8") for file in sorted((_HERE / "templates").iterdir())}
@@ -43,7 +43,7 @@ _environment = Environment(
     lstrip_blocks=True,
     cache_size=-1,
 )
-_environment.globals.update(static=STATIC, version=version("meshplan"))
+_environment.globals.update(static=STATIC, version=own_version())
 _environment.filters["unbroken"] = lambda text: _NUMBER_AND_UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", text)
 for _name in _TEMPLATES:
     _environment.get_template(_name)

@@ -43,11 +43,12 @@ def _values(request: Request) -> dict[str, float]:
 def _answer(handle: str, request: Request, service: Service) -> Answer:
     """The figures; those that were asked before are remembered, since a slider is moved back and forth."""
     values = _values(request)
-    key = digest({"what_if": handle, "values": values, "catalog": service.catalog_state.now()})
+    state = service.catalog_state.now()
+    key = digest({"what_if": handle, "values": values, "catalog": state})
     known = service.remembered.get(key)
     if known is not None:
         return known
-    answer = service.calls.answer(calls.what_if, handle, values)
+    answer = service.calls.answer(calls.what_if, state, handle, values)
     if is_good(answer) and handle == content(answer)["plan_id"]:
         service.remembered.put(key, answer)
     return answer

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
-from meshplan.planner.core.plan import Interval, Plan, plain
+from meshplan.planner.core.plan import Interval, Plan, own_version, plain
 from meshplan.planner.training.estimator.flops import model_flops_per_step
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.mixed.estimator import MixedPriced, SharePrice
@@ -76,7 +75,7 @@ def make_mixed_plan(
         rank_table=rank_table(problem, priced.config),
         memory=_memory(problem, priced),
         breakdown=rows,
-        provenance={"meshplan": version("meshplan"), **_provenance(resolved, priced, rows)},
+        provenance={"meshplan": own_version(), **_provenance(resolved, priced, rows)},
         alternatives=alternatives,
         rejected=rejected,
         **identity,

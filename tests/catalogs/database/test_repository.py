@@ -9,6 +9,7 @@ import pytest
 
 from meshplan.catalogs.database.document import FORMAT
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.database.state import catalog_state, steady
 from meshplan.catalogs.database.transfer import import_document
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
 from meshplan.catalogs.facts import Fact
@@ -92,6 +93,16 @@ def test_measured_facts_are_added_and_forgotten(catalog: Catalog) -> None:
     assert len(catalog.facts("link", "infiniband-ndr")) == 3
     assert catalog.forget("infiniband-ndr") == 1
     assert catalog.link("infiniband-ndr") == published
+
+
+def test_a_steady_catalog_holds_until_the_state_changes(catalog: Catalog) -> None:
+    before = steady(catalog, catalog_state(catalog.engine))
+    shipped = before.calibration("megatron", "hopper")
+    catalog.put_calibration("megatron", "hopper", constants("megatron", 0.8), source="fit of 2026-11-21")
+    assert before.calibration("megatron", "hopper") == shipped
+    after = steady(catalog, catalog_state(catalog.engine))
+    assert after.calibration("megatron", "hopper") == constants("megatron", 0.8)
+    assert after.node_type("dgx-h100") == catalog.node_type("dgx-h100")
 
 
 def test_a_measurement_of_nothing_is_refused(catalog: Catalog) -> None:
