@@ -116,6 +116,8 @@ def status_text(plan: Plan) -> str:
         known = f"optimal under the model and its sampling: no deployment is more than {gap} better; {seen}"
     else:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
+        if solution.get("is_complete", True) and not solution.get("stopped"):
+            known += "; nothing is left to search, but rates in between were neither shown to hold nor to fail"
     if (plan.answer or {}).get("speculation"):
         known += "; each without drafts and with every method and depth of the profile"
     if (plan.answer or {}).get("kv_stores"):

@@ -15,6 +15,8 @@ What is proven and what is sampled: enumeration and bound are exact under the es
 sampled, and decided with a stated confidence (:mod:`meshplan.planner.serving.search.trials`). Where the highest rate is
 asked for, the search compares deployments by shorter runs; the rate of its answer is lowered until longer runs keep the
 SLOs (it is *settled*), and the bound, which knows only the search's rates, makes the stated gap cover what that costs.
+The plan is called optimal only where that gap, sampling included, is within :data:`HEADROOM_TOLERANCE`: near saturation
+a rate can be neither shown to hold nor to fail by runs of bearable length, and a deployment as good may be left.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ from meshplan.planner.serving.search.slo_judgement import HighestRate
 from meshplan.planner.serving.search.trials import Effort
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
-# Relative distance between the rate that a plan's deployment is said to bear and one that it does not bear clearly.
+# Relative distance between the rate that a plan's deployment is said to bear and one that it does not bear clearly; and
+# the largest stated gap of a plan that is called optimal.
 HEADROOM_TOLERANCE = 0.05
 # Deployments whose highest rate is settled at most: the best of the search, and others should that lower it.
 MOST_SETTLED = 3
@@ -107,9 +110,11 @@ def search_serving(
     status = Status.INFEASIBLE
     if objective is not None and best is not None:
         # By the search's own runs, which are those of the bound: settling lowers the best as it would the others.
-        status = status_of(before, bound, tolerance=TIE + SAME)
+        proven = status_of(before, bound, tolerance=TIE + SAME)
         # What is stated covers the sampling too: rates that were neither shown to hold nor to fail.
         bound = min(bound, objective * (1.0 - _sampling_error(problem, best)), branch.not_refuted)
+        stated = status_of(objective, bound, tolerance=HEADROOM_TOLERANCE)
+        status = proven if stated is Status.OPTIMAL else Status.FEASIBLE
     return Solution(
         status=status,
         assignment=best,

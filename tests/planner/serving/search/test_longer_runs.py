@@ -11,7 +11,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.core.solution import Solution
+from meshplan.planner.core.solution import Solution, Status
 from meshplan.planner.serving.advice import sampling
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
@@ -20,7 +20,7 @@ from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.branch import Simulated
 from meshplan.planner.serving.search.max_rate import RateSearch
-from meshplan.planner.serving.search.search import search_serving
+from meshplan.planner.serving.search.search import HEADROOM_TOLERANCE, search_serving
 from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.search.trials import FEWEST, LONGER_RUN, MOST, Effort, Load, Trial, Verdict, tried
 from meshplan.planner.serving.simulation.arrivals import make_requests, scaled
@@ -171,6 +171,16 @@ def test_the_rate_of_a_plan_is_kept_and_neither_a_tighter_slo_nor_a_pin_raises_i
     ):
         other = searched(catalog, **{**FREE, **change})[1].assignment
         assert other is None or other.judged.requests_per_s <= most
+
+
+@pytest.mark.xdist_group("free")
+def test_no_plan_is_optimal_beside_a_gap_that_its_sampling_leaves_open(
+    catalog: Catalog, free: tuple[ServingProblem, Solution[Simulated]]
+) -> None:
+    short = {"workload": {"input_length": 512, "output_length": 128}, "slo": {"ttft_p90_s": 0.5}}
+    for solution in (free[1], searched(catalog, **{**FREE, **short})[1]):
+        assert solution.gap is not None
+        assert (solution.status is Status.OPTIMAL) == (solution.gap <= HEADROOM_TOLERANCE)
 
 
 @pytest.mark.xdist_group("free")
