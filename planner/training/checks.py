@@ -5,6 +5,8 @@ A check takes what the names mean (a shape, a machine, a framework's rules) and 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.network.network import Network
@@ -126,20 +128,23 @@ def check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Problem
 
 
 def _check_loss(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -> None:
-    """A loss and an optimizer in the backward pass, where the framework's rules are about them."""
+    """A loss, states of the optimizer and its step in the backward pass, where the framework's rules are about them."""
     fixed = spec.fixed
     if fixed.optimizer_in_backward and spec.workload.phase.has_adapters:
         problems.say("fixed.optimizer_in_backward", "gradients of adapters are small, and no recipe frees them so")
-    pinned = {"loss": fixed.loss not in (None, FRAMEWORKS_OWN), "optimizer_in_backward": fixed.optimizer_in_backward}
-    for name, is_pinned in pinned.items():
-        if is_pinned and _refuses(rules, name):
-            able = ", ".join(other for other, theirs in FRAMEWORKS.items() if not _refuses(theirs, name))
+    own = (None, False, FRAMEWORKS_OWN)
+    for name in ("loss", "optimizer", "optimizer_in_backward"):
+        value = getattr(fixed, name)
+        if value not in own and _refuses(rules, name, value):
+            able = ", ".join(other for other, theirs in FRAMEWORKS.items() if not _refuses(theirs, name, value))
             problems.say(f"fixed.{name}", f"plans for {rules.name} are made without; constraints.target: {able}")
 
 
-def _refuses(rules: FrameworkRules, choice: str) -> bool:
-    """Whether the framework has no word for the choice: then one of its rules, at the parser, is about nothing else."""
-    return any(rule.about == (choice,) and rule.stage == "parser" for rule in rules.rules)
+def _refuses(rules: FrameworkRules, choice: str, value: str | bool) -> bool:
+    """Whether the framework has no word for a value: then a rule of the parser is about the choice alone."""
+    alone = SimpleNamespace(**{choice: value})
+    about_it = (rule for rule in rules.rules if rule.about == (choice,) and rule.stage == "parser")
+    return any(not rule.holds(None, alone) for rule in about_it)
 
 
 def check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, problems: Problems) -> None:

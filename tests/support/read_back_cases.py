@@ -62,6 +62,7 @@ NEEDS_NO_ARGUMENT = {
     "gradient_precision": FRAMEWORKS_OWN,
     "cuda_graphs": "none",
     "loss": FRAMEWORKS_OWN,
+    "optimizer": FRAMEWORKS_OWN,
     "optimizer_in_backward": False,
 }
 

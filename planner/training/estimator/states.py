@@ -86,7 +86,7 @@ def adapter_parameters(shape: ModelShape, workload: TrainingWorkload) -> float:
 def checkpoint_bytes(shape: ModelShape, workload: TrainingWorkload, recipe: FrameworkRecipe) -> float:
     """Bytes of a checkpoint of the whole job: weights and optimizer states of every trained parameter, once.
 
-    N (w + o), with w and o the framework's bytes of a weight and of its optimizer states.
+    N (w + o), with w and o the bytes of a weight and of its optimizer states.
     Gradients, random states and data positions are left out: they are not saved, or small.
     """
     trained = float(shape.num_parameters)
@@ -94,7 +94,15 @@ def checkpoint_bytes(shape: ModelShape, workload: TrainingWorkload, recipe: Fram
         trained = adapter_parameters(shape, workload) * shape.num_hidden_layers
         if workload.trains_vocabulary:
             trained += shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
-    return trained * (recipe.weight_bytes + recipe.optimizer_bytes)
+    return trained * (recipe.weight_bytes + optimizer_bytes(recipe, workload))
+
+
+def optimizer_bytes(recipe: FrameworkRecipe, workload: TrainingWorkload) -> float:
+    """Bytes of one parameter's optimizer states, master copy included: as the framework keeps them, unless chosen."""
+    chosen = OPTIMIZER_STATES.get(workload.practice.optimizer)
+    if chosen is None:
+        return recipe.optimizer_bytes
+    return chosen.moment_bytes + chosen.keeps_master * recipe.master_bytes
 
 
 def dequantised_bytes(shape: ModelShape) -> float:
@@ -223,10 +231,7 @@ class StateModel:
     @property
     def optimizer_bytes(self) -> float:
         """Bytes of one parameter's optimizer states, master copy included."""
-        recipe, chosen = self.calibration.recipe, OPTIMIZER_STATES.get(self.workload.practice.optimizer)
-        if chosen is None:
-            return recipe.optimizer_bytes
-        return chosen.moment_bytes + chosen.keeps_master * recipe.master_bytes
+        return optimizer_bytes(self.calibration.recipe, self.workload)
 
     @property
     def optimizer_step_bytes(self) -> float:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
-from meshplan.planner.training.estimator.states import checkpoint_bytes
+from meshplan.planner.training.estimator.states import checkpoint_bytes, optimizer_bytes
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
 BYTES_32_BIT = 4.0
@@ -58,7 +58,7 @@ class Held:
 def trained_parameters(problem: TrainingProblem) -> float:
     """N: all parameters, or the adapters'."""
     recipe = problem.calibration.recipe
-    per_parameter = recipe.weight_bytes + recipe.optimizer_bytes
+    per_parameter = recipe.weight_bytes + optimizer_bytes(recipe, problem.workload)
     return checkpoint_bytes(problem.shape, problem.workload, recipe) / per_parameter
 
 

@@ -23,6 +23,7 @@ from meshplan.planner.training.problem.switches import (
     FUSED_DISPATCHERS,
     GRADIENT_BYTES,
     LOSSES,
+    OPTIMIZERS,
     RECOMPUTE_MODULES,
     USUAL_MODULES,
 )
@@ -156,6 +157,14 @@ CHOICES: tuple[Choice, ...] = (
         "loss",
         "how the loss reads the logits: all in fp32 (whole), some tokens at once (chunked); default: the framework's",
         values=LOSSES,
+        default=FRAMEWORKS_OWN,
+        is_optional=True,
+        per="question",
+    ),
+    Choice(
+        "optimizer",
+        "how AdamW keeps its states, or another optimizer; default: fp32 states as the framework lays them out",
+        values=OPTIMIZERS,
         default=FRAMEWORKS_OWN,
         is_optional=True,
         per="question",

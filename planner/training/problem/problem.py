@@ -152,6 +152,7 @@ class TrainingConfig:
     gradient_precision: str = FRAMEWORKS_OWN
     cuda_graphs: str = "none"
     loss: str = FRAMEWORKS_OWN
+    optimizer: str = FRAMEWORKS_OWN
     optimizer_in_backward: bool = False
 
     @property
@@ -265,6 +266,7 @@ class TrainingProblem:
             fused_dispatch=settled["expert_dispatcher"] in FUSED_DISPATCHERS,
             overlaps_experts=settled["expert_parallel_overlap"],
             loss=settled["loss"],
+            optimizer=settled["optimizer"],
             optimizer_in_backward=settled["optimizer_in_backward"],
         )
         workload = replace(
@@ -290,6 +292,7 @@ class TrainingProblem:
             "gradient_precision": str(self.fixed.get("gradient_precision", FRAMEWORKS_OWN)),
             "cuda_graphs": str(self.fixed.get("cuda_graphs", "none")),
             "loss": str(self.fixed.get("loss", FRAMEWORKS_OWN)),
+            "optimizer": str(self.fixed.get("optimizer", FRAMEWORKS_OWN)),
             "optimizer_in_backward": bool(self.fixed.get("optimizer_in_backward", False)),
         }
 

@@ -69,9 +69,11 @@ class OptimizerStates:
 # ``optimizer``: which states it keeps. "default" is AdamW as the framework lays it out. 16-bit AdamW: moments in the
 # format of the weights and a temporary of one in PyTorch's multi-tensor step (torch/optim/adamw.py). 8-bit AdamW: two
 # moments of a byte and an fp32 constant for every 256 of each (block-wise quantisation, arXiv:2110.02861; the block is
-# assumed). Adafactor: a row and a column for each matrix, no first moment (arXiv:1804.04235).
-ADAMW_8BIT = "adamw-8bit"
+# assumed). Moments in bf16 beside an fp32 copy of the weights: DeepSeek-V3 (arXiv:2412.19437, section 3.3.3).
+# Adafactor: a row and a column for each matrix, no first moment (arXiv:1804.04235).
+ADAMW_8BIT, ADAMW_BF16_MOMENTS = "adamw-8bit", "adamw-bf16-moments"
 OPTIMIZER_STATES: Mapping[str, OptimizerStates] = {
+    ADAMW_BF16_MOMENTS: OptimizerStates(moment_bytes=4.0),
     "adamw-16bit": OptimizerStates(moment_bytes=4.0, keeps_master=False, step_bytes=2.0),
     ADAMW_8BIT: OptimizerStates(moment_bytes=2.0 * (1.0 + 4.0 / 256.0), step_bytes=0.0),
     "adafactor": OptimizerStates(moment_bytes=0.0),

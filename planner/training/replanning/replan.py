@@ -10,6 +10,7 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.units import SECONDS_PER_DAY
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.goodput.published import REPAIR_S, RESTART_S, STORE_BYTES_PER_S
+from meshplan.planner.training.estimator.states import optimizer_bytes
 from meshplan.planner.training.plan import config_from_document
 from meshplan.planner.training.replanning.by_nodes import steady
 from meshplan.planner.training.replanning.decision import Decision, decide, join_from_s
@@ -125,7 +126,9 @@ def replanned(
     problem = old.problem
     per_host, per_node = problem.machine.devices_per_host, problem.machine.domain_size
     gone = [divmod(node * per_node + device, per_host) for node in lost for device in range(per_node)]
-    taken = moves(problem.shape, problem.calibration.recipe, _layout(made), _layout(found), gone)
+    recipe = problem.calibration.recipe
+    recipe = replace(recipe, optimizer_bytes=optimizer_bytes(recipe, problem.workload))
+    taken = moves(problem.shape, recipe, _layout(made), _layout(found), gone)
     speed = made.predicted["iteration_s"].value / found.predicted["iteration_s"].value
     load_s = taken.needed / (STORE_BYTES_PER_S if setting is None else setting.store_bytes_per_s)
     move_s = load_s if taken.lost else taken.most_in / problem.machine.scale_out_bytes_per_s

@@ -50,6 +50,8 @@ def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
     }
     if choices["zero_stage"] == 1:
         choices["optimizer_offload"] = draw(st.booleans())
+        moments = "default" if choices["optimizer_offload"] else "adamw-bf16-moments"
+        choices["optimizer"] = draw(st.sampled_from(("default", moments)))
     if choices["context_parallel"] > 1:
         style = draw(st.sampled_from(MEGATRON_STYLES))
         both = style == "all-to-all+ring"

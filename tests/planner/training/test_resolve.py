@@ -100,6 +100,8 @@ def test_a_loss_and_an_optimizer_step_that_only_some_frameworks_have(catalog: Ca
     found = problems(catalog, fixed={"loss": "chunked", "optimizer_in_backward": True})
     for name in ("loss", "optimizer_in_backward"):
         assert found[f"fixed.{name}"] == "plans for megatron are made without; constraints.target: torchtune, any"
+    found = problems(catalog, fixed={"optimizer": "adamw-bf16-moments"}, constraints={"target": "torchtitan"})
+    assert found["fixed.optimizer"] == "plans for torchtitan are made without; constraints.target: megatron, any"
     workload = {**SPEC["workload"], "phase": "lora", "lora_rank": 8}
     found = problems(
         catalog, workload=workload, fixed={"optimizer_in_backward": True}, constraints={"target": "torchtune"}

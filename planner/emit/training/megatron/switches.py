@@ -9,7 +9,12 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Arguments, count, stated
 from meshplan.planner.emit.training.terms import TrainingRows
 from meshplan.planner.training.problem.problem import TrainingConfig
-from meshplan.planner.training.problem.switches import RECOMPUTE_MODULES, USUAL_MODULES, in_order
+from meshplan.planner.training.problem.switches import (
+    ADAMW_BF16_MOMENTS,
+    RECOMPUTE_MODULES,
+    USUAL_MODULES,
+    in_order,
+)
 
 _GRANULARITY, _MODULES = "--recompute-granularity", "--recompute-modules"
 _METHOD, _LAYERS, _OLD_SELECTIVE = "--recompute-method", "--recompute-num-layers", "--recompute-activations"
@@ -17,6 +22,7 @@ _BF16_GRADIENTS = "--grad-reduce-in-bf16"
 _GRAPHS, _GRAPHED = "--cuda-graph-impl", "--cuda-graph-modules"
 # Gradients that are not numbers would have to be looked for between kernels of the one graph.
 _NO_LOOK = "--no-check-for-nan-in-loss-and-grad"
+_PRECISION_AWARE, _MOMENTS = "--use-precision-aware-optimizer", ("--exp-avg-dtype", "--exp-avg-sq-dtype")
 _rows = TrainingRows("parser")
 
 
@@ -103,4 +109,28 @@ GRADIENT_PRECISION = _rows.term(
 )
 CUDA_GRAPHS = _rows.term(
     "cuda_graphs", _graphs, _read_graphs, _GRAPHS, _GRAPHED, _NO_LOOK, expressed_by=f"{_GRAPHS}, {_GRAPHED}"
+)
+
+
+def _write_optimizer(config: TrainingConfig, _: ModelShape) -> Arguments:
+    if config.optimizer != ADAMW_BF16_MOMENTS:
+        return {}
+    return {_PRECISION_AWARE: "", **dict.fromkeys(_MOMENTS, "bf16")}
+
+
+def _read_optimizer(arguments: Arguments) -> Mapping[str, Any]:
+    formats = {str(arguments.get(key, "fp32")) for key in _MOMENTS}
+    if formats == {"fp32"}:
+        return {}
+    if formats != {"bf16"}:
+        raise ValueError(f"{' and '.join(_MOMENTS)}: moments are modelled in bf16, both, or in fp32")
+    return {"optimizer": ADAMW_BF16_MOMENTS}
+
+
+OPTIMIZER = _rows.term(
+    "optimizer",
+    _write_optimizer,
+    _read_optimizer,
+    *_MOMENTS,
+    expressed_by=f"{_PRECISION_AWARE}, {', '.join(_MOMENTS)} bf16",
 )

@@ -16,6 +16,7 @@ from meshplan.planner.emit.training.megatron.switches import (
     ACTIVATION_RECOMPUTE,
     CUDA_GRAPHS,
     GRADIENT_PRECISION,
+    OPTIMIZER,
     RECOMPUTED_MODULES,
 )
 from meshplan.planner.emit.training.terms import TrainingRows
@@ -195,6 +196,7 @@ TERMS = (
     CUDA_GRAPHS,
     EXPERT_DISPATCHER,
     _rows.switch("--overlap-moe-expert-parallel-comm", "expert_parallel_overlap"),
+    OPTIMIZER,
     # The optimizer on the host takes the precision-aware path, and the parser insists on both.
     _rows.term(
         "optimizer_offload",

@@ -216,7 +216,7 @@ class DataParallelModel:
             gradient_bytes=self.states.gradient_reduce_bytes,
             weight_bytes=self.calibration.recipe.weight_bytes,
             adam_bytes=ADAM_BYTES_PER_PARAMETER,
-            state_bytes=self.calibration.recipe.optimizer_bytes,
+            state_bytes=self.states.optimizer_bytes,
         )
         # Never faster than on the device, so that what fits without offload needs none.
         return np.where(batch.optimizer_offload, np.maximum(on_host, on_device), on_device)

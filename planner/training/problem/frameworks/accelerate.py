@@ -15,6 +15,7 @@ from meshplan.planner.training.problem.frameworks.legality import (
     joint_offload_rule,
     no_vocabulary_parallel,
     own_loss_rules,
+    own_optimizer_rule,
     switch_rules,
 )
 from meshplan.planner.training.problem.frameworks.pytorch import (
@@ -63,6 +64,7 @@ ACCELERATE = without_stages(
         ),
         *expert_transport_rules("accelerate", f"{_ACCELERATE}: parallelism_config.py"),
         *switch_rules("accelerate", f"{_ACCELERATE}: utils/dataclasses.py"),
+        own_optimizer_rule("accelerate", f"{_ACCELERATE}: utils/dataclasses.py (the optimizer is the user's script's)"),
         *own_loss_rules("accelerate", f"{_ACCELERATE}: utils/dataclasses.py (the loss is the user's script's)"),
         capacity_rule("accelerate", "experts are those of the user's model", f"{_ACCELERATE}: parallelism_config.py"),
         context_style_rule("accelerate", ("ring",), f"{_ACCELERATE}: parallelism_config.py (cp_size)"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.rules import LegalityRule
-from meshplan.planner.training.problem.frameworks.legality import no_offload_rule, own_loss_rules
+from meshplan.planner.training.problem.frameworks.legality import no_offload_rule, own_loss_rules, own_optimizer_rule
 from meshplan.planner.training.problem.frameworks.pytorch import ZERO_2, data_parallel_only, without_stages
 
 _AXOLOTL = "axolotl 0.19.0"
@@ -28,6 +28,7 @@ AXOLOTL = without_stages(
             stage="parser",
             source=f"{_AXOLOTL}: utils/schemas/fsdp.py, utils/trainer.py (setup_parallelism_envs)",
         ),
+        own_optimizer_rule("axolotl", f"{_AXOLOTL}: utils/schemas/ (8-bit optimizers over FSDP were not tried)"),
         *own_loss_rules("axolotl", f"{_AXOLOTL}: integrations/ (its plug-ins for losses were not tried)"),
         no_offload_rule("axolotl", "activation_offload", "its own ways of it were not tried", f"{_AXOLOTL}: schemas/"),
     ),

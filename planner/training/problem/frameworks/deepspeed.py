@@ -15,6 +15,7 @@ from meshplan.planner.training.problem.frameworks.legality import (
     no_vocabulary_parallel,
     offload_rule,
     own_loss_rules,
+    own_optimizer_rule,
     switch_rules,
     whole_weights_rule,
 )
@@ -65,6 +66,7 @@ DEEPSPEED = without_stages(
         *expert_transport_rules("deepspeed", f"{_SPEED}: moe/layer.py"),
         capacity_rule("deepspeed", "experts are built in code (deepspeed.moe)", f"{_SPEED}: moe/layer.py"),
         *switch_rules("deepspeed", f"{_SPEED}: runtime/config.py (its own settings were not tried)"),
+        own_optimizer_rule("deepspeed", f"{_SPEED}: runtime/config.py (its other optimizers were not tried)"),
         *own_loss_rules("deepspeed", f"{_SPEED}: runtime/config.py (the loss is the user's script's)"),
         whole_weights_rule("deepspeed", f"{_SPEED}: runtime/config.py (weights are those of the user's script)"),
         *plain_sharding("deepspeed", f"{_SPEED}: runtime/zero/config.py", hpz=True),

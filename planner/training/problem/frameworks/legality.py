@@ -341,6 +341,12 @@ def _kept(name: str, choice: str, value: object, message: str, source: str) -> L
     )
 
 
+def own_optimizer_rule(framework: str, source: str) -> LegalityRule:
+    """Plans for the framework are made with the optimizer states that it keeps unless told otherwise."""
+    message = f"plans for {framework} are made with its own AdamW alone (megatron has moments in bf16)"
+    return _kept(f"{framework}_has_its_own_optimizer", "optimizer", FRAMEWORKS_OWN, message, source)
+
+
 def modules_exist(shape: ModelShape, config: Any) -> Any:
     """What is recomputed must be there: latent attention, dense layers, experts, a shared expert."""
     is_there = {

@@ -19,6 +19,7 @@ from meshplan.planner.training.problem.frameworks.arithmetic import (
 )
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.precisions import PRECISIONS
+from meshplan.planner.training.problem.switches import ADAMW_BF16_MOMENTS, FRAMEWORKS_OWN
 
 _ZERO_2 = 2
 _LAYERS = f"{CORE}: core/tensor_parallel/layers.py, divide"
@@ -130,6 +131,27 @@ _OWN = (
         source=f"{CORE}: core/distributed/fsdp/mcore_fsdp_adapter.py, _get_dp_tp_mesh",
     ),
     *legality.own_loss_rules("megatron", f"{CONFIG} (fusions of the loss were not tried)"),
+    LegalityRule(
+        name="megatron_has_moments_in_bf16",
+        holds=lambda _, config: (
+            np.equal(config.optimizer, FRAMEWORKS_OWN) | np.equal(config.optimizer, ADAMW_BF16_MOMENTS)
+        ),
+        message=f"optimizer: plans for megatron are made with its own AdamW or with {ADAMW_BF16_MOMENTS}",
+        stage="parser",
+        source=f"{CORE}: training/arguments.py (--exp-avg-dtype; its other optimizers were not tried)",
+        about=("optimizer",),
+    ),
+    LegalityRule(
+        name="moments_in_bf16_are_distributed",
+        holds=lambda _, config: (
+            np.equal(config.optimizer, FRAMEWORKS_OWN)
+            | ((config.zero_stage == 1) & np.logical_not(config.optimizer_offload))
+        ),
+        message=f"optimizer {ADAMW_BF16_MOMENTS} needs zero_stage 1 (the distributed optimizer) on the devices",
+        stage="parser",
+        source=f"{CORE}: training/arguments.py, --use-precision-aware-optimizer; states on the host stay fp32",
+        about=("optimizer", "zero_stage", "optimizer_offload"),
+    ),
     LegalityRule(
         name="fused_dispatch_needs_several_expert_ranks",
         holds=legality.several_expert_ranks,

@@ -19,6 +19,7 @@ from meshplan.planner.training.problem.frameworks.legality import (
     no_offload_rule,
     no_vocabulary_parallel,
     own_loss_rules,
+    own_optimizer_rule,
     switch_rules,
     whole_weights_rule,
 )
@@ -126,6 +127,7 @@ TORCHTITAN = FrameworkRules(
         *expert_transport_rules("torchtitan", f"{_TITAN}: config/configs.py (its own backends were not tried)"),
         capacity_rule("torchtitan", "its experts drop no tokens", f"{_TITAN}: models/common/moe.py"),
         *switch_rules("torchtitan", f"{_TITAN}: config/configs.py (its own settings were not tried)"),
+        own_optimizer_rule("torchtitan", f"{_TITAN}: components/optimizer.py (AdamW or Adam, fp32 states)"),
         *own_loss_rules("torchtitan", f"{_TITAN}: components/loss.py (its chunked loss was not tried)"),
         whole_weights_rule("torchtitan", f"{_TITAN}: components/lora.py"),
         context_style_rule(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.problem.frameworks.legality import own_optimizer_rule
 from meshplan.planner.training.problem.frameworks.pytorch import ZERO_2, data_parallel_only, without_stages
 
 _TUNE = "torchtune 0.6.1"
@@ -41,6 +42,7 @@ TORCHTUNE = without_stages(
     name="torchtune",
     version="0.6.1",
     rules=(
+        own_optimizer_rule("torchtune", f"{_TUNE}: recipes/ (optimizers in 8 bits take one device)"),
         *data_parallel_only("torchtune", f"{_TUNE}: recipes/lora_finetune_distributed.py"),
         LegalityRule(
             name="model_has_a_builder",

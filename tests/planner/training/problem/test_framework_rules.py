@@ -47,6 +47,7 @@ CONFIGS = st.builds(
     gradient_precision=st.sampled_from(("default", "bf16")),
     cuda_graphs=st.sampled_from(("none", "partial", "full")),
     loss=st.sampled_from(("default", "whole", "chunked")),
+    optimizer=st.sampled_from(("default", "adamw-bf16-moments", "adamw-8bit")),
     optimizer_in_backward=st.booleans(),
     context_parallel_style=st.sampled_from(CONTEXT_PARALLEL_STYLES),
     context_parallel_heads=st.sampled_from((1, 2, 4)),
@@ -86,7 +87,7 @@ def test_columns_and_single_plans_agree(
     assert by_column.tolist() == [bool(rule.holds(shape, config)) for config in configs]
 
 
-SWITCHES = {"recompute_modules", "gradient_precision", "cuda_graphs", "loss", "optimizer_in_backward"}
+SWITCHES = {"recompute_modules", "gradient_precision", "cuda_graphs", "loss", "optimizer", "optimizer_in_backward"}
 SPLITTING = {"context_parallel_style", "context_parallel_heads"}
 SHARDING = {"zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"}
 

@@ -78,6 +78,7 @@ def test_every_choice_of_a_plan_is_written_or_derived() -> None:
     refused |= {"loss": "chunked", "optimizer_in_backward": True}
     for name, value in refused.items():
         assert MEGATRON.broken(LLAMA_70B, config_for(LLAMA_70B, **{name: value}))
+    assert MEGATRON.broken(LLAMA_70B, config_for(LLAMA_70B, optimizer="adafactor"))
     said = {term.name for term in megatron_terms.TERMS}
     assert not said & refused.keys()
     assert said | derived | refused.keys() == {field.name for field in fields(TrainingConfig)}
