@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
+
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import ServingConfig
@@ -23,11 +25,9 @@ from meshplan.planner.serving.search.max_rate import RateSearch
 from meshplan.planner.serving.search.trials import FEWEST, Effort, Load, Trial, tried
 from meshplan.planner.serving.simulation.arrivals import default_num_requests, make_requests, scaled
 from meshplan.planner.serving.simulation.metrics import (
-    CONFIDENCE_T,
     DECISION_T,
     NUM_BATCHES,
     Metrics,
-    confidence_interval,
     summarize,
 )
 from meshplan.planner.serving.simulation.run import ServingRun
@@ -37,6 +37,12 @@ from meshplan.planner.serving.simulation.slo_attainment import latency_interval
 RATE_TOLERANCE = 0.02
 # Identical workers that are simulated together; more of them are represented by so many, with their share of the load.
 MOST_SIMULATED_WORKERS = 4
+# Batches of requests that tell a rate: fewer have no spread. Student's quantiles of two-sided 95 % by batches, from 2.
+FEWEST_BATCHES = 3
+STUDENT_95 = (
+    *(12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
+)
 # Arrivals of which a question may ask for any number.
 OPEN_ENDED = (Arrival.POISSON, Arrival.GAMMA)
 
@@ -265,20 +271,29 @@ def _judged(
             if not slo.is_met(high)
         ),
         run=run,
-        rate_error=_rate_error(run) if offered is None else 0.0,
+        rate_error=rate_error(run.finish_s[run.is_served], workload.concurrency or 1) if offered is None else 0.0,
         is_exact=trial.is_exact,
     )
 
 
-def _rate_error(run: ServingRun) -> float:
-    """Relative half-width of the 95 % interval of the rate at which requests leave."""
-    finish: FloatArray = run.finish_s[run.is_served]
-    if len(finish) <= NUM_BATCHES:
+def rate_error(finish_s: FloatArray, in_flight: int) -> float:
+    """Relative half-width of the 95 % interval of the rate at which requests leave.
+
+    Student's interval of the mean time that a batch of requests takes to leave. Where a number is kept in flight, those
+    of one length leave in waves of that number, so a batch is whole waves: any other has its share of them by chance.
+
+    Args:
+        finish_s: when each request left, in any order, [n].
+        in_flight: number that is kept in flight; 1 where arrivals do not wait for answers.
+    """
+    gaps = np.diff(np.sort(finish_s))
+    each = max(round(len(gaps) / NUM_BATCHES / in_flight), 1) * in_flight
+    num = min(len(gaps) // each, NUM_BATCHES)
+    if num < FEWEST_BATCHES or gaps.mean() <= 0.0:
         return 1.0
-    finish.sort()
-    gaps = finish[1:] - finish[:-1]
-    low, high = confidence_interval(gaps, "mean", CONFIDENCE_T)
-    return (high - low) / 2.0 / float(gaps.mean()) if gaps.mean() > 0.0 else 1.0
+    means = gaps[: num * each].reshape(num, each).mean(axis=1)
+    half = STUDENT_95[num - 2] * float(means.std(ddof=1)) / math.sqrt(num)
+    return min(half / float(means.mean()), 1.0)
 
 
 def _representative_part(

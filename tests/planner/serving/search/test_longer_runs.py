@@ -21,7 +21,7 @@ from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.branch import Simulated
 from meshplan.planner.serving.search.max_rate import RateSearch
 from meshplan.planner.serving.search.search import HEADROOM_TOLERANCE, search_serving
-from meshplan.planner.serving.search.slo_judgement import judge
+from meshplan.planner.serving.search.slo_judgement import judge, rate_error
 from meshplan.planner.serving.search.trials import FEWEST, LONGER_RUN, MOST, Effort, Load, Trial, Verdict, tried
 from meshplan.planner.serving.simulation.arrivals import make_requests, scaled
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
@@ -203,6 +203,18 @@ def test_out_of_time_the_search_s_own_answer_stays_and_says_so(
     assert stopped.assignment is not None
     assert not stopped.assignment.judged.violated
     assert sampling(problem, stopped.assignment)["kept_by_runs_of"] == 0
+
+
+def test_the_error_of_a_rate_is_what_other_runs_show() -> None:
+    """Waves of one length are certain, however many are in flight; random departures miss their rate one run in 20."""
+    waves = np.repeat(np.arange(1.0, 31.0), 64)
+    assert rate_error(waves, 64) == pytest.approx(0.0, abs=1e-9)
+    assert rate_error(waves, 1) > 0.05  # cut anywhere, batches have no wave or several
+    assert rate_error(np.arange(1.0, 9.0), 1) == pytest.approx(0.0, abs=1e-9)
+    assert rate_error(waves[:100], 64) == 1.0
+    random = np.random.default_rng(7).exponential(size=(400, 300))
+    held = [abs(gaps.mean() - 1.0) <= rate_error(np.cumsum(gaps), 1) for gaps in random]
+    assert 0.91 <= np.mean(held) <= 0.98
 
 
 def test_the_interval_of_a_longer_run_is_that_of_other_runs() -> None:
