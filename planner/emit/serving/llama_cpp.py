@@ -1,9 +1,9 @@
 """A serving plan as ``llama-server`` commands, one server per worker, and nginx in front of several.
 
-Source: llama.cpp's argument list (tools/server/README.md, generated from its parser; read 2026-11-25). No parser has
-checked the flags: it is compiled into the program. Layers are counted as llama.cpp counts them: ``--gpu-layers`` keeps
-the last of them on devices and counts the LM head as one more (src/llama-model.cpp, ``i_gpu_start``), ``--n-cpu-moe``
-counts from the first layer, dense ones included.
+Source: llama.cpp's argument list (tools/server/README.md, generated from its parser; the commit is the version in its
+rules, read 2026-11-25). No parser has checked the flags: it is compiled into the program. Layers are counted as
+llama.cpp counts them: ``--gpu-layers`` keeps the last of them on devices and counts the LM head as one more
+(src/llama-model.cpp, ``i_gpu_start``), ``--n-cpu-moe`` counts from the first layer, dense ones included.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _router(request: ServingRequest) -> RouterOf | None:
 
 
 def _notes(request: ServingRequest) -> Sequence[str]:
-    notes = ["No parser has checked these flags: they are those of llama.cpp's argument list of 2026-11-25."]
+    notes = [f"No parser has checked these flags: they are those of llama.cpp's argument list at {LLAMA_CPP.version}."]
     for pool in request.config.pools:
         tiers = pool.weight_tiers
         if tiers is None:
