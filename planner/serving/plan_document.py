@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from meshplan.catalogs.constants.mig_profiles import MigProfile, mig_profiles
 from meshplan.planner.core.plan_document import (
     Closed,
     Count,
@@ -78,6 +79,12 @@ def _sound_tiers(tiers: WeightTiers) -> WeightTiers:
     return tiers
 
 
+def _known_mig(profile: MigProfile) -> MigProfile:
+    if not any(profile in profiles.values() for profiles in mig_profiles().values()):
+        raise ValueError(f"mig: {profile} is no profile of this version's catalog: plan again")
+    return profile
+
+
 def _stated(*names: str) -> BeforeValidator:
     """These keys are there: reports show the document's own values, not the defaults of what is read from it."""
 
@@ -107,6 +114,7 @@ class _Pool(Closed):
     kv_tier: KvTier | None = None
     weight: Annotated[Count, Field(ge=1)] = 1
     power_cap_w: Positive | None = None
+    mig: Annotated[MigProfile, AfterValidator(_known_mig)] | None = None
     weight_tiers: Annotated[WeightTiers, AfterValidator(_sound_tiers)] | None = None
     kind: Text = ""  # of an allocation's pools
     offer: Text = ""
@@ -408,8 +416,9 @@ class ServingPlanDocument(PlanDocument):
         rate = self.predicted.get("output_tokens_per_s_per_device")
         if rate is None or "requests_per_s" not in self.predicted:
             raise ValueError("predicted lacks output_tokens_per_s_per_device or requests_per_s")
-        if self.rank_table is not None and len(self.rank_table) != self.config["num_devices"]:
-            raise ValueError(f"rank_table has {len(self.rank_table)} ranks for {self.config['num_devices']} devices")
+        ranks = sum(pool.num_ranks for pool in serving_config_from_document(self.config).pools)
+        if self.rank_table is not None and len(self.rank_table) != ranks:
+            raise ValueError(f"rank_table has {len(self.rank_table)} ranks for {ranks} devices")
         return self
 
 

@@ -100,7 +100,7 @@ def seen_by_clients(run: ServingRun, outside_s: float) -> ServingRun:
 def kv_link(site: Site, config: ServingConfig) -> KvLink:
     """The link for KV caches: the network shares of the smaller worker's devices, at the rate of the slower end."""
     prefill, decode = config.pool(Role.PREFILL), config.pool(Role.DECODE)
-    exchanges = [Exchange(machine=site.machines[pool.node_type]) for pool in (prefill, decode)]
+    exchanges = [Exchange(machine=site.machine(pool)) for pool in (prefill, decode)]
     return KvLink(
         kv_bytes_per_token=kv_bytes_per_token(site.shape, prefill.quantization),
         bandwidth_bytes_per_s=min(prefill.layout.num_devices, decode.layout.num_devices)

@@ -263,5 +263,6 @@ def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num
         node_type=placed.node_type,
         power_cap_w=placed.power_cap_w,
         weight_tiers=placed.weight_tiers,
+        mig=problem.mig,
         kv_tier=problem.kv_tier if placed.role is Role.MIXED and placed.limits.prefix_caching else None,
     )
