@@ -242,9 +242,10 @@ def _host_text(pool: Mapping[str, Any]) -> str:
         return f"; {size} of weights in host memory, {each} of each device, read over its link in every iteration"
     most = tiers["device_prefill_tokens"]
     if tiers["way"] == "layers_on_host":
-        return (
-            f"; {size} of {tiers['host_layers']} layers in host memory, computed there below {most} tokens of a batch"
-        )
+        drives = tiers.get("drive_bytes", 0.0)
+        beyond = f" ({format_bytes(drives)} of it on its drives, read again in every iteration)" if drives else ""
+        where = f"; {size} of {tiers['host_layers']} layers in host memory{beyond}"
+        return f"{where}, computed there below {most} tokens of a batch"
     late = f" (on the devices from {most:,} tokens of an iteration on)" if most else ""
     text = (
         f"; {tiers['device_experts']} routed experts of each layer in device memory, the others, {size}, in host memory"

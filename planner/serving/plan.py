@@ -119,7 +119,7 @@ def error_factors(problem: ServingProblem, config: ServingConfig) -> dict[str, f
     """
     widest: dict[str, float] = {}
     for pool in config.pools:
-        beyond = 0.0 if pool.weight_tiers is None else TIER_ERROR_P90
+        beyond = 0.0 if pool.weight_tiers is None else TIER_ERROR_P90 + pool.weight_tiers.drive_doubt
         slowed = 0.0 if pool.power_cap_w is None else SLOWDOWN_ERROR_P90
         slowed += 0.0 if pool.mig is None else INSTANCE_ERROR_P90
         for name, error in problem.calibrations[pool.node_type].error_p90.items():

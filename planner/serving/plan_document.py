@@ -43,6 +43,7 @@ from meshplan.planner.serving.problem.weight_tiers import KERNEL_NAMES, Way, Wei
 _Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 _MAX_BATCH = 10**9  # tokens or requests of one iteration
 _MAX_BYTES = 1e15  # of weights in host memory
+_MAX_DOUBT = 20.0  # log factor of times
 _MAX_SLOTS = 10**6  # slots of experts over all layers: 250 layers of 4,000
 
 
@@ -70,7 +71,9 @@ def _sound_formats(formats: Quantization) -> Quantization:
 
 
 def _sound_tiers(tiers: WeightTiers) -> WeightTiers:
-    sizes = (tiers.host_bytes, tiers.streamed_bytes_per_device)
+    sizes = (tiers.host_bytes, tiers.streamed_bytes_per_device, tiers.drive_bytes)
+    if not 0.0 <= tiers.drive_doubt <= _MAX_DOUBT:
+        raise ValueError(f"weight_tiers.drive_doubt is {tiers.drive_doubt}, not within 0 and {_MAX_DOUBT:g}")
     counts = (tiers.device_experts, tiers.host_layers, tiers.threads, tiers.numa_nodes, tiers.device_prefill_tokens)
     if not all(0.0 <= size <= _MAX_BYTES for size in sizes) or not all(0 <= count <= _MAX_BATCH for count in counts):
         raise ValueError(f"weight_tiers: sizes must be within 0 and {_MAX_BYTES:g} bytes, counts within {_MAX_BATCH}")

@@ -231,6 +231,11 @@ def _notes(request: ServingRequest) -> Sequence[str]:
         if tiers is None:
             continue
         notes.append(f"{tiers.host_bytes / _GIB:.0f} GiB of weights lie in host memory: leave it to them.")
+        if tiers.drive_bytes:
+            notes.append(
+                f"{tiers.drive_bytes / _GIB:.0f} GiB of these have no room in it and are read from drives in every "
+                "iteration: leave --load-mode at its default (mmap), and the GGUF on the drives that the plan names."
+            )
         if not tiers.threads:
             notes.append("Say --threads (physical cores) of the host, and --numa distribute where it has two sockets.")
     return notes
