@@ -340,6 +340,8 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
     beyond = {} if pool.weight_tiers is None else {"weight_tiers": asdict(pool.weight_tiers)}
     if beyond:
         beyond["weight_tiers"]["way"] = beyond["weight_tiers"]["way"].value
+        if not pool.weight_tiers or not pool.weight_tiers.drive_bytes:
+            del beyond["weight_tiers"]["drive_bytes"], beyond["weight_tiers"]["drive_doubt"]
     return {
         "role": pool.role.value,
         "layout": asdict(pool.layout),
