@@ -310,6 +310,7 @@ class _WhatIf(Section):
     num_running: Count
     tpot_s: Number
     tokens_per_s_per_device: Number
+    usd_per_million_tokens: Number | None = None
 
 
 class _Shape(Section):
