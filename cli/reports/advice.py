@@ -125,7 +125,7 @@ def what_if_section(rows: Sequence[Row], width: int) -> str:
     """Bounds on shapes that no supported engine runs."""
     if not rows:
         return ""
-    columns = (
+    columns: tuple[Column, ...] = (
         Column(key="name", title="Shape"),
         Column(key="label", title="devices"),
         Column(key="num_running", title="running", right=True, wrap=False),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.constants.drives import drives
+from meshplan.catalogs.constants.machines.drives import drives
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError, closest_names, did_you_mean
 from meshplan.catalogs.hardware import Device, Link, NodeType, Price
 from meshplan.catalogs.models.config import read_config

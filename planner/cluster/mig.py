@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from meshplan.catalogs.constants.mig_profiles import MigProfile
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.cluster.machine import Machine
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshplan.catalogs.constants.mig_profiles import MigProfile
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.untrusted.quoting import shell_word
 

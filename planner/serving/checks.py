@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from meshplan.catalogs.constants.mig_profiles import MigProfile, mig_profiles
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile, mig_profiles
 from meshplan.catalogs.hardware import Price
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from meshplan.catalogs.constants.mig_profiles import MigProfile, mig_profiles
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile, mig_profiles
 from meshplan.planner.core.plan_document import (
     Closed,
     Count,

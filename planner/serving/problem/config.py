@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from meshplan.catalogs.constants.mig_profiles import MigProfile
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.weight_tiers import Way, WeightTiers

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
-from meshplan.catalogs.constants.mig_profiles import MigProfile
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.constants.power import PowerCalibration, PowerConstants, power_calibration
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.hardware import Device

@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from meshplan.catalogs.constants.mig_profiles import MigProfile
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.serving.problem.config import Role, Speculation

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshplan.catalogs.constants.host_processors import HostProcessor
+from meshplan.catalogs.constants.machines.host_processors import HostProcessor
 from meshplan.catalogs.hardware import Device
 
 # Attained share of one socket's peak memory bandwidth while experts are read for single tokens, and the power of the

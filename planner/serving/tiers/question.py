@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from meshplan.catalogs.constants.host_processors import ASSUMED, HostProcessor, host_processors
+from meshplan.catalogs.constants.machines.host_processors import ASSUMED, HostProcessor, host_processors
 from meshplan.planner.cluster.lookup import drives_bytes_per_s
 from meshplan.planner.serving.estimator.memory import weights_bytes
 from meshplan.planner.serving.problem.config import Layout

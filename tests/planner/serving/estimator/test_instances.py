@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshplan.catalogs.constants.mig_profiles import MigProfile, mig_profiles
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile, mig_profiles
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError, SpecError
 from meshplan.planner.cluster.mig import CutMachine, cut, instance_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from meshplan.catalogs.constants.drives import drives
-from meshplan.catalogs.constants.host_processors import host_processors
+from meshplan.catalogs.constants.machines.drives import drives
+from meshplan.catalogs.constants.machines.host_processors import host_processors
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.cluster.lookup import DRIVE_SHARE
