@@ -138,9 +138,9 @@ def mig_notes(request: ServingRequest) -> tuple[str, ...]:
         "instance (docker run --gpus device=MIG-…).",
     )
     return (
-        f"Every device of these hosts is cut into {mig.instances} MIG instances {mig.name}, one server in each. These "
-        f"files do not do that: run nvidia-smi -mig 1 and nvidia-smi mig -cgi {instances} -C as root on each host "
-        "first, while nothing runs on its devices. Instances are lost by a restart of the host.",
+        f"Every device in use is cut into {mig.instances} MIG instances {mig.name}, one server in each. These files do "
+        f"not do that: run nvidia-smi -mig 1 and nvidia-smi mig -cgi {instances} -C as root on each host first (-i "
+        "names the devices), while nothing runs on them. Instances are lost by a restart of the host.",
         *(uuids if request.config.engine == "vllm" else ()),
     )
 

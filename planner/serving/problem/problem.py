@@ -193,9 +193,12 @@ class ServingProblem:
 
     @property
     def num_devices(self) -> int:
-        """Devices that a plan may use."""
-        have = sum(machine.num_devices for machine in self.machines.values())
-        return min(have, self.limits.max_devices or have)
+        """Devices that a plan may use, whole ones."""
+        have = sum(machine.num_devices // machine.instances_per_device for machine in self.machines.values())
+        most = self.limits.max_devices
+        if most is None:
+            return have
+        return min(have, most if self.mig is None else most // self.mig.instances)
 
     @property
     def has_free_load(self) -> bool:

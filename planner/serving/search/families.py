@@ -381,7 +381,7 @@ class Family:
             case ServingObjective.ENERGY:
                 return kind.power_w(rate_per_s, self.problem.power.constants) or 0.0
             case _:
-                return kind.num_devices / kind.placed.machine.instances_per_device
+                return kind.device_share
 
 
 # --- which kinds stand together ---------------------------------------------------------------------------------------

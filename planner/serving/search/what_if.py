@@ -74,6 +74,8 @@ class WhatIf:
 
 def what_if(problem: ServingProblem) -> list[WhatIf]:
     """The best of each kind within the SLO on the time per output token; those that violate it are left out."""
+    if problem.mig is not None:  # no link joins instances
+        return []
     kinds = (_disaggregated_attention(problem), _host_experts(problem))
     found = [_best(list(shapes), problem.objective) for shapes in kinds]
     return [one for one in found if one is not None]

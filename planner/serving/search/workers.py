@@ -71,8 +71,13 @@ class PricedWorker:
 
     @property
     def num_devices(self) -> int:
-        """Devices of one worker."""
+        """Devices of one worker, or instances of devices that are cut."""
         return self.placed.layout.num_devices
+
+    @property
+    def device_share(self) -> float:
+        """Devices of one worker, whole ones: a part of one where it is cut."""
+        return self.num_devices / self.placed.machine.instances_per_device
 
     @property
     def expected_rate_per_s(self) -> float:

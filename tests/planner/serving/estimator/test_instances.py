@@ -23,6 +23,7 @@ from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.search import _space
+from meshplan.planner.serving.search.what_if import what_if
 from meshplan.planner.store import plan_from_document
 
 SPEC: dict[str, Any] = {
@@ -89,6 +90,10 @@ def test_a_cut_machine_costs_what_the_whole_one_does_and_is_not_cut_again(catalo
     assert cut(whole, None) is whole
     prices = [one.num_devices * (one.usd_per_hour_per_device or 0.0) for one in (whole, parts)]
     assert prices[0] == pytest.approx(prices[1]) == 24.0
+    assert problem.with_mig(profile).num_devices == problem.num_devices == 1
+    assert what_if(problem.with_mig(profile)) == []
+    free = question(catalog, constraints={})
+    assert free.with_mig(profile).num_devices == free.num_devices == 8
 
 
 def test_a_question_that_does_not_ask_searches_whole_devices_alone(catalog: Catalog) -> None:
