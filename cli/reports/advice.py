@@ -5,10 +5,11 @@ The answers are made in :mod:`meshplan.planner.serving.advice`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration
+from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, percent
@@ -79,6 +80,10 @@ def pareto_section(plan: Plan, width: int) -> str:
     return text
 
 
+def _dollars(value: float | None) -> str:
+    return "–" if value is None else format_usd(value)
+
+
 def _whole(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"  # noqa: PLR2004 - two digits are enough
 
@@ -107,22 +112,28 @@ def overlap_text(row: Row, *, several: bool) -> str:
 
 
 def better_shapes(plan: Plan) -> list[Row]:
-    """Shapes whose bound is above what the plan reaches."""
+    """Shapes whose bound is above what the plan reaches for a device, or for a dollar where that is the objective."""
+    rows = (plan.answer or {}).get("what_if", ())
+    cost = plan.predicted.get("usd_per_million_tokens")
+    if plan.spec.get("objective") == "usd_per_million_tokens" and cost is not None:
+        return [row for row in rows if (row.get("usd_per_million_tokens") or math.inf) < cost.value]
     reached = plan.predicted["output_tokens_per_s_per_device"].value
-    return [row for row in (plan.answer or {}).get("what_if", ()) if row["tokens_per_s_per_device"] > reached]
+    return [row for row in rows if row["tokens_per_s_per_device"] > reached]
 
 
 def what_if_section(rows: Sequence[Row], width: int) -> str:
     """Bounds on shapes that no supported engine runs."""
     if not rows:
         return ""
-    columns = (
+    columns: tuple[Column, ...] = (
         Column(key="name", title="Shape"),
         Column(key="label", title="devices"),
         Column(key="num_running", title="running", right=True, wrap=False),
         Column(key="tpot_s", title="TPOT ≥", right=True, text=format_duration, wrap=False),
         Column(key="tokens_per_s_per_device", title="tok/s/dev ≤", right=True, text=_whole, wrap=False),
     )
+    if any(row.get("usd_per_million_tokens") for row in rows):
+        columns += (Column(key="usd_per_million_tokens", title="USD/M ≥", right=True, text=_dollars, wrap=False),)
     title = "What if, not validated: no supported engine runs these; decode only, bounds"
     return rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
 

@@ -206,11 +206,17 @@ def pool_text(pool: Mapping[str, Any]) -> str:
     workers = counted(pool["num_workers"], f"{role}worker")
     schemes = dict.fromkeys((formats["mlp"], formats["attention"], formats["experts"]))
     return (
-        f"{workers} on {pool['node_type']}: {degrees}; weights {' / '.join(schemes)}, "
+        f"{workers} on {pool['node_type']}: {_mig_text(pool) or degrees}; weights {' / '.join(schemes)}, "
         f"KV cache {formats['kv_cache']}{_tier_text(pool)}{_host_text(pool)}; {_limit_text(pool)}"
         f"max_num_seqs {limits['max_num_seqs']}, "
         f"max_batched_tokens {limits['max_batched_tokens']}."
     )
+
+
+def _mig_text(pool: Mapping[str, Any]) -> str:
+    """The instance of a device that each of its workers has; empty where they have whole devices."""
+    mig = pool.get("mig")
+    return "" if mig is None else f"one MIG instance {mig['name']}, {mig['instances']} of a device"
 
 
 def _limit_text(pool: Mapping[str, Any]) -> str:
@@ -238,9 +244,10 @@ def _host_text(pool: Mapping[str, Any]) -> str:
         return f"; {size} of weights in host memory, {each} of each device, read over its link in every iteration"
     most = tiers["device_prefill_tokens"]
     if tiers["way"] == "layers_on_host":
-        return (
-            f"; {size} of {tiers['host_layers']} layers in host memory, computed there below {most} tokens of a batch"
-        )
+        drives = tiers.get("drive_bytes", 0.0)
+        beyond = f" ({format_bytes(drives)} of it on its drives, read again in every iteration)" if drives else ""
+        where = f"; {size} of {tiers['host_layers']} layers in host memory{beyond}"
+        return f"{where}, computed there below {most} tokens of a batch"
     late = f" (on the devices from {most:,} tokens of an iteration on)" if most else ""
     text = (
         f"; {tiers['device_experts']} routed experts of each layer in device memory, the others, {size}, in host memory"

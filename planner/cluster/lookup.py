@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
+from meshplan.catalogs.constants.machines.drives import drives
+from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError, closest_names, did_you_mean
 from meshplan.catalogs.hardware import Device, Link, NodeType, Price
 from meshplan.catalogs.models.config import read_config
 from meshplan.catalogs.models.hub import HUB, cached_config, is_hub_id
@@ -25,6 +26,8 @@ ANY = "any"
 
 
 IN_PLACE = "as described in the spec"
+# Share of a drive's sequential peak that is attained. Assumed, as of every other rate of a tier that was not measured.
+DRIVE_SHARE = 0.8
 
 
 def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) -> ModelShape | None:
@@ -149,6 +152,17 @@ def _technology(device: Device, catalog: Catalog) -> str:
     """How devices of a type are connected in the node types of the catalog."""
     known = [node.scale_up_link.technology for node in catalog.node_types() if node.device.slug == device.slug]
     return known[0] if known else IN_PLACE
+
+
+def drives_bytes_per_s(cluster: ClusterSpec, problems: Problems) -> float | None:
+    """What the NVMe drives of one host attain together while large blocks are read; None where none is named."""
+    if cluster.drive is None:
+        return None
+    if cluster.drive not in drives():
+        hint = did_you_mean(closest_names(cluster.drive, drives()))
+        problems.say("cluster.drive", f"unknown drive {cluster.drive!r}{hint}; known: {', '.join(drives())}")
+        return None
+    return DRIVE_SHARE * (cluster.drives_per_host or 1) * drives()[cluster.drive].read_bytes_per_s
 
 
 def choose_price(prices: tuple[Price, ...], wanted: PriceSpec) -> Price | None:

@@ -53,6 +53,11 @@ class Machine:
     mesh: Mesh | None = None
 
     @property
+    def instances_per_device(self) -> int:
+        """Parts into which every device is cut: more than one where devices are MIG instances."""
+        return 1
+
+    @property
     def is_joined(self) -> bool:
         """Whether a network joins the nodes."""
         return self.network is not None or self.scale_out_bytes_per_s > 0.0

@@ -54,6 +54,12 @@ class ClusterSpec(SpecModel):
     host_sockets: Annotated[int, Whole(most=16)] | None = Field(
         default=None, description="processors of one host that hold weights; default 1 (serving)"
     )
+    drive: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="NVMe drives of the hosts, such as samsung-990-pro: how fast they are read (serving)"
+    )
+    drives_per_host: Annotated[int, Whole(most=64)] | None = Field(
+        default=None, description="drives that one host reads side by side; default 1 (serving)"
+    )
     usd_per_hour_per_node: Dollars | None = Field(default=None, description="your price; overrides the catalog's")
 
     @model_validator(mode="after")
@@ -69,6 +75,8 @@ class ClusterSpec(SpecModel):
         of_host = (self.host_memory_bandwidth, self.host_processor, self.host_sockets)
         if self.host_memory is None and any(part is not None for part in of_host):
             raise ValueError("host_processor, host_sockets and host_memory_bandwidth describe host_memory: give it too")
+        if self.drives_per_host is not None and self.drive is None:
+            raise ValueError("drives_per_host counts drives: name them with drive, such as samsung-990-pro")
         if self.profile is not None and links is not None and links.describes_unevenness:
             raise ValueError("give either 'profile' (measured links) or islands, degraded links and a topology")
         return self

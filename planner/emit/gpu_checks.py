@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.untrusted.quoting import shell_word
 
@@ -20,6 +21,30 @@ def gpu_checks(device: Device | None) -> str:
     least_mib = int(device.usable_memory_bytes * _MEMORY_TOLERANCE / _MIB)
     return _NVIDIA_CHECKS.format(model=shell_word(model), least_mib=least_mib)
 
+
+def mig_checks(profile: MigProfile) -> str:
+    """Bash that looks for the MIG instances of a worker; devices are counted over all instances of a host."""
+    return _MIG_CHECKS.format(profile=shell_word(profile.name))
+
+
+def mig_uuids(profile: MigProfile) -> str:
+    """Bash function that prints the UUIDs of a host's instances of a profile, as CUDA_VISIBLE_DEVICES takes them."""
+    return _MIG_UUIDS.format(profile=shell_word(profile.name))
+
+
+_MIG_UUIDS = r"""
+# UUID of every instance of the profile on this host, one a line, device by device
+mig_uuids() {{
+  env -u CUDA_VISIBLE_DEVICES nvidia-smi -L | grep -F "MIG "{profile}" " | sed -E 's/.*UUID: ([^)]*)\).*/\1/'
+}}
+"""
+
+_MIG_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
+  local device have
+  have=$(mig_uuids | wc -l)
+  for device in "${{device_list[@]}}"; do
+    (( device < have )) || fail "$hostname has $have MIG instances "{profile}", none with number $device: see README"
+  done"""
 
 _NVIDIA_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
   local listing device line name memory_mib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile, mig_profiles
 from meshplan.catalogs.hardware import Price
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
@@ -86,6 +87,26 @@ def _check_caps(spec: ServingSpec, machines: Mapping[str, Machine], problems: Pr
                 f"{lowest:g} W is below {least:g} W, half of the limit of {device.slug}: how much slower a device is "
                 "below that is not known",
             )
+
+
+def mig_options(spec: ServingSpec, machines: Mapping[str, Machine], problems: Problems) -> tuple[MigProfile, ...]:
+    """The MIG profiles that the plan may choose from; a problem where a device has none of that name."""
+    if spec.mig is None:
+        return ()
+    known = mig_profiles()
+    devices = dict.fromkeys(machine.device.slug for machine in machines.values())
+    if len(devices) > 1 or next(iter(devices)) not in known:
+        problems.say("mig", f"one of {', '.join(known)} alone, not {', '.join(devices)}: no source says its profiles")
+        problems.check()
+    profiles = known[next(iter(devices))]
+    if spec.cluster.host_memory is not None or spec.power_caps_w:
+        problems.say("mig", "neither weights in host memory nor power limits were priced for instances: leave them out")
+    wanted = list(profiles) if spec.mig == "choose" else spec.mig
+    for name in wanted:
+        if name not in profiles:
+            problems.say("mig", f"{name}: {next(iter(devices))} has {', '.join(profiles)}")
+    problems.check()
+    return tuple(profiles[name] for name in wanted)
 
 
 def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: EngineRules, problems: Problems) -> None:

@@ -12,6 +12,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
 from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
+from meshplan.planner.serving.estimator.instances import INSTANCE_DOUBT, INSTANCE_ERROR_P90
 from meshplan.planner.serving.estimator.memory import caches
 from meshplan.planner.serving.estimator.pools import pool_memory
 from meshplan.planner.serving.estimator.power.cap import SLOWDOWN_ERROR_P90
@@ -118,8 +119,9 @@ def error_factors(problem: ServingProblem, config: ServingConfig) -> dict[str, f
     """
     widest: dict[str, float] = {}
     for pool in config.pools:
-        beyond = 0.0 if pool.weight_tiers is None else TIER_ERROR_P90
+        beyond = 0.0 if pool.weight_tiers is None else TIER_ERROR_P90 + pool.weight_tiers.drive_doubt
         slowed = 0.0 if pool.power_cap_w is None else SLOWDOWN_ERROR_P90
+        slowed += 0.0 if pool.mig is None else INSTANCE_ERROR_P90
         for name, error in problem.calibrations[pool.node_type].error_p90.items():
             widest[name] = max(widest.get(name, 1.0), math.exp(math.hypot(error, slowed, beyond)))
     return widest
@@ -128,7 +130,7 @@ def error_factors(problem: ServingProblem, config: ServingConfig) -> dict[str, f
 def power_limit_w(problem: ServingProblem, config: ServingConfig) -> float:
     """Power limit of all devices in use, W: no average exceeds it. Infinite where one is unknown."""
     each = [(pool, pool.power_cap_w or problem.machines[pool.node_type].device.tdp_w) for pool in config.pools]
-    return sum(math.inf if limit is None else pool.num_devices * limit for pool, limit in each)
+    return sum(math.inf if limit is None else pool.num_ranks * limit for pool, limit in each)
 
 
 def _around(value: float, factor: float) -> Interval:
@@ -314,6 +316,8 @@ def _not_validated(problem: ServingProblem, config: ServingConfig | None) -> dic
     doubts = [] if problem.shape.blocks is None else [_unlike_the_fitted(problem.shape)]
     if problem.tiering is not None and config and any(pool.weight_tiers for pool in config.pools):
         doubts += problem.tiering.doubts
+    if config and any(pool.mig for pool in config.pools):
+        doubts.append(INSTANCE_DOUBT)
     return {"not_validated": doubts} if doubts else {}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile, mig_profiles
 from meshplan.planner.core.plan_document import (
     Closed,
     Count,
@@ -42,6 +43,7 @@ from meshplan.planner.serving.problem.weight_tiers import KERNEL_NAMES, Way, Wei
 _Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 _MAX_BATCH = 10**9  # tokens or requests of one iteration
 _MAX_BYTES = 1e15  # of weights in host memory
+_MAX_DOUBT = 20.0  # log factor of times
 _MAX_SLOTS = 10**6  # slots of experts over all layers: 250 layers of 4,000
 
 
@@ -69,13 +71,21 @@ def _sound_formats(formats: Quantization) -> Quantization:
 
 
 def _sound_tiers(tiers: WeightTiers) -> WeightTiers:
-    sizes = (tiers.host_bytes, tiers.streamed_bytes_per_device)
+    sizes = (tiers.host_bytes, tiers.streamed_bytes_per_device, tiers.drive_bytes)
+    if not 0.0 <= tiers.drive_doubt <= _MAX_DOUBT:
+        raise ValueError(f"weight_tiers.drive_doubt is {tiers.drive_doubt}, not within 0 and {_MAX_DOUBT:g}")
     counts = (tiers.device_experts, tiers.host_layers, tiers.threads, tiers.numa_nodes, tiers.device_prefill_tokens)
     if not all(0.0 <= size <= _MAX_BYTES for size in sizes) or not all(0 <= count <= _MAX_BATCH for count in counts):
         raise ValueError(f"weight_tiers: sizes must be within 0 and {_MAX_BYTES:g} bytes, counts within {_MAX_BATCH}")
     if (tiers.kernel or tiers.way is Way.EXPERTS_ON_HOST) and tiers.kernel not in KERNEL_NAMES:
         raise ValueError(f"weight_tiers.kernel is {tiers.kernel!r}; known: {', '.join(KERNEL_NAMES)}")
     return tiers
+
+
+def _known_mig(profile: MigProfile) -> MigProfile:
+    if not any(profile in profiles.values() for profiles in mig_profiles().values()):
+        raise ValueError(f"mig: {profile} is no profile of this version's catalog: plan again")
+    return profile
 
 
 def _stated(*names: str) -> BeforeValidator:
@@ -107,6 +117,7 @@ class _Pool(Closed):
     kv_tier: KvTier | None = None
     weight: Annotated[Count, Field(ge=1)] = 1
     power_cap_w: Positive | None = None
+    mig: Annotated[MigProfile, AfterValidator(_known_mig)] | None = None
     weight_tiers: Annotated[WeightTiers, AfterValidator(_sound_tiers)] | None = None
     kind: Text = ""  # of an allocation's pools
     offer: Text = ""
@@ -299,6 +310,7 @@ class _WhatIf(Section):
     num_running: Count
     tpot_s: Number
     tokens_per_s_per_device: Number
+    usd_per_million_tokens: Number | None = None
 
 
 class _Shape(Section):
@@ -408,8 +420,9 @@ class ServingPlanDocument(PlanDocument):
         rate = self.predicted.get("output_tokens_per_s_per_device")
         if rate is None or "requests_per_s" not in self.predicted:
             raise ValueError("predicted lacks output_tokens_per_s_per_device or requests_per_s")
-        if self.rank_table is not None and len(self.rank_table) != self.config["num_devices"]:
-            raise ValueError(f"rank_table has {len(self.rank_table)} ranks for {self.config['num_devices']} devices")
+        ranks = sum(pool.num_ranks for pool in serving_config_from_document(self.config).pools)
+        if self.rank_table is not None and len(self.rank_table) != ranks:
+            raise ValueError(f"rank_table has {len(self.rank_table)} ranks for {ranks} devices")
         return self
 
 

@@ -16,10 +16,17 @@ from meshplan.catalogs.models.config import read_formats
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.models.stored_formats import StoredFormats
 from meshplan.planner.cluster.identity import cluster_identity
-from meshplan.planner.cluster.lookup import choose_price, config_path, look_up_shape, node_in_place, with_stated_links
+from meshplan.planner.cluster.lookup import (
+    choose_price,
+    config_path,
+    drives_bytes_per_s,
+    look_up_shape,
+    node_in_place,
+    with_stated_links,
+)
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
-from meshplan.planner.serving.checks import check_choices, check_formats
+from meshplan.planner.serving.checks import check_choices, check_formats, mig_options
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
@@ -81,7 +88,8 @@ def resolve_serving(
         price = _price(spec, node)
         if price is not None:
             prices[node.slug] = price
-        machines[node.slug] = _machine(node, count, price, spec.cluster.host_memory)
+        machine = _machine(node, count, price, spec.cluster.host_memory)
+        machines[node.slug] = replace(machine, nvme_bytes_per_s=drives_bytes_per_s(spec.cluster, problems))
     stored = _stored(spec, shape, catalog, base, problems)
     problems.check()
     formats = _formats(spec, shape, catalog, stored)
@@ -111,6 +119,7 @@ def resolve_serving(
         pinned=_pinned(spec),
         experts=experts,
         power_caps_w=tuple(spec.power_caps_w or ()),
+        mig_options=mig_options(spec, machines, problems),
         tiering=tiering,
     )
     sources = _sources(problem, prices) | ({} if stored is None else {CHECKPOINT_FORMATS: stored.description})

@@ -84,7 +84,9 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
             **identity,
         )
     chosen = solution.assignment
-    drafted = replace(resolved.problem, speculation=chosen.candidate.config.speculation, speculation_options=())
+    config = chosen.candidate.config
+    cut = resolved.problem.with_mig(config.pools[0].mig)
+    drafted = replace(cut, speculation=config.speculation, speculation_options=())
     made = make_serving_plan(
         replace(resolved, problem=drafted), chosen, search, solution=report, identity=identity, top=question.top
     )

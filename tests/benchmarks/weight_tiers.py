@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshplan.catalogs.constants.host_processors import host_processors
+from meshplan.catalogs.constants.machines.host_processors import host_processors
 from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.estimator.iteration import Worker

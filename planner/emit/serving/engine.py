@@ -97,6 +97,7 @@ class Engine:
             notes=(
                 *self.notes(request),
                 *power_cap_notes(request),
+                *mig_notes(request),
                 *release_notes(name, request.framework_version),
             ),
         )
@@ -107,7 +108,12 @@ class Engine:
         cap = Feature(
             name="power_cap_w", expressed_by="nvidia-smi --power-limit, named in the notes", verified_by="not written"
         )
-        return (*feature_rows(self.terms), *self.more_features, cap)
+        mig = Feature(
+            name="mig",
+            expressed_by="CUDA_VISIBLE_DEVICES of an instance; nvidia-smi mig, named in the notes, cuts the devices",
+            verified_by="not run",
+        )
+        return (*feature_rows(self.terms), *self.more_features, cap, mig)
 
 
 def power_cap_notes(request: ServingRequest) -> tuple[str, ...]:
@@ -117,6 +123,25 @@ def power_cap_notes(request: ServingRequest) -> tuple[str, ...]:
         f"nvidia-smi --power-limit={pool.power_cap_w:g} as root on its hosts first, and again after a restart."
         for name, pool in zip(request.config.pool_names, request.config.pools, strict=True)
         if pool.power_cap_w is not None
+    )
+
+
+def mig_notes(request: ServingRequest) -> tuple[str, ...]:
+    """How the devices are cut, which an administrator does before the servers start."""
+    mig = request.config.pools[0].mig
+    if mig is None:
+        return ()
+    instances = ",".join([mig.name] * mig.instances)
+    uuids = (
+        "vLLM 0.20.1 ended where CUDA_VISIBLE_DEVICES names an instance (vllm-project/vllm, issue 41848; its fix, pull "
+        "request 46132, was open when it was read): if yours does too, start each server in a container that has one "
+        "instance (docker run --gpus device=MIG-…).",
+    )
+    return (
+        f"Every device in use is cut into {mig.instances} MIG instances {mig.name}, one server in each. These files do "
+        f"not do that: run nvidia-smi -mig 1 and nvidia-smi mig -cgi {instances} -C as root on each host first (-i "
+        "names the devices), while nothing runs on them. Instances are lost by a restart of the host.",
+        *(uuids if request.config.engine == "vllm" else ()),
     )
 
 

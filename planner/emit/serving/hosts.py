@@ -51,7 +51,7 @@ def nodes_per_worker(request: ServingRequest, pool: Pool, *, target: str) -> int
         CannotExpressError: its devices cannot be split evenly.
         EmitError: nothing is known of the hosts.
     """
-    per_host = request.host_type(pool.node_type).devices_per_host
+    per_host = _per_host(request, pool)
     size = pool.layout.num_devices
     nodes = -(-size // per_host)
     if size % nodes:
@@ -61,6 +61,11 @@ def nodes_per_worker(request: ServingRequest, pool: Pool, *, target: str) -> int
             f"workers of {size // nodes * nodes} devices",
         )
     return nodes
+
+
+def _per_host(request: ServingRequest, pool: Pool) -> int:
+    """Devices of a host, or instances of them."""
+    return request.host_type(pool.node_type).devices_per_host * (1 if pool.mig is None else pool.mig.instances)
 
 
 def place(request: ServingRequest, *, target: str) -> tuple[Worker, ...]:
@@ -87,7 +92,7 @@ def _packed(request: ServingRequest, target: str) -> Iterator[Worker]:
     next_host, index = 0, 0
     open_hosts: dict[str, tuple[int, int]] = {}  # node type → (host, devices taken)
     for number, pool in enumerate(request.config.pools):
-        per_host = request.host_type(pool.node_type).devices_per_host
+        per_host = _per_host(request, pool)
         nodes = nodes_per_worker(request, pool, target=target)
         share = pool.layout.num_devices // nodes
         for _ in range(pool.num_workers):
@@ -105,8 +110,9 @@ def _packed(request: ServingRequest, target: str) -> Iterator[Worker]:
 
 def _from_table(request: ServingRequest, table: tuple[tuple[int, int], ...], target: str) -> Iterator[Worker]:
     config = request.config
-    if len(table) != config.num_devices:
-        raise EmitError(f"the rank table has {len(table)} ranks, the configuration {config.num_devices}")
+    ranks_of = sum(pool.num_ranks for pool in config.pools)
+    if len(table) != ranks_of:
+        raise EmitError(f"the rank table has {len(table)} ranks, the configuration {ranks_of}")
     check_places(table)
     first, index = 0, 0
     for number, pool in enumerate(config.pools):

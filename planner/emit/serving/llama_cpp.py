@@ -1,9 +1,9 @@
 """A serving plan as ``llama-server`` commands, one server per worker, and nginx in front of several.
 
-Source: llama.cpp's argument list (tools/server/README.md, generated from its parser; read 2026-11-25). No parser has
-checked the flags: it is compiled into the program. Layers are counted as llama.cpp counts them: ``--gpu-layers`` keeps
-the last of them on devices and counts the LM head as one more (src/llama-model.cpp, ``i_gpu_start``), ``--n-cpu-moe``
-counts from the first layer, dense ones included.
+Source: llama.cpp's argument list (tools/server/README.md, generated from its parser; the commit is the version in its
+rules, read 2026-11-25). No parser has checked the flags: it is compiled into the program. Layers are counted as
+llama.cpp counts them: ``--gpu-layers`` keeps the last of them on devices and counts the LM head as one more
+(src/llama-model.cpp, ``i_gpu_start``), ``--n-cpu-moe`` counts from the first layer, dense ones included.
 """
 
 from __future__ import annotations
@@ -225,12 +225,17 @@ def _router(request: ServingRequest) -> RouterOf | None:
 
 
 def _notes(request: ServingRequest) -> Sequence[str]:
-    notes = ["No parser has checked these flags: they are those of llama.cpp's argument list of 2026-11-25."]
+    notes = [f"No parser has checked these flags: they are those of llama.cpp's argument list at {LLAMA_CPP.version}."]
     for pool in request.config.pools:
         tiers = pool.weight_tiers
         if tiers is None:
             continue
         notes.append(f"{tiers.host_bytes / _GIB:.0f} GiB of weights lie in host memory: leave it to them.")
+        if tiers.drive_bytes:
+            notes.append(
+                f"{tiers.drive_bytes / _GIB:.0f} GiB of these have no room in it and are read from drives in every "
+                "iteration: leave --load-mode at its default (mmap), and the GGUF on the drives that the plan names."
+            )
         if not tiers.threads:
             notes.append("Say --threads (physical cores) of the host, and --numa distribute where it has two sockets.")
     return notes

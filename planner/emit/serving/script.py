@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, commented, stamp
-from meshplan.planner.emit.gpu_checks import gpu_checks
+from meshplan.planner.emit.gpu_checks import gpu_checks, mig_checks, mig_uuids
 from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
 from meshplan.planner.emit.serving.hosts import Worker, place
 from meshplan.planner.emit.serving.job import HEALTH_PATH, Argument, PoolProgram, RouterProgram, ServingJob, Template
@@ -191,6 +191,7 @@ def _addresses_text(launch: ServingLaunch) -> str:
 
 
 def _launch_text(launch: ServingLaunch) -> str:
+    mig = launch.job.request.config.pools[0].mig  # all pools have the same
     functions = "".join(_start_function(program) for program in launch.job.programs)
     return (
         "#!/usr/bin/env bash\n"
@@ -202,8 +203,9 @@ def _launch_text(launch: ServingLaunch) -> str:
             num_hosts=launch.num_hosts,
         )
         + functions
+        + ("" if mig is None else mig_uuids(mig))
         + _CHECKS.format(gpu_checks=_gpu_checks(launch.job.request), program=_first_program(launch))
-        + _START.format(health_path=HEALTH_PATH)
+        + _START.format(health_path=HEALTH_PATH, visible=_VISIBLE if mig is None else _VISIBLE_INSTANCE)
     )
 
 
@@ -216,7 +218,8 @@ def _gpu_checks(request: ServingRequest) -> str:
     branches = []
     config = request.config
     for name, pool in zip(config.pool_names, config.pools, strict=True):
-        checks = gpu_checks(request.host_type(pool.node_type).device)
+        mig = pool.mig
+        checks = gpu_checks(request.host_type(pool.node_type).device) if mig is None else mig_checks(mig)
         branches.append(f"  if [[ $1 == {name} ]]; then\n  :\n{checks}\n  fi")
     return "\n".join(branches)
 
@@ -305,6 +308,9 @@ if [[ ${{MESHPLAN_SKIP_CHECKS:-0}} != 1 ]]; then
 fi
 """
 
+_VISIBLE = "export CUDA_VISIBLE_DEVICES=$devices"
+# A worker has one instance: devices is its number on the host.
+_VISIBLE_INSTANCE = 'CUDA_VISIBLE_DEVICES=$(mig_uuids | sed -n "$((devices + 1))p"); export CUDA_VISIBLE_DEVICES'
 _START = r"""
 # --- start --------------------------------------------------------------------------------------------------------
 logs=${{MESHPLAN_LOGS:-$here/logs}}
@@ -325,7 +331,7 @@ while read -r worker role row_host node_rank head_host port internal_port device
     "$here/workers.txt")
   IFS=, read -r -a device_list <<< "$devices"
   [[ ${{MESHPLAN_SKIP_CHECKS:-0}} == 1 ]] || check_gpus "$role"
-  export CUDA_VISIBLE_DEVICES=$devices
+  {visible}
   "${{role}}_command"
   (( ${{#command[@]}} > 0 )) || continue
   log="$logs/worker_${{worker}}_node_${{node_rank}}.log"

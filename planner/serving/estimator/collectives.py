@@ -62,6 +62,9 @@ MEASURED_LINKS = {
 }
 # Kernel launch and synchronisation of a collective, in addition to the link's latency.
 COLLECTIVE_S = 8e-6
+# From the call to the end of a small write into a remote device's memory, beyond the wire: 160 to 192 µs for 8 to 128
+# KiB over one NIC of 400 Gb/s (torchcomms, comms/torchcomms/transport/benchmarks/README.md, reference run).
+TRANSFER_START_S = 160e-6
 
 
 @lru_cache(maxsize=1024)
@@ -253,9 +256,14 @@ class Exchange:
         """Attained rate of one device's share of the link between workers; scale-up links where there is no network."""
         return self.network_bytes_per_s if self.machine.is_joined else self.scale_up_bytes_per_s
 
+    @property
+    def transfer_latency_s(self) -> float:
+        """What sending a KV cache takes beyond its bytes, s."""
+        return self.machine.scale_out_latency_s + TRANSFER_START_S
+
     def transfer_s(self, size_bytes: float, *, devices: int) -> float:
         """Time to send the KV cache of one request to another worker over the NIC shares of ``devices`` devices, s."""
-        return self.machine.scale_out_latency_s + size_bytes / (devices * self.transfer_bytes_per_s)
+        return self.transfer_latency_s + size_bytes / (devices * self.transfer_bytes_per_s)
 
 
 def inside_copies(top_k: int, group: int) -> float:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.planner.serving.estimator.encoder import encoder_bytes
+from meshplan.planner.serving.estimator.instances import in_instance
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.estimator.power.cap import capped
@@ -42,7 +43,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
     prompt, output = workload.mean_lengths
     worker = Worker(
         shape=site.shape,
-        machine=site.machines[pool.node_type],
+        machine=site.machine(pool),
         engine=site.recipe.engine,
         all_reduce=site.recipe.all_reduce,
         graphed_tokens=site.recipe.graphed_tokens,
@@ -59,6 +60,8 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
     )
     if site.tiering is not None:
         worker = site.tiering.worker(worker, pool)
+    if pool.mig is not None:
+        worker = in_instance(worker)
     return worker if pool.power_cap_w is None else capped(worker, pool.power_cap_w, site.power)
 
 
@@ -66,7 +69,7 @@ def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemo
     """Memory of one worker of a pool; requests hold their prompt and half of their output on average."""
     memory = worker_memory(
         site.shape,
-        site.machines[pool.node_type].device,
+        site.machine(pool).device,
         pool.layout,
         pool.limits,
         pool.quantization,

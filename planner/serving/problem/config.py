@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.weight_tiers import Way, WeightTiers
@@ -158,6 +159,7 @@ class Pool:
         weight: of each worker, for a router between pools of one role; relative to the others' weights.
         power_cap_w: power limit of each device, W; None for the board's own.
         weight_tiers: weights beyond device memory; None where all lie on the devices.
+        mig: how each device is cut: a worker has one instance; None: whole devices.
     """
 
     role: Role
@@ -170,11 +172,17 @@ class Pool:
     weight: int = 1
     power_cap_w: float | None = None
     weight_tiers: WeightTiers | None = None
+    mig: MigProfile | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices of all workers, or instances of devices that are cut: one a rank."""
+        return self.layout.num_devices * self.num_workers
 
     @property
     def num_devices(self) -> int:
-        """Devices of all workers."""
-        return self.layout.num_devices * self.num_workers
+        """Devices of all workers, whole ones."""
+        return self.num_ranks if self.mig is None else -(-self.num_ranks // self.mig.instances)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,9 +336,12 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
     tier: dict[str, Any] = {} if pool.kv_tier is None else {"kv_tier": asdict(pool.kv_tier)}
     weight = {} if pool.weight == 1 else {"weight": pool.weight}
     cap = {} if pool.power_cap_w is None else {"power_cap_w": pool.power_cap_w}
+    mig = {} if pool.mig is None else {"mig": asdict(pool.mig)}
     beyond = {} if pool.weight_tiers is None else {"weight_tiers": asdict(pool.weight_tiers)}
     if beyond:
         beyond["weight_tiers"]["way"] = beyond["weight_tiers"]["way"].value
+        if not pool.weight_tiers or not pool.weight_tiers.drive_bytes:
+            del beyond["weight_tiers"]["drive_bytes"], beyond["weight_tiers"]["drive_doubt"]
     return {
         "role": pool.role.value,
         "layout": asdict(pool.layout),
@@ -342,6 +353,7 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
         **tier,
         **weight,
         **cap,
+        **mig,
         **beyond,
     }
 
@@ -358,6 +370,7 @@ def _pool_from(document: Mapping[str, Any]) -> Pool:
         weight=int(document.get("weight", 1)),
         power_cap_w=float(document["power_cap_w"]) if "power_cap_w" in document else None,
         weight_tiers=_weight_tiers_from(document["weight_tiers"]) if "weight_tiers" in document else None,
+        mig=MigProfile(**document["mig"]) if "mig" in document else None,
     )
 
 

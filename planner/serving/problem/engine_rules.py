@@ -52,6 +52,8 @@ class EngineRules:
         speculation_with_stages: speculative decoding runs with several pipeline stages.
         kv_stores: stores of a second KV cache tier for which the engine has flags, on mixed workers.
         disaggregates: it has workers that prefill or decode only.
+        decode_reads_prompt: a disaggregated request goes as text first to the prefill and then to the decode server,
+            which tokenizes it again before it asks for the cache.
         one_host: a worker is one process, on one host.
         weight_ways: ways to serve weights in host memory (:class:`Way`) for which the engine has flags.
     """
@@ -72,6 +74,7 @@ class EngineRules:
     speculation_with_stages: bool = False
     kv_stores: tuple[str, ...] = ("host",)
     disaggregates: bool = True
+    decode_reads_prompt: bool = False
     one_host: bool = False
     weight_ways: tuple[str, ...] = ()
 

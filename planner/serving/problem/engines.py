@@ -36,7 +36,8 @@ _ARITHMETIC = "arithmetic of the layout: the planner's own rule"
 _VLLM = "vllm 0.33.0"
 _SGLANG = "sglang 0.5.23"
 _TRTLLM = "tensorrt-llm 1.2.1"
-_LLAMA_CPP = "llama.cpp, tools/server/README.md"
+_LLAMA_CPP_COMMIT = "00dc8057"  # the commit whose documents were read; releases are single builds, several a day
+_LLAMA_CPP = f"llama.cpp at {_LLAMA_CPP_COMMIT}, tools/server/README.md"
 
 _COMMON = (
     rule(
@@ -119,6 +120,7 @@ VLLM = EngineRules(
     weight_ways=("streamed",),
     pipeline_on_decode="one",
     whole_context_on_transfer=True,
+    decode_reads_prompt=True,  # vllm-project/vllm, issue 25373
 )
 
 # Static memory is weights and KV pool; SGLang keeps 512 MiB, 1.5 MiB for each token of a chunk and 1/8 GiB a device
@@ -257,7 +259,7 @@ def _llama_tier(memory_gib: int) -> LimitTier:
 # cache is reserved at the start: --ctx-size is that of all slots together.
 LLAMA_CPP = EngineRules(
     name="llama.cpp",
-    version="2026-09",
+    version=_LLAMA_CPP_COMMIT,
     rules=(
         *_COMMON,
         rule(

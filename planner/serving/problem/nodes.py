@@ -112,7 +112,8 @@ def usd_per_hour(
         each = machine.usd_per_hour_per_device
         if each is None:
             return None
-        devices = sum(size * count for size, count in found)
+        parts, instances = sum(size * count for size, count in found), machine.instances_per_device
+        devices = -(-parts // instances) * instances  # no part of a device is rented
         # A machine of fewer devices than a node (a limit of the question) still rents the node.
         usd += each * (devices if by_device else nodes_needed(found, machine.domain_size) * machine.domain_size)
     return usd

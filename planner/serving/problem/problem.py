@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.constants.power import PowerCalibration, PowerConstants, power_calibration
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.serving.problem.config import KvTier, Role, Speculation
+from meshplan.planner.cluster.mig import cut
+from meshplan.planner.serving.problem.config import KvTier, Pool, Role, Speculation
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import Quantization
@@ -90,6 +92,10 @@ class Site:
     power: PowerConstants = field(default_factory=lambda: power_calibration().constants)
     tiering: Tiering | None = None
 
+    def machine(self, pool: Pool) -> Machine:
+        """The machine of a pool, cut as the pool's devices are."""
+        return cut(self.machines[pool.node_type], pool.mig)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingProblem:
@@ -114,6 +120,8 @@ class ServingProblem:
         experts: routing and the places of experts; None where nothing is known of them.
         power: constants of the devices' power by load.
         power_caps_w: power limits of a device to choose from, W; empty for the board's own.
+        mig: how every device is cut; None: whole devices. The machines are those of instances.
+        mig_options: profiles to choose from besides; empty: nothing to choose.
         tiering: what may lie in host memory; None where none was stated.
     """
 
@@ -135,6 +143,8 @@ class ServingProblem:
     experts: ExpertRouting | None = None
     power: PowerCalibration = field(default_factory=power_calibration)
     power_caps_w: tuple[float, ...] = ()
+    mig: MigProfile | None = None
+    mig_options: tuple[MigProfile, ...] = ()
     tiering: Tiering | None = None
 
     @property
@@ -142,6 +152,24 @@ class ServingProblem:
         """The question with each choice of drafts stated, none first; itself where there is nothing to choose."""
         choices = (self.speculation, *self.speculation_options)
         return tuple(replace(self, speculation=choice, speculation_options=()) for choice in choices)
+
+    def with_mig(self, profile: MigProfile | None) -> ServingProblem:
+        """The question with every device cut into instances of a profile, which its devices then are."""
+        if profile is None:
+            return replace(self, mig_options=())
+        most = self.limits.max_devices
+        return replace(
+            self,
+            machines={name: cut(machine, profile) for name, machine in self.machines.items()},
+            limits=replace(self.limits, max_devices=None if most is None else most * profile.instances),
+            mig=profile,
+            mig_options=(),
+        )
+
+    @property
+    def with_each_mig(self) -> tuple[ServingProblem, ...]:
+        """The question with each way to cut the devices stated, whole ones first."""
+        return tuple(self.with_mig(profile) for profile in (None, *self.mig_options))
 
     @property
     def site(self) -> Site:
@@ -165,9 +193,12 @@ class ServingProblem:
 
     @property
     def num_devices(self) -> int:
-        """Devices that a plan may use."""
-        have = sum(machine.num_devices for machine in self.machines.values())
-        return min(have, self.limits.max_devices or have)
+        """Devices that a plan may use, whole ones."""
+        have = sum(machine.num_devices // machine.instances_per_device for machine in self.machines.values())
+        most = self.limits.max_devices
+        if most is None:
+            return have
+        return min(have, most if self.mig is None else most // self.mig.instances)
 
     @property
     def has_free_load(self) -> bool:

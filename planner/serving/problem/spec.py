@@ -304,6 +304,12 @@ class ServingSpec(SpecModel):
         description="power limits of a device that the plan may choose from (nvidia-smi --power-limit); one pins it; "
         "default: the board's own",
     )
+    mig: list[str] | Literal["choose"] | None = Field(
+        default=None,
+        min_length=1,
+        description="profiles of NVIDIA's MIG into which the plan may cut every device (3g.40gb), one worker in each "
+        "instance, or choose for all of the device; default: whole devices",
+    )
     constraints: ServingConstraintsSpec = ServingConstraintsSpec()
     fixed: ServingFixedSpec = ServingFixedSpec()
 

@@ -47,6 +47,9 @@ class WeightTiers:
         kernel: KTransformers' name of the host's kernel; empty where nothing is computed there.
         threads: of the host's kernel: physical cores; 0 where unknown.
         numa_nodes: pools of threads, one for each; 0 where unknown.
+        drive_bytes: part of the host's weights that its memory has no room for (with ``layers_on_host``): its drives
+            are read for it in every iteration.
+        drive_doubt: log factor by which times may be shorter or longer, because nobody knows what the page cache keeps.
         device_prefill_tokens: from so many tokens of an iteration on, the host's experts are copied to the devices
             layer by layer and computed there; 0: never.
     """
@@ -61,6 +64,8 @@ class WeightTiers:
     threads: int = 0
     numa_nodes: int = 0
     device_prefill_tokens: int = 0
+    drive_bytes: float = 0.0
+    drive_doubt: float = 0.0
 
     @property
     def label(self) -> str:
@@ -72,7 +77,8 @@ class WeightTiers:
         if self.way is Way.EXPERTS_ON_HOST:
             return f"{self.device_experts} experts/layer"
         if self.way is Way.LAYERS_ON_HOST:
-            return f"{self.host_layers} layers on the host"
+            drives = f", {self.drive_bytes / _GIB:.0f} GiB on its drives" if self.drive_bytes else ""
+            return f"{self.host_layers} layers on the host{drives}"
         return f"{self.streamed_bytes_per_device / _GIB:.1f} GiB streamed"
 
 

@@ -29,7 +29,8 @@ from meshplan.planner.serving.simulation.metrics import Metrics, summarize
 HOST_MEMORY_SHARE = 0.5
 # PCIe 5.0 x16 carries 63 GB/s each way; large pinned copies attain about 80 %. Assumed where the spec gives no rate.
 HOST_LINK_BYTES_PER_S = 0.8 * 63e9
-# One U.2 drive per device, as in a DGX H100 (8 × 3.84 TB, its data sheet), read over PCIe 4.0 x4 (7.9 GB/s) at 80 %.
+# One U.2 drive per device, as in a DGX H100 (8 × 3.84 TB, its data sheet), read over PCIe 4.0 x4 (7.9 GB/s) at 80 %;
+# the rate holds where the spec names no drive (``cluster.drive``).
 NVME_BYTES, NVME_BYTES_PER_S, NVME_LATENCY_S = 3.84e12, 0.8 * 7.9e9, 1e-4
 # A shared cache is tried only where requests wait: at least so many on average, or some are preempted or rejected.
 WAITING = 1.0
@@ -100,10 +101,12 @@ def largest_tier(machine: Machine, store: str) -> KvTier | None:
     ``remote`` is the same memory as ``host``, read over the network, where all workers find what one of them stored.
     """
     if store == "nvme":
+        stated = machine.nvme_bytes_per_s
+        each = NVME_BYTES_PER_S if stated is None else stated / machine.devices_per_host
         return KvTier(
             store=store,
             bytes_per_device=NVME_BYTES,
-            bytes_per_s_per_device=NVME_BYTES_PER_S,
+            bytes_per_s_per_device=each,
             latency_s=NVME_LATENCY_S,
         )
     if machine.host_memory_bytes is None:

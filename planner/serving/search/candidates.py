@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.planner.serving.estimator.collectives import Exchange
-from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Layout, Pool, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
+from meshplan.planner.serving.search.deployment import kv_link
 from meshplan.planner.serving.search.families import Counts, Family
 from meshplan.planner.serving.search.layouts import PlacedWorker
 from meshplan.planner.serving.search.scores import score_at
@@ -176,23 +175,21 @@ def _pair(family: Family, counts: Counts) -> Candidate:
     rate = min(most, problem.workload.request_rate_per_s or most)
     expected = min(rate / second, decode.expected_rate_per_s)
     index = _at_least(np.maximum.accumulate(steady.rate_per_s), expected)
-    moved = kv_bytes_per_token(problem.shape, prefill.placed.quantization) * problem.workload.input_length
-    transfer = Exchange(machine=prefill.placed.machine).transfer_s(
-        moved, devices=min(prefill.num_devices, decode.num_devices)
-    )
     running = int(steady.num_seqs[index]) * second
     pools = (pool_of(problem, prefill.placed, first), pool_of(problem, decode.placed, second))
+    config = ServingConfig(
+        engine=problem.rules.name,
+        pools=pools,
+        speculation=problem.speculation,
+        expert_map=_expert_map(problem, pools),
+    )
+    transfer = kv_link(problem.site, config).transfer_s(problem.workload.input_length)
     if problem.has_free_load:  # requests in prefill and in transfer are in flight too
         running += math.ceil(rate * (prefill.first_token_s + transfer))
     return _candidate(
         family,
         counts,
-        ServingConfig(
-            engine=problem.rules.name,
-            pools=pools,
-            speculation=problem.speculation,
-            expert_map=_expert_map(problem, pools),
-        ),
+        config,
         rate=rate,
         running=min(running, problem.workload.concurrency or running),
         tpot_s=float(steady.tpot_s[index]),
@@ -264,8 +261,9 @@ def config_label(config: ServingConfig) -> str:
 
 
 def _more(pool: Pool) -> str:
-    """A power limit, and weights beyond device memory."""
+    """A power limit, instances of devices, and weights beyond device memory."""
     cap = "" if pool.power_cap_w is None else f" at {pool.power_cap_w:g} W"
+    cap += "" if pool.mig is None else f" in {pool.mig.name}"
     return cap if pool.weight_tiers is None else f"{cap}, {pool.weight_tiers.label}"
 
 

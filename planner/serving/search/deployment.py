@@ -15,6 +15,7 @@ from meshplan.planner.serving.estimator.memory import WorkerMemory, kv_bytes_per
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker, scheduled
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig
+from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
 from meshplan.planner.serving.search.trials import Serve
@@ -23,6 +24,11 @@ from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, S
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.prefix_cache import TierShape
 from meshplan.planner.serving.simulation.run import ServingRun
+
+# Time of a server to tokenize a prompt, s a token: 164 ms at the median of decode servers for prompts of some 37,000
+# tokens (ray-project/ray, pull request 64049; vLLM's chat requests, 256 clients). A tokenizer alone takes 1.1 µs (1.1 s
+# for a million tokens, charlesxu.io/parallel-tokenizer). What a single server takes is in the fitted time outside it.
+TOKENIZE_S_PER_TOKEN = 0.164 / 37_000
 
 
 def serve(
@@ -94,12 +100,13 @@ def seen_by_clients(run: ServingRun, outside_s: float) -> ServingRun:
 def kv_link(site: Site, config: ServingConfig) -> KvLink:
     """The link for KV caches: the network shares of the smaller worker's devices, at the rate of the slower end."""
     prefill, decode = config.pool(Role.PREFILL), config.pool(Role.DECODE)
-    exchanges = [Exchange(machine=site.machines[pool.node_type]) for pool in (prefill, decode)]
+    exchanges = [Exchange(machine=site.machine(pool)) for pool in (prefill, decode)]
     return KvLink(
         kv_bytes_per_token=kv_bytes_per_token(site.shape, prefill.quantization),
         bandwidth_bytes_per_s=min(prefill.layout.num_devices, decode.layout.num_devices)
         * min(exchange.transfer_bytes_per_s for exchange in exchanges),
-        latency_s=max(exchange.machine.scale_out_latency_s for exchange in exchanges),
+        latency_s=max(exchange.transfer_latency_s for exchange in exchanges),
+        reads_prompt_s_per_token=TOKENIZE_S_PER_TOKEN if ENGINES[config.engine].decode_reads_prompt else 0.0,
     )
 
 

@@ -78,9 +78,14 @@ class Family:
             (kind.placed.node_type, kind.num_devices, count) for kind, count in zip(self.kinds, counts, strict=True)
         )
 
-    def num_devices(self, counts: Counts) -> int:
-        """Devices of a member."""
+    def _instances(self, counts: Counts) -> int:
+        """Devices of a member, or instances of devices that are cut."""
         return sum(count * kind.num_devices for kind, count in zip(self.kinds, counts, strict=True))
+
+    def num_devices(self, counts: Counts) -> int:
+        """Devices of a member, whole ones."""
+        cut = self.kinds[0].placed.machine.instances_per_device  # that of all kinds
+        return -(-self._instances(counts) // cut)
 
     def usd_per_hour(self, counts: Counts) -> float | None:
         """Price of the nodes of a member; None without prices."""
@@ -106,7 +111,8 @@ class Family:
 
     def simplicity(self, counts: Counts) -> tuple[float, ...]:
         """What an operator would rather not have, the worst first: kinds of workers, a dearer rent (or, without prices,
-        more devices), partly used nodes, pipeline stages, a router, drafts and how many, power limits.
+        more devices), partly used nodes, devices cut by MIG, pipeline stages, a router, drafts and how many, power
+        limits.
 
         Of plans that cannot be told apart a team runs tensor parallelism, or copies behind a router, before it splits
         a model over stages.
@@ -122,6 +128,7 @@ class Family:
             len(counts),
             float(self.num_devices(counts)) if usd is None else usd,
             float(idle > 0),
+            float(self.kinds[0].placed.machine.instances_per_device),
             float(max(kind.placed.layout.pipeline_parallel for kind in self.kinds)),
             float(sum(counts) > 1),
             0.0 if drafts is None else float(drafts.num_draft_tokens),
@@ -140,7 +147,7 @@ class Family:
             ):
                 return False
         most = problem.limits.max_devices
-        if most is not None and self.num_devices(counts) > most:
+        if most is not None and self._instances(counts) > most:
             return False
         return fit_nodes(self._groups(counts), problem.machines) and self._joined(counts)
 
@@ -374,7 +381,7 @@ class Family:
             case ServingObjective.ENERGY:
                 return kind.power_w(rate_per_s, self.problem.power.constants) or 0.0
             case _:
-                return float(kind.num_devices)
+                return kind.device_share
 
 
 # --- which kinds stand together ---------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def pareto_front(workers: Sequence[PricedWorker], output_length: float) -> list[
     points: list[tuple[float, float, int, int]] = []
     for index, worker in enumerate(workers):
         speed = 1.0 / worker.steady.tpot_s
-        throughput = worker.steady.rate_per_s * output_length / worker.num_devices
+        throughput = worker.steady.rate_per_s * output_length / worker.device_share
         points += [(float(u), float(d), index, at) for at, (u, d) in enumerate(zip(speed, throughput, strict=True))]
     points.sort(reverse=True)  # fastest users first
     front, best = [], 0.0

@@ -1,7 +1,8 @@
 """Which deployment serves the load within every SLO at the best objective: bound, simulate, cut.
 
 *Notation.* A candidate c is a worker (node type, layout, formats, limits), how many of them, for prefill and decode
-pools a pair of those, and a method and depth of drafts or none, where the question leaves that open. s̲(c) is its score
+pools a pair of those, and a method and depth of drafts or none, and devices whole or cut by MIG, where the question
+leaves that open. s̲(c) is its score
 in closed form, s(c) its score in the simulation; smaller is better.
 
 *Objective.* min s(c) over candidates whose simulated latencies meet every SLO at its percentile.
@@ -26,6 +27,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.serving.problem.config import Role, Speculation
@@ -100,7 +102,7 @@ def search_serving(
         simulated=tuple(simulated),
         num_candidates=branch.num_members,
         rejected=rejected,
-        mixed=mixed[simulated[0].candidate.config.speculation if simulated else problem.speculation],
+        mixed=mixed[_choice(simulated[0]) if simulated else (problem.speculation, None)],
         is_complete=branch.is_complete,
     )
     best = simulated[0] if simulated and simulated[0].score < INFINITE else None
@@ -208,19 +210,42 @@ def _simplicity(simulated: Simulated) -> tuple[float, ...]:
     return (*candidate.family.simplicity(candidate.counts), latency)
 
 
+# Drafts, and how devices are cut.
+Choice = tuple[Speculation | None, MigProfile | None]
+
+
+def _choice(found: Simulated) -> Choice:
+    config = found.candidate.config
+    return config.speculation, config.pools[0].mig
+
+
 def _space(
     problem: ServingProblem, rejected: Counter[str]
-) -> tuple[dict[Speculation | None, tuple[PricedWorker, ...]], list[Family]]:
-    """Mixed workers by drafts, and every family with every choice of drafts.
+) -> tuple[dict[Choice, tuple[PricedWorker, ...]], list[Family]]:
+    """Mixed workers by choice, and every family with every choice of drafts and of instances.
 
-    A layout that is rejected without drafts is with any, and is counted once. Prefill workers draft nothing.
+    A layout that is rejected without drafts is with any, and is counted once. Prefill workers draft nothing. Devices
+    that are cut serve alone: neither beside whole ones, nor as prefill or decode workers, whose caches no link joins.
     """
+    mixed: dict[Choice, tuple[PricedWorker, ...]] = {}
+    found: list[Family] = []
+    for cut in problem.with_each_mig:
+        alone, families_of = _space_of(cut, rejected if not mixed else Counter())
+        mixed |= {(drafts, cut.mig): kinds for drafts, kinds in alone.items()}
+        found += families_of
+    return mixed, found
+
+
+def _space_of(
+    problem: ServingProblem, rejected: Counter[str]
+) -> tuple[dict[Speculation | None, tuple[PricedWorker, ...]], list[Family]]:
+    """The same of devices that are cut in one way, or not at all."""
     mode, splits = problem.pinned.is_disaggregated, problem.rules.disaggregates
     if mode and not splits:
         rejected[f"{problem.rules.name} has no flag for workers that prefill or decode only"] += 1
     # An answer of one token is done after its prefill.
     may_split = splits and mode is not False and problem.workload.mean_lengths[1] > 1.0
-    may_split = may_split and problem.workload.arrival is not Arrival.ALL_AT_ONCE
+    may_split = may_split and problem.workload.arrival is not Arrival.ALL_AT_ONCE and problem.mig is None
     mixed: dict[Speculation | None, tuple[PricedWorker, ...]] = {}
     prefill: list[PricedWorker] = []
     found: list[Family] = []

@@ -6,6 +6,11 @@ alternate between the two, so that a layer takes the time of its slowest stage f
 
     tpot(n) ≥ host + L·m·max(attention(n/(A·m)), ffn(n/m), exchange(n/m)) + head(n/A)
 
+with the kernel times of the estimator, so that it bounds what a schedule makes of those, not what better kernels might.
+DeepSeek-V3 on 128 H800 with 4,048 tokens of context in FP8 comes out at 2,286 tokens/s a device within 50 ms; Step-3's
+authors print 2,324 for DeepSeek's own deployment, which does not split them (abstract of arXiv:2507.19427). Their 4,039
+of Step-3 itself is not compared: its attention is none of the catalog's.
+
 *Experts in host memory* (MoE-Lens, arXiv:2504.09345; HybriMoE, arXiv:2504.05897). A share g of the experts of a node
 stays in device memory, as many as fit in addition to attention and cache; meanwhile the CPU reads the distinct experts
 hit among the others from host memory::
@@ -28,8 +33,9 @@ from meshplan.planner.serving.estimator.memory import weights_bytes, worker_memo
 from meshplan.planner.serving.estimator.operators import distinct_experts
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.problem.config import Layout, Pool, Role
-from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
+from meshplan.planner.serving.search.scores import usd_per_million_tokens
 
 # Micro-batches in flight: two overlap attention with FFN, three overlap the exchange as well.
 MICRO_BATCHES = (2, 3)
@@ -53,6 +59,7 @@ class WhatIf:
         tpot_s: lower bound of the time per output token.
         tokens_per_s_per_device: upper bound; prefill runs on separate workers.
         source: paper.
+        usd_per_million_tokens: lower bound of what the devices of both kinds cost; None without their prices.
     """
 
     name: str
@@ -62,15 +69,23 @@ class WhatIf:
     tpot_s: float
     tokens_per_s_per_device: float
     source: str
+    usd_per_million_tokens: float | None = None
 
 
 def what_if(problem: ServingProblem) -> list[WhatIf]:
     """The best of each kind within the SLO on the time per output token; those that violate it are left out."""
-    found = [_best(list(_disaggregated_attention(problem))), _best(list(_host_experts(problem)))]
+    if problem.mig is not None:  # no link joins instances
+        return []
+    kinds = (_disaggregated_attention(problem), _host_experts(problem))
+    found = [_best(list(shapes), problem.objective) for shapes in kinds]
     return [one for one in found if one is not None]
 
 
-def _best(shapes: list[WhatIf]) -> WhatIf | None:
+def _best(shapes: list[WhatIf], objective: ServingObjective) -> WhatIf | None:
+    """The most tokens for a dollar where that is the objective and prices are known, else the most for a device."""
+    priced = [(shape.usd_per_million_tokens, shape) for shape in shapes if shape.usd_per_million_tokens is not None]
+    if objective is ServingObjective.USD_PER_MILLION_TOKENS and priced:
+        return min(priced, key=lambda one: one[0])[1]
     return max(shapes, key=lambda shape: shape.tokens_per_s_per_device, default=None)
 
 
@@ -135,6 +150,7 @@ def _alternating(
             tpot,
             running,
             num_attention + num_ffn,
+            usd_per_hour=_usd_per_hour((attention.machine, num_attention), (ffn.machine, num_ffn)),
             name="attention and FFN on different devices",
             label=f"{label}, {micro} micro-batches",
             source="Step-3, arXiv:2507.19427; Lamina, arXiv:2405.01814",
@@ -222,6 +238,7 @@ def _host_experts(problem: ServingProblem) -> Iterator[WhatIf]:
                 tpot[on_device],
                 running[on_device],
                 devices,
+                usd_per_hour=_usd_per_hour((machine, devices)),
                 name="experts that do not fit are computed from host memory",
                 label=f"TP{devices} on {node_type}, {best:.0%} of the experts on devices",
                 source="MoE-Lens, arXiv:2504.09345; HybriMoE, arXiv:2504.05897",
@@ -246,12 +263,19 @@ def _worker(problem: ServingProblem, node_type: str, layout: Layout, quantizatio
     return pool_worker(replace(problem.site, experts=None), pool, problem.workload)
 
 
+def _usd_per_hour(*parts: tuple[Machine, int]) -> float | None:
+    """Price of some devices at their shares of their nodes' prices, USD/h; None where one has none."""
+    prices = [(machine.usd_per_hour_per_device, number) for machine, number in parts]
+    return None if any(each is None for each, _ in prices) else sum((each or 0.0) * number for each, number in prices)
+
+
 def _within_slo(
     problem: ServingProblem,
     tpot: FloatArray,
     running: FloatArray,
     num_devices: int,
     *,
+    usd_per_hour: float | None,
     name: str,
     label: str,
     source: str,
@@ -261,12 +285,14 @@ def _within_slo(
     if not len(within):
         return
     at = within[np.argmax(running[within] / tpot[within])]
+    rate = float(running[at] / tpot[at])
     yield WhatIf(
         name=name,
         label=label,
         num_devices=num_devices,
         num_running=int(running[at]),
         tpot_s=float(tpot[at]),
-        tokens_per_s_per_device=float(running[at] / tpot[at] / num_devices),
+        tokens_per_s_per_device=rate / num_devices,
         source=source,
+        usd_per_million_tokens=None if usd_per_hour is None else usd_per_million_tokens(usd_per_hour, rate),
     )

@@ -71,8 +71,13 @@ class PricedWorker:
 
     @property
     def num_devices(self) -> int:
-        """Devices of one worker."""
+        """Devices of one worker, or instances of devices that are cut."""
         return self.placed.layout.num_devices
+
+    @property
+    def device_share(self) -> float:
+        """Devices of one worker, whole ones: a part of one where it is cut."""
+        return self.num_devices / self.placed.machine.instances_per_device
 
     @property
     def expected_rate_per_s(self) -> float:
@@ -263,5 +268,6 @@ def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num
         node_type=placed.node_type,
         power_cap_w=placed.power_cap_w,
         weight_tiers=placed.weight_tiers,
+        mig=problem.mig,
         kv_tier=problem.kv_tier if placed.role is Role.MIXED and placed.limits.prefix_caching else None,
     )

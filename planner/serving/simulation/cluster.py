@@ -79,13 +79,24 @@ class KvLink:
         kv_bytes_per_token: KV cache of all layers.
         bandwidth_bytes_per_s: rate of one link.
         latency_s: added to each transfer.
+        reads_prompt_s_per_token: time of the decode server to tokenize the prompt before it asks for its cache; added
+            to each transfer like the latency.
         is_shared: all prefill workers share one link; otherwise each has its own.
     """
 
     kv_bytes_per_token: float
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
+    reads_prompt_s_per_token: float = 0.0
     is_shared: bool = False
+
+    def added_s(self, prompt_tokens: float) -> float:
+        """What a transfer takes beyond the time in which it occupies the link, s."""
+        return self.latency_s + self.reads_prompt_s_per_token * prompt_tokens
+
+    def transfer_s(self, prompt_tokens: float) -> float:
+        """From the end of a prefill to the cache at the decode worker where no other transfer is in the way, s."""
+        return self.added_s(prompt_tokens) + self.kv_bytes_per_token * prompt_tokens / self.bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +319,7 @@ class _Cluster:
         assert link is not None  # noqa: S101  (checked with the system)
         which = 0 if link.is_shared else number
         start = max(now, self.link_free_s[which])
-        seconds = link.kv_bytes_per_token * self.state.input_length[request] / link.bandwidth_bytes_per_s
+        tokens = self.state.input_length[request]
+        seconds = link.kv_bytes_per_token * tokens / link.bandwidth_bytes_per_s
         self.link_free_s[which] = start + seconds
-        heapq.heappush(self.events, (start + seconds + link.latency_s, ARRIVES, request, 1))
+        heapq.heappush(self.events, (start + seconds + link.added_s(tokens), ARRIVES, request, 1))

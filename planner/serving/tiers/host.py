@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshplan.catalogs.constants.host_processors import HostProcessor
+from meshplan.catalogs.constants.machines.host_processors import HostProcessor
 from meshplan.catalogs.hardware import Device
 
 # Attained share of one socket's peak memory bandwidth while experts are read for single tokens, and the power of the
@@ -43,6 +43,7 @@ class Host:
         is_assumed: only the memory was stated.
         read_share: attained share of a socket's peak.
         round_trip_s: for which a layer waits that has any expert there.
+        drives_bytes_per_s: attained by all its drives together; None where none is named.
     """
 
     memory_bytes: float
@@ -52,6 +53,7 @@ class Host:
     is_assumed: bool = False
     read_share: float = READ_SHARE
     round_trip_s: float = ROUND_TRIP_S
+    drives_bytes_per_s: float | None = None
 
     @property
     def usable_bytes(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshplan.catalogs.constants.host_processors import HostProcessor
+from meshplan.catalogs.constants.machines.host_processors import HostProcessor
 from meshplan.catalogs.hardware import Device
 
 # "CUDA GPU with compute capability 8.0+": Turing (T4) and Volta are listed as not supported.

@@ -14,6 +14,14 @@ because from 32 tokens on the weights are copied to a device first, of experts t
               = L·device(T) + h·bytes / link                                       where T ≥ 32
     attention = (L − h)/L·device + h/L·C·KV bytes of a token / B
 
+*Weights beyond the host's memory* (``--load-mode mmap``, llama.cpp's default) stay on its drives: of x bytes d have no
+room in the page cache. Which of them are still there when an iteration asks again nobody states. At best the cache
+keeps x − d, at worst none, because it drops what was read longest ago and a dense model is read in a circle::
+
+    seconds a byte = sqrt(best · worst),    best = (1 − d/x)/B + (d/x)/D,    worst = 1/D
+
+with D what the drives attain; the interval reaches from one to the other.
+
 Sources: ggml-backend.cpp and ggml-cuda.cu (``offload_op``: batches of at least GGML_OP_OFFLOAD_MIN_BATCH tokens, 32);
 pull request 15346 of llama.cpp (of experts only those in use are copied); tools/server/README.md.
 
@@ -66,13 +74,17 @@ class HostLayers(Worker):
 
     @property
     def read_bytes_per_s(self) -> float:
-        """Rate at which the processor reads weights: that of one socket."""
-        return self.host.read_share * self.host.bandwidth_bytes_per_s / self.host.sockets
+        """Rate at which the processor reads weights: that of one socket, slower where some lie on drives."""
+        return self._with_drives(socket_bytes_per_s(self.host))
 
     @property
     def link_bytes_per_s(self) -> float:
         """Rate at which a device reads host memory; one at a time does."""
-        return self.host.link_bytes_per_s(self.machine.device, 1)
+        return self._with_drives(self.host.link_bytes_per_s(self.machine.device, 1))
+
+    def _with_drives(self, bytes_per_s: float) -> float:
+        best, worst = page_cache_s_per_byte(self.host, self.tiers, bytes_per_s)
+        return float(1.0 / np.sqrt(best * worst))
 
     @property
     def host_share(self) -> float:
@@ -131,8 +143,23 @@ class HostLayers(Worker):
         else:
             each = expert_bytes(self.shape, self.quantization)
             read = each * self.popularity.hits(tokens, 0, by_popularity=False)
-        peak = np.where(tokens < OFFLOAD_TOKENS, self.host.bandwidth_bytes_per_s, self.link_bytes_per_s / LINK_SHARE)
+        link = self.host.link_bytes_per_s(self.machine.device, 1)
+        peak = np.where(tokens < OFFLOAD_TOKENS, self.host.bandwidth_bytes_per_s, link / LINK_SHARE)
         return np.asarray(self.tiers.host_layers * read / peak)
+
+
+def socket_bytes_per_s(host: Host) -> float:
+    """Attained rate at which the processor of one socket reads its host's memory."""
+    return host.read_share * host.bandwidth_bytes_per_s / host.sockets
+
+
+def page_cache_s_per_byte(host: Host, tiers: WeightTiers, bytes_per_s: float) -> tuple[float, float]:
+    """Least and most seconds a byte of the host's weights, where its memory reads at a rate; see the module's text."""
+    drives, memory = host.drives_bytes_per_s, 1.0 / bytes_per_s
+    if not tiers.drive_bytes or drives is None:
+        return memory, memory
+    missing = tiers.drive_bytes / tiers.host_bytes
+    return (1.0 - missing) * memory + missing / drives, max(1.0 / drives, memory)
 
 
 # --- what lies where --------------------------------------------------------------------------------------------------

@@ -110,6 +110,12 @@ class HostTiering:
             + (", an assumption: say cluster.host_processor or host_memory_bandwidth" if host.is_assumed else "")
             for host in hosts.values()
         ]
+        found += [
+            f"weights on drives: {format_bandwidth(host.drives_bytes_per_s)} are assumed of their data sheets, and "
+            "what the page cache keeps is not known: the interval reaches from all that fits to nothing"
+            for host in hosts.values()
+            if host.drives_bytes_per_s is not None
+        ]
         return tuple(found)
 
     def document(self) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from meshplan.catalogs.constants.host_processors import ASSUMED, HostProcessor, host_processors
+from meshplan.catalogs.constants.machines.host_processors import ASSUMED, HostProcessor, host_processors
+from meshplan.planner.cluster.lookup import drives_bytes_per_s
 from meshplan.planner.serving.estimator.memory import weights_bytes
 from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.engines import ENGINES, SGLANG
@@ -74,6 +75,7 @@ def host_of(cluster: ClusterSpec, problems: Problems) -> Host | None:
         sockets=sockets,
         bandwidth_bytes_per_s=cluster.host_memory_bandwidth or sockets * processor.memory_bandwidth_bytes_per_s,
         is_assumed=cluster.host_processor is None and cluster.host_memory_bandwidth is None,
+        drives_bytes_per_s=drives_bytes_per_s(cluster, problems),
     )
 
 

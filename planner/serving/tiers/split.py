@@ -31,7 +31,13 @@ from meshplan.planner.serving.problem.weight_tiers import Way, WeightTiers
 from meshplan.planner.serving.search.layouts import PlacedWorker, default_limits, tokens_held
 from meshplan.planner.serving.tiers.host import Host
 from meshplan.planner.serving.tiers.kernels import device_misses, kernel_of
-from meshplan.planner.serving.tiers.layers import OFFLOAD_TOKENS, host_bytes_of, slot_layers
+from meshplan.planner.serving.tiers.layers import (
+    OFFLOAD_TOKENS,
+    host_bytes_of,
+    page_cache_s_per_byte,
+    slot_layers,
+    socket_bytes_per_s,
+)
 from meshplan.planner.serving.tiers.popularity import Popularity
 from meshplan.planner.serving.tiers.worker import HostExperts, expert_bytes
 
@@ -224,9 +230,15 @@ class Split:
                 continue
             tokens = held * placed.limits.max_num_seqs
             on_host = host_bytes_of(shape, self.quantization, number, cached_tokens=tokens)
-            if on_host > self.host.usable_bytes:
-                rejected[f"layers for the host exceed its usable memory, {format_bytes(self.host.usable_bytes)}"] += 1
-                break
+            beyond = on_host - self.host.usable_bytes
+            if beyond > 0.0:
+                if self.host.drives_bytes_per_s is None or beyond > tiers.host_bytes:
+                    usable = format_bytes(self.host.usable_bytes)
+                    rejected[
+                        f"layers for the host exceed its usable memory, {usable}, and no cluster.drive is named"
+                    ] += 1
+                    break
+                placed = replace(placed, weight_tiers=self._on_drives(tiers, beyond))
             fitting.append(placed)
         if not fitting:
             rejected["what is no routed expert does not fit the devices beside one request's KV cache"] += 1
@@ -244,6 +256,12 @@ class Split:
             numa_nodes=self.host.sockets,
             device_prefill_tokens=OFFLOAD_TOKENS,
         )
+
+    def _on_drives(self, tiers: WeightTiers, beyond: float) -> WeightTiers:
+        """Layers on the host of which some bytes lie on its drives, with what that leaves in doubt."""
+        part = replace(tiers, drive_bytes=beyond)
+        best, worst = page_cache_s_per_byte(self.host, part, socket_bytes_per_s(self.host))
+        return replace(part, drive_doubt=float(np.log(worst / best) / 2.0))
 
     def _host_is_slower(self) -> bool:
         """No iteration is shorter where one layer more lies on the host: what each table changes at least, summed.

@@ -72,6 +72,9 @@ def sentences(plan: Plan) -> Iterator[str]:
     ]
     yield f"Run {' and '.join(parts)}, with {plan.config['engine']}."
     yield from _on_the_host(plan)
+    for pool in plan.config["pools"]:
+        if (mig := pool.get("mig")) is not None:
+            yield f"Every GPU is cut into {mig['instances']} parts ({mig['name']}), with a server in each."
     slo: Mapping[str, float] = plan.spec.get("slo") or {}
     told = [_latency(key, plan.predicted[key].value, slo[key]) for key in plan.predicted if key in slo]
     if told:

@@ -204,6 +204,18 @@ def test_a_slower_link_and_a_shared_one_delay_the_answers() -> None:
     assert ends[0] < ends[-1]
 
 
+def test_a_decode_server_that_reads_the_prompt_delays_its_own_request_and_no_other() -> None:
+    requests = Requests(
+        arrival_s=np.array([0.0, 10.0]), input_length=np.array([100, 400]), output_length=np.array([5, 5])
+    )
+    plain = simulate_system(requests, disaggregated(first_token_from_decode=True))
+    reading = replace(SLOW_LINK, reads_prompt_s_per_token=1e-3)
+    reads = simulate_system(requests, disaggregated(link=reading, first_token_from_decode=True))
+    later = reads.first_token_s - plain.first_token_s
+    assert later.tolist() == pytest.approx([0.1, 0.4])
+    assert reading.transfer_s(400) == pytest.approx(0.4 + SLOW_LINK.transfer_s(400))
+
+
 def test_gaps_of_disaggregated_pools_include_the_transfer() -> None:
     requests = random_requests(7, 60, rate_per_s=3.0)
     for hidden in (False, True):

@@ -1,0 +1,1 @@
+"""Parts of machines that the catalog knows from their makers: processors of hosts, drives, MIG profiles."""
