@@ -1,7 +1,7 @@
 """Reads a Hugging Face ``config.json`` into a :class:`~meshplan.catalogs.models.shapes.ModelShape`.
 
-Order of reading: the language model's section (:mod:`.config_scope`), the family's facts (:mod:`.model_families`) and
-spelling (:mod:`.config_dialects`), the values (:mod:`.config_fields`), and then what must hold between them. Unknown
+Order of reading: the language model's section (:mod:`.scope`), the facts and spelling of its family
+(:mod:`.families`), the values (:mod:`.fields`), and then what must hold between them. Unknown
 keys are ignored, an unknown ``model_type`` is read by Llama's rules, and every problem is in one
 :class:`~meshplan.catalogs.errors.ModelConfigError`.
 """
@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshplan.catalogs.errors import ModelConfigError, Problem, why
-from meshplan.catalogs.models.families import Family, Switch, family_of
+from meshplan.catalogs.models.families.facts import Family, Switch
+from meshplan.catalogs.models.families.registry import family_of
 from meshplan.catalogs.models.fields import FIELDS, ConfigFields, shorten
 from meshplan.catalogs.models.layers.assignment import moe_layers, sliding_windows
 from meshplan.catalogs.models.layers.blocks import ATTENTION_WORDS, layer_blocks, layer_words

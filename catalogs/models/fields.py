@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshplan.catalogs.errors import Problem
-from meshplan.catalogs.models.families import Switch
+from meshplan.catalogs.models.families.facts import Switch
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.errors import ModelConfigError
 from meshplan.catalogs.models import config as model_config
 from meshplan.catalogs.models.config import read_config, shape_from_config
-from meshplan.catalogs.models.families import FAMILIES
+from meshplan.catalogs.models.families.registry import FAMILIES
 from meshplan.catalogs.models.fields import FIELDS
 from meshplan.catalogs.models.shapes import ModelShape
 
