@@ -71,6 +71,9 @@ class Family:
         shared_expert_gate: shared experts are scaled by a learned gate.
         output_gate: attention's output is scaled by a gate of its own width.
         parallel_mixers: each layer has attention and a recurrent mixer side by side.
+        bidirectional: tokens attend to those after them, too.
+        is_encoder: a text encoder: no LM head follows.
+        has_pooler: … but a layer h → h over its first token.
         defaults: sizes that published configurations leave out.
         dialect: rewrites the family's own spelling into the common keys.
     """
@@ -96,5 +99,8 @@ class Family:
     shared_expert_gate: bool = False
     output_gate: Switch = Switch(default=False, key="attn_output_gate")
     parallel_mixers: bool = False
+    bidirectional: Switch = Switch(default=False, key="is_causal", negated=True)
+    is_encoder: bool = False
+    has_pooler: bool = False
     defaults: Mapping[str, int] = field(default_factory=dict)
     dialect: Dialect = config_dialects.common

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshplan.catalogs.models.families.decoders import DECODERS
+from meshplan.catalogs.models.families.encoders import ENCODERS
 from meshplan.catalogs.models.families.facts import Family, SlidingRule, Switch
 
 GENERIC = Family(
@@ -14,7 +15,7 @@ GENERIC = Family(
 )
 """How a ``model_type`` is read that is not listed."""
 
-FAMILIES: Mapping[str, Family] = DECODERS
+FAMILIES: Mapping[str, Family] = {**DECODERS, **ENCODERS}
 
 
 def family_of(model_type: str) -> Family:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.attention import AttentionKind
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 
 Predicate = Callable[[ModelShape, Any], Any]

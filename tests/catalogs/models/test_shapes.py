@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from meshplan.catalogs.models.attention import AttentionKind
 from meshplan.catalogs.models.config import shape_from_config
-from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 
 SEED = importlib.resources.files("meshplan.catalogs.seed") / "models.yaml"
 MODELS = yaml.safe_load(SEED.read_text(encoding="utf-8"))["models"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.attention import AttentionKind
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.switches import (
     ALL_TO_ALL,
