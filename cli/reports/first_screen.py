@@ -183,7 +183,7 @@ def _serving_answer(plan: Plan) -> str:
     text = f"Answer: {pools} Predicted: {latencies}"
     dollars = plan.predicted.get("usd_per_million_tokens")
     if dollars is not None:
-        text += f"; {format_usd(dollars.value)} for a million output tokens"
+        text += f"; {format_usd(dollars.value)} for {serving.million_text(plan)}"
     return f"{text}."
 
 
@@ -196,7 +196,7 @@ def _latency(plan: Plan, key: str, slo: Mapping[str, float]) -> str:
 
 
 def _serving_table(plan: Plan, count: int, width: int) -> str:
-    return rendered_rows(serving.top_rows(plan)[:count], serving.TOP_COLUMNS, Format.TABLE, width=width)
+    return rendered_rows(serving.top_rows(plan)[:count], serving.top_columns(plan), Format.TABLE, width=width)
 
 
 def _pool_bars(plan: Plan) -> list[str]:
@@ -211,7 +211,8 @@ def _pool_bars(plan: Plan) -> list[str]:
             _bar_line(name, gib(pool[key]), pool[key] / device)
             for name, key in (("weights", "weights_bytes"), ("KV cache", "kv_cache_bytes"), ("rest", "workspace_bytes"))
         ]
-        lines.append(f"room for {pool['kv_capacity_tokens']:,} tokens")
+        held = f"room for {pool['kv_capacity_tokens']:,} tokens"
+        lines.append(held if pool["kv_bytes_per_token"] else "no KV cache is kept")
     return lines
 
 

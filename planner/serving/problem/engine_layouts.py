@@ -56,6 +56,11 @@ def heads(shape: ModelShape, layout: Any) -> Any:
     return shape.num_attention_heads % group(layout) == 0
 
 
+def whole_encoder(shape: ModelShape, layout: Any) -> Any:
+    """Only tensor parallelism splits a model whose tokens attend to all others."""
+    return (layout.pipeline_parallel * layout.context_parallel == 1) | (not shape.bidirectional)
+
+
 def recurrent_heads(shape: ModelShape, layout: Any) -> Any:
     """Every tensor-parallel device has whole heads of the recurrent layers, whose states no context rank can split."""
     recurrent = None if shape.blocks is None else shape.blocks.recurrent

@@ -65,7 +65,12 @@ class WhatIf:
 
 
 def what_if(problem: ServingProblem) -> list[WhatIf]:
-    """The best of each kind within the SLO on the time per output token; those that violate it are left out."""
+    """The best of each kind within the SLO on the time per output token; those that violate it are left out.
+
+    None where no token is generated: all of them are ways to decode.
+    """
+    if problem.workload.task.is_pooled:
+        return []
     found = [_best(list(_disaggregated_attention(problem))), _best(list(_host_experts(problem)))]
     return [one for one in found if one is not None]
 

@@ -21,6 +21,7 @@ COUNTED = {
         "transformers_parameter_counts.json",
         "hybrid_parameter_counts.json",
         "attention_form_counts.json",
+        "encoder_parameter_counts.json",
     )
     for slug, number in json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))["catalog"].items()
 }
