@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from meshplan.catalogs.errors import Problem
+from meshplan.catalogs.models.encoder_decoder import FAMILIES as ENCODER_DECODERS
+from meshplan.catalogs.models.encoder_decoder import WHY_UNPLANNED, read_encoder_decoder
 from meshplan.catalogs.models.families.encoders import ENCODERS
 from meshplan.catalogs.models.fields import FIELDS, shorten
 
@@ -26,8 +28,8 @@ _OTHER_MODELS: Mapping[str, tuple[str, ...]] = {
         *("roc_bert", "roformer", "xlm", "xlm-roberta-xl", "xlnet", "xmod"),
     ),
     "an encoder-decoder": (
-        *("bart", "bigbird_pegasus", "blenderbot", "led", "m2m_100", "marian", "mbart", "mt5", "mvp", "pegasus"),
-        *("speech_to_text", "t5", "t5gemma", "trocr", "umt5", "vision-encoder-decoder", "whisper"),
+        *("bart", "bigbird_pegasus", "blenderbot", "led", "m2m_100", "marian", "mbart", "mvp", "pegasus"),
+        *("speech_to_text", "t5gemma", "trocr", "vision-encoder-decoder"),
     ),
     "a vision, audio or image-text encoder": (
         *("beit", "blip", "clap", "clip", "convnext", "convnextv2", "deit", "detr", "dinov2", "encodec", "hubert"),
@@ -121,6 +123,9 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
     """
     if "_diffusers_version" in config or "_class_name" in config:
         yield Problem(path="", message=f"a diffusers component ({shorten(config.get('_class_name'))})")
+    if str(config.get("model_type")) in ENCODER_DECODERS:
+        yield from _encoder_decoder_problems(config)
+        return
     stated = (part.get("model_type") for part in (config, section))
     for model_type in dict.fromkeys(name for name in stated if isinstance(name, str)):
         reason = _REASONS.get(model_type.removesuffix("_model").removesuffix("_text"))
@@ -140,6 +145,11 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
     if not any(_states(section, name) for name in _SIZES):
         seen = ", ".join(sorted(str(key) for key in config)[:8]) or "none"
         yield Problem(path="", message=f"states none of {', '.join(_SIZES)} (keys seen: {seen})")
+    yield from _part_problems(section)
+
+
+def _part_problems(section: Mapping[str, object]) -> Iterator[Problem]:
+    """Parts that no shape holds, or that only other families' readers know."""
     for part, keys in _FOREIGN_PARTS.items():
         present = [key for key in keys if section.get(key) not in (None, False, 0, [], {}, "")]
         if present:
@@ -152,6 +162,18 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
                 path=present[0],
                 message=f"{part} are read for {', '.join(readers)} only; model_type is {shorten(family)}",
             )
+
+
+def _encoder_decoder_problems(config: Mapping[str, object]) -> Iterator[Problem]:
+    """What is wrong with the sizes of an encoder-decoder; of a sound one, what it is and why it is not planned."""
+    found, fields = read_encoder_decoder(config)
+    yield from fields.problems
+    if found is not None:
+        yield Problem(
+            path="model_type",
+            message=f"{shorten(config.get('model_type'))} is an encoder-decoder ({found.encoder_layers} + "
+            f"{found.decoder_layers} layers, {found.num_parameters:,} parameters): {WHY_UNPLANNED[found.family]}",
+        )
 
 
 def _states_sizes(config: Mapping[str, object]) -> bool:

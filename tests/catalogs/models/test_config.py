@@ -214,7 +214,7 @@ def test_falcon_h1_mixes_both_ways_in_each_layer() -> None:
             {"model_type": "deberta-v2", "hidden_size": 768},
             "'deberta-v2' is a text encoder of a family",
         ),
-        ({"model_type": "t5", "d_model": 512, "num_layers": 6, "is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_type": "bart", "d_model": 512, "num_layers": 6, "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "vit", "hidden_size": 768, "image_size": 224}, "vision"),
         ({"model_type": "resnet", "depths": [3, 4, 6, 3]}, "'resnet' is a vision"),
         ({"model_type": "clip", "text_config": {**SMALL_LLAMA, "model_type": "clip_text_model"}}, "'clip' is a vision"),

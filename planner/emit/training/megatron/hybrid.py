@@ -17,12 +17,20 @@ from meshplan.catalogs.models.layers import gated_delta, mamba2
 from meshplan.catalogs.models.layers.naming import describe_blocks
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.emit.target import Feature
 
 MAMBA, DELTA = "mamba-2", "gated-delta"
 PATTERN = "--hybrid-layer-pattern"
 STACK = ("--spec", "megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
 _MAMBA_KERNEL = 4  # core/ssm/mamba_mixer.py, d_conv: no flag changes it
 _BLOCKS_OF_A_LAYER = 2
+
+HYBRIDS = Feature(
+    name="recurrent layers",
+    expressed_by=f"{PATTERN}, --mamba-num-heads … (Mamba-2); --experimental-attention-variant gated_delta_net, "
+    "--linear-attention-freq … (gated delta nets)",
+    verified_by="parser",
+)
 
 Flag = tuple[str, ...]
 
