@@ -176,9 +176,8 @@ def _serving_answer(plan: Plan) -> str:
     """The deployment, its latencies against their SLOs, and what it costs."""
     pools = " ".join(serving.pool_text(pool) for pool in plan.config["pools"])
     slo: Mapping[str, float] = plan.spec.get("slo", {})
-    shown = [key for key in plan.predicted if key in slo] or [
-        key for key in ("ttft_mean_s", "tpot_mean_s") if key in plan.predicted
-    ]
+    means = ("ttft_mean_s", "tpot_mean_s") if "ttft_mean_s" in plan.predicted else ("e2e_mean_s",)
+    shown = [key for key in plan.predicted if key in slo] or [key for key in means if key in plan.predicted]
     latencies = ", ".join(_latency(plan, key, slo) for key in shown)
     text = f"Answer: {pools} Predicted: {latencies}"
     dollars = plan.predicted.get("usd_per_million_tokens")

@@ -68,6 +68,11 @@ def _check_pooled_question(spec: ServingSpec, shape: ModelShape, problems: Probl
             problems.say(path, f"not with task: {task}: {why}")
     if other := [slo.key for slo in spec.slos if slo.metric != "e2e"]:
         problems.say("slo", f"{', '.join(other)}: {task} has no tokens to wait for; limit e2e_p99_s and the like")
+    budget, length = spec.fixed.max_batched_tokens, spec.workload.input_length or 0
+    if shape.bidirectional and budget is not None and budget < length:
+        problems.say(
+            "fixed.max_batched_tokens", f"{budget}: {shape.name} takes whole texts, which have {length} tokens"
+        )
     if shape.bidirectional and spec.workload.prefix_hit_rate:
         problems.say("workload.prefix_hit_rate", f"{shape.name} reads both ways: no prefix is the same twice")
 

@@ -101,6 +101,7 @@ def test_a_decoder_that_embeds_has_no_lm_head(catalog: Catalog) -> None:
             },
             ["no tokens to wait for", "drafts speed up", "nothing to decode", "no prefix is the same"],
         ),
+        ("bge-m3", "embed", {"fixed": {"max_batched_tokens": 256}}, ["takes whole texts, which have 512 tokens"]),
         ("qwen3-embedding-4b", "rerank", {"constraints": {"target": "sglang"}}, ["by generating one token"]),
     ],
 )
