@@ -12,6 +12,7 @@ import pytest
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.emit.artifact import EmitOptions
+from meshplan.planner.emit.training.megatron.model import inexpressible_shape
 from meshplan.planner.launch import serving as launch
 from meshplan.planner.service import make_plan
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker
@@ -122,6 +123,8 @@ def test_encoders_are_not_trained(catalog: Catalog) -> None:
     }
     with pytest.raises(SpecError, match=r"BGE M3 is no language model .tokens attend to those after them"):
         make_plan(question, catalog)
+    # Nor is one taken for a decoder of its sizes where a command line names none.
+    assert inexpressible_shape(catalog.model_shape("bge-m3")) is not None
 
 
 @pytest.mark.parametrize(
