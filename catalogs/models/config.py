@@ -1,7 +1,7 @@
 """Reads a Hugging Face ``config.json`` into a :class:`~meshplan.catalogs.models.shapes.ModelShape`.
 
-Order of reading: the language model's section (:mod:`.config_scope`), the family's facts (:mod:`.model_families`) and
-spelling (:mod:`.config_dialects`), the values (:mod:`.config_fields`), and then what must hold between them. Unknown
+Order of reading: the language model's section (:mod:`.scope`), the facts and spelling of its family
+(:mod:`.families`), the values (:mod:`.fields`), and then what must hold between them. Unknown
 keys are ignored, an unknown ``model_type`` is read by Llama's rules, and every problem is in one
 :class:`~meshplan.catalogs.errors.ModelConfigError`.
 """
@@ -14,12 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshplan.catalogs.errors import ModelConfigError, Problem, why
-from meshplan.catalogs.models.families import Family, Switch, family_of
+from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
+from meshplan.catalogs.models.families.facts import Family, Switch
+from meshplan.catalogs.models.families.registry import family_of
 from meshplan.catalogs.models.fields import FIELDS, ConfigFields, shorten
 from meshplan.catalogs.models.layers.assignment import moe_layers, sliding_windows
 from meshplan.catalogs.models.layers.blocks import ATTENTION_WORDS, layer_blocks, layer_words
+from meshplan.catalogs.models.pooling import pooled
 from meshplan.catalogs.models.scope import language_section, scope_problems
-from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.catalogs.models.stored_formats import StoredFormats, stored_formats
 from meshplan.catalogs.models.vision import vision_tower
 from meshplan.catalogs.untrusted.documents import parse
@@ -176,6 +179,9 @@ def build_shape(
         num_outer_norms=fields.with_default("num_outer_norms", family.num_outer_norms),
         qk_norm=fields.switch(family.qk_norm),
         qk_norm_full_width=family.qk_norm_full_width,
+        num_token_types=fields.with_default("num_token_types", 0) if family.is_encoder else 0,
+        bidirectional=fields.switch(family.bidirectional),
+        pooling=pooled(config, is_encoder=family.is_encoder, has_pooler=family.has_pooler),
         word_embedding_size=fields.optional("word_embedding_size"),
         num_nextn_predict_layers=fields.with_default("num_nextn_predict_layers", 0),
         source=source,

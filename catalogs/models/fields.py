@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshplan.catalogs.errors import Problem
-from meshplan.catalogs.models.families import Switch
+from meshplan.catalogs.models.families.facts import Switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ FIELDS: Mapping[str, WholeNumber] = {
         0,
     ),
     "num_position_embeddings": WholeNumber("learned positions", 2**30, ("num_position_embeddings",), 0),
+    "num_token_types": WholeNumber("kinds of tokens (type_vocab_size)", 2**10, ("type_vocab_size",), 0),
     "word_embedding_size": WholeNumber("embedding width", 2**18, ("word_embedding_size",)),
     "moe_latent_size": WholeNumber("width that experts work in", 2**18, ("moe_latent_size",)),
     "full_num_key_value_heads": WholeNumber("key/value heads of full attention", 2**12, ("full_num_key_value_heads",)),

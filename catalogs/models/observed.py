@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.models.config import build_shape, config_error
-from meshplan.catalogs.models.families import FAMILIES, GENERIC, YES, Family
+from meshplan.catalogs.models.families.facts import YES, Family
+from meshplan.catalogs.models.families.registry import FAMILIES, GENERIC
 from meshplan.catalogs.models.fields import FIELDS, shorten
 from meshplan.catalogs.models.scope import language_section, scope_problems
 from meshplan.catalogs.models.shapes import ModelShape

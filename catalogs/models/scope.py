@@ -1,6 +1,7 @@
-"""Which configurations meshplan reads: those of decoder-only transformers, found also inside multimodal models.
+"""Which configurations meshplan reads: those of decoder-only transformers, found also inside multimodal models, and of
+text encoders.
 
-Vision, speech and text encoders, encoder-decoders, diffusion models and models without any attention are rejected by
+Vision and speech encoders, encoder-decoders, diffusion models and models without any attention are rejected by
 name, and so are transformers with parts that :class:`meshplan.catalogs.models.shapes.ModelShape` cannot represent
 faithfully: an estimate of them would be wrong without a sign of it.
 """
@@ -10,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from meshplan.catalogs.errors import Problem
+from meshplan.catalogs.models.encoder_decoder import FAMILIES as ENCODER_DECODERS
+from meshplan.catalogs.models.encoder_decoder import WHY_UNPLANNED, read_encoder_decoder
+from meshplan.catalogs.models.families.encoders import ENCODERS
 from meshplan.catalogs.models.fields import FIELDS, shorten
 
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -18,15 +22,14 @@ TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 
 _OTHER_MODELS: Mapping[str, tuple[str, ...]] = {
-    "a text encoder, not a decoder": (
-        *("albert", "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "deberta", "deberta-v2"),
-        *("distilbert", "electra", "ernie", "esm", "longformer", "megatron-bert", "modernbert", "mpnet", "nomic_bert"),
-        *("reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta"),
-        *("xlm-roberta-xl", "xlnet", "xmod"),
+    f"a text encoder of a family that is not read yet (read are {', '.join(ENCODERS)})": (
+        *("albert", "bert-generation", "big_bird", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra"),
+        *("ernie", "esm", "longformer", "megatron-bert", "mpnet", "reformer", "rembert", "roberta-prelayernorm"),
+        *("roc_bert", "roformer", "xlm", "xlm-roberta-xl", "xlnet", "xmod"),
     ),
     "an encoder-decoder": (
-        *("bart", "bigbird_pegasus", "blenderbot", "led", "m2m_100", "marian", "mbart", "mt5", "mvp", "pegasus"),
-        *("speech_to_text", "t5", "t5gemma", "trocr", "umt5", "vision-encoder-decoder", "whisper"),
+        *("bart", "bigbird_pegasus", "blenderbot", "led", "m2m_100", "marian", "mbart", "mvp", "pegasus"),
+        *("speech_to_text", "t5gemma", "trocr", "vision-encoder-decoder"),
     ),
     "a vision, audio or image-text encoder": (
         *("beit", "blip", "clap", "clip", "convnext", "convnextv2", "deit", "detr", "dinov2", "encodec", "hubert"),
@@ -112,7 +115,7 @@ def language_section(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) -> Iterator[Problem]:
-    """Why a configuration is not that of a decoder-only transformer that a shape can represent.
+    """Why a configuration is not that of a decoder-only transformer or text encoder that a shape can represent.
 
     Args:
         config: the whole configuration.
@@ -120,16 +123,21 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
     """
     if "_diffusers_version" in config or "_class_name" in config:
         yield Problem(path="", message=f"a diffusers component ({shorten(config.get('_class_name'))})")
+    if str(config.get("model_type")) in ENCODER_DECODERS:
+        yield from _encoder_decoder_problems(config)
+        return
     stated = (part.get("model_type") for part in (config, section))
     for model_type in dict.fromkeys(name for name in stated if isinstance(name, str)):
         reason = _REASONS.get(model_type.removesuffix("_model").removesuffix("_text"))
         if reason is not None:
             yield Problem(path="model_type", message=f"{shorten(model_type)} is {reason}")
     architectures = config.get("architectures")
-    if isinstance(architectures, list) and any(
-        isinstance(name, str) and name.endswith("ForMaskedLM") for name in architectures
+    if (
+        str(section.get("model_type")) not in ENCODERS
+        and isinstance(architectures, list)
+        and any(isinstance(name, str) and name.endswith("ForMaskedLM") for name in architectures)
     ):
-        yield Problem(path="architectures", message="a masked language model: a text encoder, not a decoder")
+        yield Problem(path="architectures", message=f"a masked language model (read are {', '.join(ENCODERS)})")
     if "image_size" in section and not _states(section, "vocab_size"):
         yield Problem(path="image_size", message="a vision model: it has no vocabulary")
     if config.get("is_encoder_decoder") is True:
@@ -137,6 +145,11 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
     if not any(_states(section, name) for name in _SIZES):
         seen = ", ".join(sorted(str(key) for key in config)[:8]) or "none"
         yield Problem(path="", message=f"states none of {', '.join(_SIZES)} (keys seen: {seen})")
+    yield from _part_problems(section)
+
+
+def _part_problems(section: Mapping[str, object]) -> Iterator[Problem]:
+    """Parts that no shape holds, or that only other families' readers know."""
     for part, keys in _FOREIGN_PARTS.items():
         present = [key for key in keys if section.get(key) not in (None, False, 0, [], {}, "")]
         if present:
@@ -149,6 +162,18 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
                 path=present[0],
                 message=f"{part} are read for {', '.join(readers)} only; model_type is {shorten(family)}",
             )
+
+
+def _encoder_decoder_problems(config: Mapping[str, object]) -> Iterator[Problem]:
+    """What is wrong with the sizes of an encoder-decoder; of a sound one, what it is and why it is not planned."""
+    found, fields = read_encoder_decoder(config)
+    yield from fields.problems
+    if found is not None:
+        yield Problem(
+            path="model_type",
+            message=f"{shorten(config.get('model_type'))} is an encoder-decoder ({found.encoder_layers} + "
+            f"{found.decoder_layers} layers, {found.num_parameters:,} parameters): {WHY_UNPLANNED[found.family]}",
+        )
 
 
 def _states_sizes(config: Mapping[str, object]) -> bool:

@@ -11,37 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
+from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
 from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks
+from meshplan.catalogs.models.pooling import Pooling
 from meshplan.catalogs.models.vision import VisionTower
-
-
-class AttentionKind(Enum):
-    """How queries, keys and values are made."""
-
-    GROUPED_QUERY = "gqa"  # multi-head (k = a) and multi-query (k = 1) are its ends
-    MULTI_HEAD_LATENT = "mla"  # DeepSeek-V2/V3: low-rank queries and keys/values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, §2.1).
-
-    Args:
-        q_lora_rank: rank of the query projection; None where queries are projected directly.
-        kv_lora_rank: rank of the joint key/value projection, which is what the KV cache holds.
-        qk_nope_head_dim: per-head query/key size without position.
-        qk_rope_head_dim: per-head query size (shared key size) with rotary position.
-        v_head_dim: per-head value size.
-    """
-
-    q_lora_rank: int | None
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +56,7 @@ class MixtureOfExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """One decoder-only language model.
+    """One decoder-only language model, or one text encoder.
 
     Args:
         slug: catalog name, such as ``llama-3.1-70b``.
@@ -99,10 +74,13 @@ class ModelShape:
         attention: see :class:`AttentionKind`.
         latent: sizes of multi-head latent attention, else None.
         moe: the expert part, None for a dense model.
-        sliding_windows: one entry per layer: attention window in tokens, None for full attention; empty when every
-            layer is full.
+        sliding_windows: one entry per layer: attention window in tokens (of a bidirectional model on both sides
+            together), None for full attention; empty when every layer is full.
         blocks: what each layer holds; None where every layer is softmax attention and an MLP or experts.
         num_position_embeddings: learned absolute positions (GPT-2, OPT), 0 with rotary or ALiBi.
+        num_token_types: rows of a learned table of kinds of tokens (BERT), 0 without.
+        bidirectional: tokens attend to all others of their text (encoders); such a model generates nothing.
+        pooling: what stands in the place of an LM head (embedding models, rerankers); None: an LM head.
         max_sequence_length: longest trained context in tokens, None where unknown.
         attention_bias: biases on the query, key and value projections.
         attention_output_bias: bias on the output projection.
@@ -141,6 +119,9 @@ class ModelShape:
     sliding_windows: tuple[int | None, ...] = ()
     blocks: LayerBlocks | None = None
     num_position_embeddings: int = 0
+    num_token_types: int = 0
+    bidirectional: bool = False
+    pooling: Pooling | None = None
     max_sequence_length: int | None = None
     attention_bias: bool = False
     attention_output_bias: bool = False
@@ -348,19 +329,26 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Input embedding: V·h and learned positions; V·e + e·h where the embedding is e wide (OPT-350M)."""
-        positions = self.num_position_embeddings * self.hidden_size
+        """Input embedding: V·h, learned positions and token types; V·e + e·h where it is e wide (OPT-350M)."""
+        positions = (self.num_position_embeddings + self.num_token_types) * self.hidden_size
         if self.word_embedding_size is None:
             return self.vocab_size * self.hidden_size + positions
         return (self.vocab_size + self.hidden_size) * self.word_embedding_size + positions
 
     @property
     def lm_head_parameters(self) -> int:
-        """Output projection V·h and its bias, without the matrix where it is tied to the embedding."""
+        """Output projection V·h and its bias, without the matrix where it is tied; or the layers of a pooled answer."""
+        if self.pooling is not None:
+            return self.pooling.parameters(self.hidden_size)
         width = self.hidden_size if self.word_embedding_size is None else self.word_embedding_size
         narrowing = 0 if self.word_embedding_size is None else self.hidden_size * width
         matrix = 0 if self.tie_word_embeddings else self.vocab_size * width
         return matrix + narrowing + self.lm_head_bias * self.vocab_size
+
+    @property
+    def output_columns(self) -> int:
+        """Columns of the last product of each answer: V of the LM head, or those of a pooled answer."""
+        return self.vocab_size if self.pooling is None else self.pooling.columns(self.hidden_size)
 
     @property
     def num_parameters(self) -> int:

@@ -4,9 +4,9 @@ An image of W × H pixels is cut into patches of p × p pixels; the tower's L tr
 of an image (in some layers over a window), and a merger makes one token of m × m patches. The tower is read from the
 ``vision_config`` of a ``config.json``; families differ in what their merger holds and how an image is resized.
 
-Source: configuration, modelling and image-processing files of ``qwen2_5_vl``, ``qwen3_vl`` and ``gemma3`` (with
-``siglip``) in Hugging Face transformers. The parameters of towers and language models add up to what the published
-checkpoints hold. Text around an image (start, end, line ends) is left to the prompt.
+Source: configuration, modelling and image-processing files of ``qwen2_5_vl``, ``qwen3_vl``, ``llama4`` and ``gemma3``
+(with ``siglip``) in Hugging Face transformers. The parameters of towers and language models add up to what the
+published checkpoints hold. Text around an image (start, end, line and tile ends) is left to the prompt.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.models.fields import shorten
 
 SECTION = "vision_config"
+_LLAMA4_TILES = 16  # max_patches of transformers' Llama 4 image processor
 MOST_SIZE = 1_000_000  # as for the sizes of language models: beyond it a value is a mistake
 MOST_PARAMETERS = 10**9  # published towers of these families hold 0.4 to 0.7 billion
 
@@ -36,7 +37,9 @@ class VisionTower:
         merger_parameters: of those, the merger's (all mergers', where layers in between have their own).
         patch_size: p, pixels.
         merged: m, patches along one side that become one token.
-        image_size: pixels of a side to which every image is resized; 0: images keep their proportions.
+        image_size: pixels of a side to which every image (or tile) is resized; 0: images keep their proportions.
+        most_tiles: squares of that size that an image is cut into, at most; with more than one, one of the whole image
+            comes on top (Llama 4). 0: it is not cut.
         least_pixels: of an image that keeps its proportions; smaller ones are enlarged.
         most_pixels: larger ones are made smaller.
         window_patches: patches that a layer with windows attends over; 0: all attend over the whole image.
@@ -52,6 +55,7 @@ class VisionTower:
     patch_size: int
     merged: int
     image_size: int = 0
+    most_tiles: int = 0
     least_pixels: int = 0
     most_pixels: int = 0
     window_patches: int = 0
@@ -64,7 +68,8 @@ class VisionTower:
         ratio first (``smart_resize`` of Qwen's image processors).
         """
         if self.image_size:
-            return (self.image_size // self.patch_size) ** 2
+            cut = self._tiles(width, height) if self.most_tiles else 1
+            return (cut + (cut > 1)) * (self.image_size // self.patch_size) ** 2
         unit = self.patch_size * self.merged
         wide, high = (max(round(side / unit), 1) * unit for side in (width, height))
         if wide * high > self.most_pixels:
@@ -74,6 +79,18 @@ class VisionTower:
             ratio = math.sqrt(self.least_pixels / (width * height))
             wide, high = (math.ceil(side * ratio / unit) * unit for side in (width, height))
         return (wide // self.patch_size) * (high // self.patch_size)
+
+    def _tiles(self, width: int, height: int) -> int:
+        """Tiles of the canvas that an image is fitted into.
+
+        Of all a × b tiles within the limit that which enlarges the image least, or else shrinks it least; of several
+        the smallest (``get_best_fit`` of transformers' Llama 4 image processor).
+        """
+        canvases = [(a, b) for a in range(1, self.most_tiles + 1) for b in range(1, self.most_tiles // a + 1)]
+        scales = {(a, b): min(a * self.image_size / width, b * self.image_size / height) for a, b in canvases}
+        enlarging = [scale for scale in scales.values() if scale >= 1.0]
+        chosen = min(enlarging) if enlarging else max(scales.values())
+        return min(a * b for (a, b), scale in scales.items() if scale == chosen)
 
     def tokens(self, width: int, height: int) -> int:
         """Tokens of the language model that an image becomes."""
@@ -211,6 +228,34 @@ def _siglip(sizes: _Sizes, config: Mapping[str, object], hidden_size: int) -> Vi
     )
 
 
+def _llama4(sizes: _Sizes, config: Mapping[str, object], hidden_size: int) -> VisionTower:
+    """Every tile attends to itself alone; patches are shuffled together (``pixel_shuffle_ratio``), then two matrices.
+
+    The class token of a tile, which is dropped after the layers, is left out of the work (1 of 577).
+    """
+    section = config.get(SECTION)
+    ratio = section.get("pixel_shuffle_ratio", 0.5) if isinstance(section, Mapping) else 0.5
+    merged = round(1.0 / ratio) if isinstance(ratio, float) and 0.0 < ratio <= 1.0 else 1
+    layers, h, f = sizes("num_hidden_layers", 34), sizes("hidden_size", 768), sizes("intermediate_size", 5632)
+    p, side = sizes("patch_size", 14), sizes("image_size", 448)
+    inner, outer = sizes("projector_input_dim", 4096), sizes("projector_output_dim", 4096)
+    merger = merged**2 * h * inner + inner * outer + outer * hidden_size
+    entry = sizes("num_channels", 3) * p * p * h + ((side // p) ** 2 + 2) * h
+    return VisionTower(
+        num_layers=layers,
+        hidden_size=h,
+        intermediate_size=f,
+        gated_mlp=False,
+        parameters=entry + layers * _plain_layer(h, f) + 4 * h + merger,
+        merger_parameters=merger,
+        patch_size=p,
+        merged=merged,
+        image_size=side,
+        most_tiles=_LLAMA4_TILES,
+        window_patches=(side // p) ** 2,
+    )
+
+
 def _plain_layer(h: int, f: int) -> int:
     """Two layer norms, attention and an MLP of two matrices, all with biases."""
     return 4 * h + 4 * _linear(h, h) + _linear(h, f) + _linear(f, h)
@@ -221,6 +266,7 @@ _READERS: Mapping[str, Callable[[_Sizes, Mapping[str, object], int], VisionTower
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
     "gemma3": _siglip,
+    "llama4": _llama4,
 }
 # What the section of a family calls its tower, where that is another name.
-_TOWERS: Mapping[str, str] = {"gemma3": "siglip_vision_model"}
+_TOWERS: Mapping[str, str] = {"gemma3": "siglip_vision_model", "llama4": "llama4_vision_model"}

@@ -176,14 +176,13 @@ def _serving_answer(plan: Plan) -> str:
     """The deployment, its latencies against their SLOs, and what it costs."""
     pools = " ".join(serving.pool_text(pool) for pool in plan.config["pools"])
     slo: Mapping[str, float] = plan.spec.get("slo", {})
-    shown = [key for key in plan.predicted if key in slo] or [
-        key for key in ("ttft_mean_s", "tpot_mean_s") if key in plan.predicted
-    ]
+    means = ("ttft_mean_s", "tpot_mean_s") if "ttft_mean_s" in plan.predicted else ("e2e_mean_s",)
+    shown = [key for key in plan.predicted if key in slo] or [key for key in means if key in plan.predicted]
     latencies = ", ".join(_latency(plan, key, slo) for key in shown)
     text = f"Answer: {pools} Predicted: {latencies}"
     dollars = plan.predicted.get("usd_per_million_tokens")
     if dollars is not None:
-        text += f"; {format_usd(dollars.value)} for a million output tokens"
+        text += f"; {format_usd(dollars.value)} for {serving.million_text(plan)}"
     return f"{text}."
 
 
@@ -196,7 +195,7 @@ def _latency(plan: Plan, key: str, slo: Mapping[str, float]) -> str:
 
 
 def _serving_table(plan: Plan, count: int, width: int) -> str:
-    return rendered_rows(serving.top_rows(plan)[:count], serving.TOP_COLUMNS, Format.TABLE, width=width)
+    return rendered_rows(serving.top_rows(plan)[:count], serving.top_columns(plan), Format.TABLE, width=width)
 
 
 def _pool_bars(plan: Plan) -> list[str]:
@@ -211,7 +210,8 @@ def _pool_bars(plan: Plan) -> list[str]:
             _bar_line(name, gib(pool[key]), pool[key] / device)
             for name, key in (("weights", "weights_bytes"), ("KV cache", "kv_cache_bytes"), ("rest", "workspace_bytes"))
         ]
-        lines.append(f"room for {pool['kv_capacity_tokens']:,} tokens")
+        held = f"room for {pool['kv_capacity_tokens']:,} tokens"
+        lines.append(held if pool["kv_bytes_per_token"] else "no KV cache is kept")
     return lines
 
 

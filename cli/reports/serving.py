@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
@@ -83,10 +84,7 @@ def headline(plan: Plan, width: int) -> str:
 def question_text(spec: Mapping[str, Any]) -> str:
     """What was asked, in one line."""
     workload = spec.get("workload", {})
-    if workload.get("trace"):
-        requests = f"the requests of {workload['trace']}"
-    else:
-        requests = f"{workload.get('input_length')} tokens in, {workload.get('output_length')} out"
+    requests = f"the requests of {workload['trace']}" if workload.get("trace") else _lengths_text(workload)
     if images := workload.get("images"):
         size = f"{images['width']} × {images['height']}"
         requests += f", {counted(images.get('per_request', 1), 'image')} of {size}"
@@ -97,6 +95,21 @@ def question_text(spec: Mapping[str, Any]) -> str:
     limits = ", ".join(f"{key} ≤ {limit:g}" for key, limit in spec.get("slo", {}).items())
     asked = f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: {requests}"
     return f"{asked}; {limits}" if limits else asked
+
+
+def _lengths_text(workload: Mapping[str, Any]) -> str:
+    """What one request is."""
+    tokens = f"{workload.get('input_length')} tokens"
+    task = workload.get("task", "generate")
+    if task == "generate":
+        return f"{tokens} in, {workload.get('output_length')} out"
+    return f"texts of {tokens} to embed" if task == "embed" else f"query and document of {tokens} to score"
+
+
+def million_text(plan: Plan) -> str:
+    """What the price is for."""
+    pooled = {"embed": "texts", "rerank": "scores"}
+    return f"a million {pooled.get(plan.spec['workload'].get('task', ''), 'output tokens')}"
 
 
 def status_text(plan: Plan) -> str:
@@ -159,16 +172,23 @@ def describe(spec: Mapping[str, Any]) -> str:
     return model_on_cluster(spec)
 
 
-def top_columns(_plan: Plan) -> Sequence[Column]:
-    """Columns of :func:`top_rows`."""
-    return TOP_COLUMNS
+def top_columns(plan: Plan) -> Sequence[Column]:
+    """Columns of :func:`top_rows`; of vectors and scores nobody waits for a second token."""
+    if plan.spec["workload"].get("task", "generate") == "generate":
+        return TOP_COLUMNS
+    titles = {"ttft_p99_s": "p99", "output_tokens_per_s_per_device": "req/s/dev"}
+    return [
+        replace(column, title=titles.get(column.key, column.title))
+        for column in TOP_COLUMNS
+        if column.key != "tpot_mean_s"
+    ]
 
 
 def top_section(plan: Plan, width: int) -> str:
     """The table of the best deployments, the chosen one ticked, and what its workers are."""
     rows = top_rows(plan)
     title = f"The best {len(rows)} deployments" if len(rows) > 1 else "The deployment"
-    text = rendered_rows(rows, TOP_COLUMNS, Format.TABLE, title=title, width=width)
+    text = rendered_rows(rows, top_columns(plan), Format.TABLE, title=title, width=width)
     text += "".join(paragraph(pool_text(pool), width, indent="  ") for pool in plan.config["pools"])
     if len({pool["role"] for pool in plan.config["pools"]}) < len(plan.config["pools"]):
         weights = " : ".join(str(pool.get("weight", 1)) for pool in plan.config["pools"])

@@ -30,6 +30,20 @@ IN_PLACE = "as described in the spec"
 DRIVE_SHARE = 0.8
 
 
+def look_up_language_model(model: str, catalog: Catalog, base: Path, problems: Problems) -> ModelShape | None:
+    """The shape of a model that predicts each token from those before; None after adding a problem (encoders)."""
+    shape = look_up_shape(model, catalog, base, problems)
+    if shape is None or not (shape.bidirectional or shape.pooling):
+        return shape
+    what = "tokens attend to those after them" if shape.bidirectional else "it ends in a classifier"
+    problems.say(
+        "model",
+        f"{shape.name} is no language model ({what}): embedding and reranking are planned (kind: "
+        "serving with workload.task), its training is not",
+    )
+    return None
+
+
 def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) -> ModelShape | None:
     """The shape of a catalog model or of a ``config.json``; None after adding a problem."""
     try:

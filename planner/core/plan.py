@@ -15,9 +15,11 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
 from meshplan.catalogs.models.layers.attention_form import AttentionForm, Matrix
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, RecurrentMixer, SparseIndexer
-from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.pooling import Pooling
+from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.catalogs.models.vision import VisionTower
 
 # Fields of the run, not of the answer; no digest covers them.
@@ -221,8 +223,9 @@ def shape_document(shape: ModelShape) -> dict[str, Any]:
         del document["moe"]["latent_size"]
     if shape.moe is not None and not shape.moe.limits_groups:
         del document["moe"]["num_expert_groups"], document["moe"]["num_groups_per_token"]
-    if shape.vision is None:
-        del document["vision"]
+    for key, unsaid in (("vision", None), ("pooling", None), ("bidirectional", False), ("num_token_types", 0)):
+        if document[key] == unsaid:
+            del document[key]
     return document
 
 
@@ -233,6 +236,8 @@ def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
         values["latent"] = LatentAttention(**values["latent"])
     if values.get("vision") is not None:
         values["vision"] = VisionTower(**values["vision"])
+    if values.get("pooling") is not None:
+        values["pooling"] = Pooling(**values["pooling"])
     if (experts := values.get("moe")) is not None:
         values["moe"] = MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])})
     if "attention" in values:

@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from meshplan.catalogs.models.attention import AttentionKind
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks
-from meshplan.catalogs.models.shapes import AttentionKind, MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.catalogs.untrusted.documents import require_plain
 
 # No count of a plan is larger: layers, tokens, bytes are; these fit a float exactly.
@@ -200,6 +201,8 @@ def _sound_shape(shape: ModelShape) -> ModelShape:
     vision = shape.vision
     if vision is not None and min(vision.num_layers, vision.hidden_size, vision.patch_size, vision.merged) < 1:
         problems.append("vision: layers, widths and patches must be above 0")
+    if shape.num_token_types < 0 or (shape.pooling is not None and shape.pooling.num_labels < 0):
+        problems.append("kinds of tokens and labels must not be below 0")
     blocks = shape.blocks
     if blocks is not None and (len(blocks.mixers), len(blocks.has_mlp)) != (layers, layers):
         problems.append(f"blocks has {len(blocks.mixers)} mixers and {len(blocks.has_mlp)} MLPs for {layers} layers")

@@ -66,6 +66,9 @@ class Releases:
 
 
 _CORE = "megatron-core {}: a field of transformer_config.py or distributed_data_parallel_config.py, absent in {}"
+_OLDER_HYBRIDS = (
+    f"megatron-core {MEGATRON.version}: training/arguments.py; flags of hybrids were not read in older ones"
+)
 _NOTES = "Megatron-LM, CHANGELOG.md, Megatron Core {}"
 _SGLANG = "sglang {}: srt/server_args.py, absent in {}"
 _VLLM = "vllm {}: engine/arg_utils.py, absent in {}"
@@ -100,6 +103,8 @@ RELEASES: Mapping[str, Releases] = {
                     source="megatron-core 0.18.0: transformer/cuda_graph_config.py; in 0.17.0 it was a scope",
                 ),
                 Introduced(flag="--cuda-graph-modules", since="0.18.0", source=_CORE.format("0.18.0", "0.17.0")),
+                Introduced(flag="--hybrid-layer-pattern", since=MEGATRON.version, source=_OLDER_HYBRIDS),
+                Introduced(flag="--experimental-attention-variant", since=MEGATRON.version, source=_OLDER_HYBRIDS),
                 Introduced(
                     flag="--dataloader-inter-document-masking",
                     since="0.19.0",

@@ -85,10 +85,15 @@ def host_type(node_type: str, catalog: Catalog, devices: Mapping[str, Any] | Non
     return HostType(devices_per_host=node.devices_per_host, device=node.device)
 
 
+def _pooled_length(workload: Mapping[str, Any]) -> int | None:
+    """Tokens of an answer that is a vector or a score: none; None where answers are tokens."""
+    return 0 if workload.get("task", "generate") != "generate" else None
+
+
 def _longest_request(plan: Plan) -> int | None:
     """Prompt and answer together with room above them, where the spec gives their lengths."""
     workload = plan.spec["workload"]
-    lengths = (workload.get("input_length"), workload.get("output_length"))
+    lengths = (workload.get("input_length"), workload.get("output_length", _pooled_length(workload)))
     if None in lengths:
         return None
     shape, images = shape_from_document(plan.provenance["model"]), workload.get("images")
@@ -103,20 +108,21 @@ def _longest_request(plan: Plan) -> int | None:
 def _prefix_caching(plan: Plan) -> bool | None:
     """On where the workload does not say whether prompts share prefixes: the plan counts no hit, and hits only help."""
     workload = plan.spec["workload"]
-    return None if "prefix_hit_rate" in workload else True
+    return None if "prefix_hit_rate" in workload or plan.provenance["model"].get("bidirectional") else True
 
 
 def _load(plan: Plan) -> Load | None:
     """What a benchmark sends: the workload, or the load that the plan can take where the spec leaves it open."""
     workload = plan.spec["workload"]
-    if workload.get("input_length") is None or workload.get("output_length") is None:
-        return None
+    output_length = workload.get("output_length", _pooled_length(workload))
+    if workload.get("input_length") is None or output_length is None or workload.get("task") == "rerank":
+        return None  # a trace; or pairs of texts, which no load generator read here makes
     rate, concurrency = workload.get("request_rate_per_s"), workload.get("concurrency")
     if rate is None and concurrency is None:
         rate = plan.predicted["requests_per_s"].value
     return Load(
         input_length=int(workload["input_length"]),
-        output_length=int(workload["output_length"]),
+        output_length=int(output_length),
         length_ratio=float(workload.get("length_ratio", 1.0)),
         request_rate_per_s=rate,
         concurrency=concurrency,

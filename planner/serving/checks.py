@@ -3,18 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile, mig_profiles
 from meshplan.catalogs.hardware import Price
+from meshplan.catalogs.models.pooling import Pooling
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CAP_SHARE
 from meshplan.planner.serving.problem.engine_rules import EngineRules
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines import ENGINES, POOLING_ENGINES
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.spec import GIB, ServingSpec
+
+
+def served_shape(spec: ServingSpec, shape: ModelShape, problems: Problems) -> ModelShape:
+    """The model as the task uses it: without its LM head where it answers with a vector or a score.
+
+    A decoder that embeds yields its last hidden state; one that reranks yields one score, of a classifier or of the LM
+    head's rows for "yes" and "no" (Qwen3-Reranker).
+    """
+    task = spec.workload.task
+    if task == "generate":
+        if shape.bidirectional or shape.pooling is not None:
+            what = "its tokens attend to those after them" if shape.bidirectional else "it has no LM head"
+            problems.say("workload.task", f"{shape.name} generates no tokens ({what}): say embed or rerank")
+        return shape
+    _check_pooled_question(spec, shape, problems)
+    if shape.pooling is not None and task == "rerank" and not shape.pooling.num_labels:
+        problems.say(
+            "workload.task",
+            f"rerank: {shape.name} has no classifier: name a model whose config.json lists an architecture "
+            "...ForSequenceClassification, or say embed",
+        )
+    return replace(shape, pooling=shape.pooling or Pooling(num_labels=int(task == "rerank"), bias=False))
+
+
+def _check_pooled_question(spec: ServingSpec, shape: ModelShape, problems: Problems) -> None:
+    """What a question about embeddings or scores may not say: there is no decode, and no cache that is kept."""
+    task, target = spec.workload.task, spec.constraints.target
+    if target not in POOLING_ENGINES:
+        known = " or ".join(POOLING_ENGINES)
+        problems.say("constraints.target", f"{target}: {task} is planned for {known} only")
+    if target == "sglang" and task == "rerank" and not shape.bidirectional:
+        problems.say(
+            "workload.task",
+            "rerank: SGLang scores with a decoder by generating one token: say generate and "
+            "output_length 1, or target vllm",
+        )
+    asked = {
+        "speculation": (spec.speculation is not None, "drafts speed up generation"),
+        "kv_tier": (spec.kv_tier is not None, "no KV cache is kept"),
+        "fixed.mode": (spec.fixed.mode == "disaggregated", "there is nothing to decode"),
+        "fixed.prefill": (bool(spec.fixed.prefill.pinned()), "all workers are alike: pin under fixed"),
+        "fixed.decode": (bool(spec.fixed.decode.pinned()), "there is nothing to decode"),
+        "cluster.host_memory": (
+            spec.cluster.host_memory is not None,
+            "weights stay on the devices",
+        ),
+    }
+    for path, (is_asked, why) in asked.items():
+        if is_asked:
+            problems.say(path, f"not with task: {task}: {why}")
+    if other := [slo.key for slo in spec.slos if slo.metric != "e2e"]:
+        problems.say("slo", f"{', '.join(other)}: {task} has no tokens to wait for; limit e2e_p99_s and the like")
+    budget, length = spec.fixed.max_batched_tokens, spec.workload.input_length or 0
+    if shape.bidirectional and budget is not None and budget < length:
+        problems.say(
+            "fixed.max_batched_tokens", f"{budget}: {shape.name} takes whole texts, which have {length} tokens"
+        )
+    if shape.bidirectional and spec.workload.prefix_hit_rate:
+        problems.say("workload.prefix_hit_rate", f"{shape.name} reads both ways: no prefix is the same twice")
 
 
 def check_formats(

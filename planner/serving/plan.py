@@ -82,7 +82,8 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
     metrics, candidate = simulated.judged.metrics, simulated.candidate
     spread = error_factors(problem, candidate.config)
     found: dict[str, Interval] = {}
-    for key in dict.fromkeys((*(slo.key for slo in problem.slos), *SHOWN)):
+    shown = [key for key in SHOWN if key.startswith("e2e")] if problem.workload.task.is_pooled else SHOWN
+    for key in dict.fromkeys((*(slo.key for slo in problem.slos), *shown)):
         metric, percentile, _ = key.split("_")
         latency = metrics.latencies[metric]
         if latency.count:
@@ -314,6 +315,11 @@ def provenance(resolved: ResolvedServing, config: ServingConfig | None = None) -
 def _not_validated(problem: ServingProblem, config: ServingConfig | None) -> dict[str, Any]:
     """What the constants were not fitted to, if anything."""
     doubts = [] if problem.shape.blocks is None else [_unlike_the_fitted(problem.shape)]
+    if problem.workload.task.is_pooled:
+        doubts.append(
+            "vectors and scores: no run of an embedding or reranking server was compared; the time outside the engine "
+            "is that of generation, and texts of equal length are assumed where length_ratio does not say otherwise"
+        )
     if problem.tiering is not None and config and any(pool.weight_tiers for pool in config.pools):
         doubts += problem.tiering.doubts
     if config and any(pool.mig for pool in config.pools):

@@ -26,13 +26,13 @@ from meshplan.planner.cluster.lookup import (
 )
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
-from meshplan.planner.serving.checks import check_choices, check_formats, mig_options
+from meshplan.planner.serving.checks import check_choices, check_formats, mig_options, served_shape
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats
-from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, ServingWorkload
+from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, ServingWorkload, Task
 from meshplan.planner.serving.problem.spec import ServingSpec
 from meshplan.planner.serving.problem.speculation import speculation_options
 from meshplan.planner.serving.problem.trace import read_trace
@@ -80,6 +80,7 @@ def resolve_serving(
     problems.check()
     if shape is None:
         raise AssertionError("a missing shape is a problem, and problems were checked")
+    shape = served_shape(spec, shape, problems)
     workload = _workload(spec, shape, base, problems)
     problems.check()
     prices: dict[str, Price] = {}
@@ -294,7 +295,8 @@ def _images(spec: ServingSpec, shape: ModelShape, problems: Problems) -> Images 
 def _workload(spec: ServingSpec, shape: ModelShape, base: Path, problems: Problems) -> ServingWorkload:
     asked = spec.workload
     trace = None if asked.trace is None else read_trace(base / asked.trace)
-    prompt, output = float(asked.input_length or 0), float(asked.output_length or 0)
+    task = Task(asked.task)
+    prompt, output = float(asked.input_length or 0), float(asked.output_length or task.is_pooled)
     rate, images = asked.request_rate_per_s, _images(spec, shape, problems)
     if images is not None:
         prompt += images.per_request * images.tokens
@@ -314,6 +316,7 @@ def _workload(spec: ServingSpec, shape: ModelShape, base: Path, problems: Proble
         num_prefixes=asked.num_prefixes,
         trace=trace,
         images=images,
+        task=task,
     )
 
 
@@ -325,6 +328,8 @@ def _recorded_rate(trace: Requests) -> float | None:
 def _pinned(spec: ServingSpec) -> Pinned:
     fixed = spec.fixed
     mode = None if fixed.mode is None else fixed.mode == "disaggregated"
+    if spec.workload.task != "generate":
+        mode = False  # prefill is all there is
     return Pinned(
         is_disaggregated=mode,
         by_role={

@@ -20,7 +20,14 @@ from meshplan.catalogs.errors import UnknownEntryError, closest_names, did_you_m
 from meshplan.catalogs.hardware import Cluster, NodeGroup, Price
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.identity import cluster_identity
-from meshplan.planner.cluster.lookup import ANY, IN_PLACE, choose_price, look_up_shape, node_in_place, with_stated_links
+from meshplan.planner.cluster.lookup import (
+    ANY,
+    IN_PLACE,
+    choose_price,
+    look_up_language_model,
+    node_in_place,
+    with_stated_links,
+)
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.cluster.measured_links import (
     host_names,
@@ -91,7 +98,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     """
     problems = Problems()
     if shape is None:
-        shape = look_up_shape(spec.model, catalog, base, problems)
+        shape = look_up_language_model(spec.model, catalog, base, problems)
         _check_checkpoint(spec.model, catalog, problems)
     cluster = _cluster(spec.cluster, catalog, problems)
     rules = _rules(spec, problems)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, RecurrentMixer
-from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
+from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.training.problem.problem import TrainingConfig

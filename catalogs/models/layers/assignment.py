@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 
-from meshplan.catalogs.models.families import SlidingRule
+from meshplan.catalogs.models.families.facts import SlidingRule
 from meshplan.catalogs.models.fields import FIELDS, ConfigFields, shorten
 
 _WINDOWED = ("sliding_attention", "chunked_attention", "local")

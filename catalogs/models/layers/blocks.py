@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from meshplan.catalogs.models.families import Family
+from meshplan.catalogs.models.families.facts import Family
 from meshplan.catalogs.models.fields import ConfigFields, shorten
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, SparseIndexer
 from meshplan.catalogs.models.layers.registry import read_attention_forms, read_recurrent

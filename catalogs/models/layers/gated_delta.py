@@ -7,10 +7,38 @@ C tokens (§3.3): K·Kᵀ, its triangular inverse, W = T·K, U = T·V, W·S, Q·
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from meshplan.catalogs.models.fields import ConfigFields
 from meshplan.catalogs.models.layers.recurrent import RecurrentMixer
 
 CHUNK = 64  # tokens; assumed, kernels choose it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSizes:
+    """H_k key heads of size d_k, H_v value heads of size d_v, and the convolution's kernel."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    kernel: int
+
+
+def sizes(mixer: RecurrentMixer) -> DeltaSizes:
+    """The sizes of which :func:`read` made a mixer, back from its totals."""
+    values = mixer.output_inputs
+    key_dim = mixer.state_elements // values
+    keys = mixer.num_heads * key_dim
+    value_heads = (mixer.split_outputs - 2 * keys - 2 * values) // 2
+    return DeltaSizes(
+        num_key_heads=mixer.num_heads,
+        num_value_heads=value_heads,
+        key_head_dim=key_dim,
+        value_head_dim=values // value_heads,
+        kernel=mixer.convolution_elements // (2 * keys + values) + 1,
+    )
 
 
 def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:

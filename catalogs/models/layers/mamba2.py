@@ -7,10 +7,37 @@ G·Q·N + H·(Q·P + 2·N·P) multiply-adds per token.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from meshplan.catalogs.models.fields import ConfigFields
 from meshplan.catalogs.models.layers.recurrent import RecurrentMixer
 
 CHUNK = 256  # tokens; assumed, kernels choose it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpaceSizes:
+    """H heads of size P, states N of a channel, G groups, and the convolution's kernel."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    kernel: int
+
+
+def sizes(mixer: RecurrentMixer) -> StateSpaceSizes:
+    """The sizes of which :func:`read` made a mixer, back from its totals."""
+    heads, inner = mixer.num_heads, mixer.output_inputs
+    state = mixer.state_elements // inner
+    convolved = mixer.split_outputs - inner - heads
+    return StateSpaceSizes(
+        num_heads=heads,
+        head_dim=inner // heads,
+        state_size=state,
+        num_groups=(convolved - inner) // (2 * state),
+        kernel=mixer.convolution_elements // convolved + 1,
+    )
 
 
 def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:

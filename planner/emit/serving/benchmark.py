@@ -20,6 +20,7 @@ RESULT_FILE = "benchmark_result.json"
 AIPERF_RESULT = "artifacts/profile_export_aiperf.json"
 _URL = '"$url"'  # a variable of the script
 _PERCENTILES = "50,90,95,99"
+_EMBEDDINGS = {"--backend": "openai-embeddings", "--endpoint": "/v1/embeddings"}  # vLLM
 _WARMUPS = 20  # compiles kernels and captures graphs that start-up has left out
 
 
@@ -82,16 +83,16 @@ def _vllm(load: Load, model: str) -> Mapping[str, str]:
         }
     return {
         "vllm bench serve": "",
-        "--backend": "openai",
+        **({"--backend": "openai"} if load.output_length else _EMBEDDINGS),
         "--base-url": _URL,
         "--model": model,
         **data,
         **_rates(load),
         "--num-prompts": str(load.num_requests),
         "--num-warmups": str(_WARMUPS),
-        "--ignore-eos": "",
+        **({"--ignore-eos": ""} if load.output_length else {}),
         "--seed": "0",
-        "--percentile-metrics": "ttft,tpot,itl,e2el",
+        "--percentile-metrics": "ttft,tpot,itl,e2el" if load.output_length else "e2el",
         "--metric-percentiles": _PERCENTILES,
         "--save-result": "",
         "--result-filename": RESULT_FILE,
@@ -117,7 +118,7 @@ def _sglang(load: Load, model: str) -> Mapping[str, str]:
         }
     return {
         "python3 -m sglang.bench_serving": "",
-        "--backend": "sglang-oai",
+        "--backend": "sglang-oai" if load.output_length else "sglang-embedding",
         "--base-url": _URL,
         "--model": model,
         **data,

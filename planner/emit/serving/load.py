@@ -18,7 +18,7 @@ class Load:
 
     Args:
         input_length: tokens of the longest prompt.
-        output_length: tokens of the longest answer.
+        output_length: tokens of the longest answer; 0 where an answer is the vector of a text.
         length_ratio: lengths are uniform between this share of the longest and the longest.
         request_rate_per_s: Poisson arrivals; None where ``concurrency`` says how many requests are kept in flight.
         concurrency: see there.

@@ -13,6 +13,7 @@ from meshplan.planner.emit.serving.load import Load
 from meshplan.planner.emit.text import answering, published_name
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig, serving_config_from_document
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
+from meshplan.planner.serving.problem.requests import Task
 
 DEFAULT_SERVING_PORT = 8000  # of vllm serve and trtllm-serve
 
@@ -116,6 +117,16 @@ class ServingRequest:
         """The name of a pool of the plan, for files and objects; see :attr:`ServingConfig.pool_names`."""
         config = self.config
         return config.pool_names[config.pools.index(pool)]
+
+    @property
+    def task(self) -> Task:
+        """What requests ask for."""
+        return Task((self.plan.spec.get("workload") or {}).get("task", Task.GENERATE.value))
+
+    @property
+    def is_encoder(self) -> bool:
+        """The model's tokens attend to those after them: prompts are not cut, and no KV cache is kept."""
+        return self.shape.bidirectional
 
     @property
     def model(self) -> str:

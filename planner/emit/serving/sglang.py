@@ -76,7 +76,9 @@ def _experts(_: ServingRequest, pool: Pool) -> Arguments:
     return arguments
 
 
-def _tokens(_: ServingRequest, pool: Pool) -> Arguments:
+def _tokens(request: ServingRequest, pool: Pool) -> Arguments:
+    if request.is_encoder:  # prompts are not cut
+        return {_CHUNK: "-1", "--max-prefill-tokens": str(pool.limits.max_batched_tokens)}
     limits, ranks = pool.limits, pool.layout.attention_data_parallel
     return {_CHUNK: str(limits.max_batched_tokens * ranks), "--max-prefill-tokens": str(limits.max_batched_tokens)}
 
@@ -140,6 +142,13 @@ def _speculation(request: ServingRequest, _: Pool) -> Arguments:
         # A chain of steps and the token that the model itself adds.
         "--speculative-num-draft-tokens": str(speculation.num_draft_tokens + 1),
     }
+
+
+def _task(request: ServingRequest, _: Pool) -> Arguments:
+    """Vectors and scores in place of tokens; of encoders alone Triton's kernels attend both ways."""
+    if not request.task.is_pooled:
+        return {}
+    return {"--is-embedding": "", **({"--attention-backend": "triton"} if request.is_encoder else {})}
 
 
 def _roles(_: ServingRequest, pool: Pool) -> Arguments:
@@ -286,6 +295,12 @@ TERMS = (
         _speculation,
         "--speculative-algorithm NEXTN, STANDALONE, EAGLE3 or NGRAM, --speculative-num-steps",
         verified_by=f"{_PARSER} for prediction layers; others: flags only",
+    ),
+    _rows.write_only(
+        "task",
+        _task,
+        "--is-embedding; --attention-backend triton (encoders)",
+        verified_by="documented argument list",
     ),
     _rows.write_only("roles", _roles, "--disaggregation-mode, --disaggregation-transfer-backend nixl"),
     _rows.max_sequence_length("--context-length"),

@@ -21,6 +21,7 @@ from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term
 from meshplan.planner.serving.problem.config import Pool, Role, Router
 from meshplan.planner.serving.problem.engines import VLLM
+from meshplan.planner.serving.problem.requests import Task
 
 VERIFIED = ParserVerified(
     framework="vllm",
@@ -99,6 +100,14 @@ def _formats(request: ServingRequest, pool: Pool) -> Arguments:
     }
     scheme = terms.one_scheme(VLLM, request, pool)
     return arguments if scheme is None else {**arguments, "--quantization": _ONLINE[scheme]}
+
+
+def _task(request: ServingRequest, _: Pool) -> Arguments:
+    """Vectors and scores in place of tokens; a language model's own class is converted to give them."""
+    if not request.task.is_pooled:
+        return {}
+    convert = {"--convert": "embed" if request.task is Task.EMBED else "classify"}
+    return {"--runner": "pooling", **({} if request.is_encoder else convert)}
 
 
 def _images(request: ServingRequest, _: Pool) -> Arguments:
@@ -206,6 +215,12 @@ TERMS = (
         verified_by=f"{_PARSER} for prediction layers; others: flag and JSON only",
     ),
     _rows.write_only(
+        "task",
+        _task,
+        "--runner pooling, --convert embed or classify (decoders)",
+        verified_by="documented argument list",
+    ),
+    _rows.write_only(
         "images",
         _images,
         "--limit-mm-per-prompt (as many images as a request has)",
@@ -264,6 +279,11 @@ def _notes(request: ServingRequest) -> Sequence[str]:
     notes = []
     if config.router is Router.LEAST_LOADED and _router(request) is not None:
         notes.append(LEAST_LOADED_NOTE)
+    if request.task is Task.RERANK and not request.is_encoder:
+        notes.append(
+            "A decoder that was trained to say yes or no (Qwen3-Reranker) needs --hf-overrides with the architecture "
+            "...ForSequenceClassification and classifier_from_token: see vLLM's page on pooling models."
+        )
     if any(not pool.limits.cuda_graphs for pool in config.pools):
         notes.append("--enforce-eager switches compilation off as well as CUDA graphs.")
     return [*notes, *kv_stores.notes(request), *weight_tiers.notes(request)]

@@ -260,7 +260,10 @@ class Worker:
         return price(near=self.traffic.near[:, None], far=self.traffic.far[:, None]).mean(axis=0)
 
     def head_s(self, sequences: FloatArray) -> FloatArray:
-        """LM head and sampling for ``sequences`` of one batch."""
+        """LM head and sampling for ``sequences`` of one batch; the layers over a pooled answer, on every device."""
+        if self.shape.pooling is not None:
+            outputs, h = self.shape.output_columns, self.shape.hidden_size
+            return self.operators.gemm_s("bf16", sequences, outputs, h) if outputs else np.zeros_like(sequences)
         columns = self.shape.vocab_size / self.layout.tensor_parallel
         product = self.operators.gemm_s(self.quantization.ends, sequences, columns, self.shape.hidden_size)
         return product + self.operators.memory_op_s(4.0 * 3.0 * sequences * columns, kernels=3.0)

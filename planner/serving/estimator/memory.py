@@ -5,7 +5,8 @@
   that are fewer than the tensor-parallel devices are replicated.
 - KV cache of one token on one device: 2·⌈k/t⌉·d·bytes a layer; latent attention keeps (r_kv + d_rope)·bytes, the same
   on every tensor-parallel device (DeepSeek-V2, arXiv:2405.04434, §2.1). Layers with a sliding window keep at most the
-  window. Context parallelism divides it. An indexer caches one key a token, recurrent layers a state a request.
+  window. Context parallelism divides it. An indexer caches one key a token, recurrent layers a state a request. A model
+  whose tokens attend to those after them has none: keys and values live as long as the layer that makes them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ FIXED_BYTES = 0.3 * 2**30
 # Live tensors of a forward pass, in hidden-size elements of one token: residual, norm, attention in and out.
 LIVE_HIDDEN_TENSORS = 6.0
 LOGITS_BYTES = 4.0
+# Tokens that a worker without a KV cache may hold: more than any limit of an engine allows.
+NO_CACHE_TOKENS = 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,14 +160,23 @@ def worker_memory(
     width = max(shape.intermediate_size, _expert_width(shape)) / t
     tokens = min(limits.max_batched_tokens, 2**16)
     live = BYTES_16_BIT * tokens * (LIVE_HIDDEN_TENSORS * shape.hidden_size + shape.mlp_matrices * width)
-    logits = LOGITS_BYTES * limits.max_num_seqs / layout.attention_data_parallel * shape.vocab_size / t
+    logits = LOGITS_BYTES * limits.max_num_seqs / layout.attention_data_parallel * shape.output_columns / t
     workspace = FIXED_BYTES + live + logits
+    budget = limits.memory_fraction * device.usable_memory_bytes
+    if shape.bidirectional:
+        fits = weights + workspace <= budget
+        return WorkerMemory(
+            weights_bytes=weights,
+            workspace_bytes=workspace,
+            kv_bytes_per_token=0.0,
+            budget_bytes=budget,
+            kv_capacity_tokens=NO_CACHE_TOKENS if fits else 0,
+        )
     full = kv_bytes_per_token(shape, quantization, tensor_parallel=t)
     # A request of the mean context also holds its recurrent states: they count as so many bytes of each of its tokens.
     states = state_bytes_per_request(shape, tensor_parallel=t) / max(context, 1.0)
     kept = full * window_share(shape, context) / layout.context_parallel + states
     per_token = kept / layout.pipeline_parallel
-    budget = limits.memory_fraction * device.usable_memory_bytes
     rank_tokens = max(budget - weights - workspace, 0.0) / per_token
     return WorkerMemory(
         weights_bytes=weights,

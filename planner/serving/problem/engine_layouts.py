@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.attention import AttentionKind
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 
 Predicate = Callable[[ModelShape, Any], Any]
@@ -53,6 +54,11 @@ def is_latent(shape: ModelShape) -> bool:
 def heads(shape: ModelShape, layout: Any) -> Any:
     """Every device of an attention group has the same number of whole query heads."""
     return shape.num_attention_heads % group(layout) == 0
+
+
+def whole_encoder(shape: ModelShape, layout: Any) -> Any:
+    """Only tensor parallelism splits a model whose tokens attend to all others."""
+    return (layout.pipeline_parallel * layout.context_parallel == 1) | (not shape.bidirectional)
 
 
 def recurrent_heads(shape: ModelShape, layout: Any) -> Any:

@@ -68,6 +68,13 @@ _COMMON = (
         "run time",
         f"{_ARITHMETIC}: a device holds whole heads and their states (engines not read)",
     ),
+    rule(
+        "encoders_need_one_stage",
+        layouts.whole_encoder,
+        "a model whose tokens attend to those after them has pipeline_parallel and context_parallel 1",
+        "run time",
+        "models/bert.py of both engines declares no pipeline support (not run); there is no cache to split",
+    ),
 )
 
 
@@ -284,3 +291,6 @@ LLAMA_CPP = EngineRules(
 )
 
 ENGINES: Mapping[str, EngineRules] = {engine.name: engine for engine in (VLLM, SGLANG, TRTLLM, LLAMA_CPP)}
+
+# Engines with flags for models that answer with a vector or a score: --runner pooling (vLLM), --is-embedding (SGLang).
+POOLING_ENGINES = (VLLM.name, SGLANG.name)

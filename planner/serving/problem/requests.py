@@ -11,6 +11,19 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 DEFAULT_NUM_REQUESTS = 1024
 
 
+class Task(Enum):
+    """What a request asks for."""
+
+    GENERATE = "generate"  # an answer of tokens
+    EMBED = "embed"  # the vector of a text
+    RERANK = "rerank"  # the score of a query and a document, which are one text to the model
+
+    @property
+    def is_pooled(self) -> bool:
+        """The answer comes out of prefill: no token is generated, and no KV cache is kept."""
+        return self is not Task.GENERATE
+
+
 class Arrival(Enum):
     """How requests arrive."""
 
@@ -85,6 +98,7 @@ class ServingWorkload:
             worker still holds it; None: it is always found.
         trace: recorded requests, for TRACE.
         images: of each request; None: text alone.
+        task: what requests ask for; of an embedding or a score the output is one token long, which prefill yields.
     """
 
     arrival: Arrival
@@ -100,6 +114,7 @@ class ServingWorkload:
     num_prefixes: int | None = None
     trace: Requests | None = None
     images: Images | None = None
+    task: Task = Task.GENERATE
 
     @property
     def mean_lengths(self) -> tuple[float, float]:

@@ -50,7 +50,13 @@ class ImagesSpec(SpecModel):
 class ServingWorkloadSpec(SpecModel):
     """The load that the service must handle."""
 
-    input_length: Tokens | None = Field(default=None, description="prompt tokens of a request")
+    task: Literal["generate", "embed", "rerank"] = Field(
+        default="generate",
+        description="what a request asks for: tokens, the vector of a text, or the score of a query with one document",
+    )
+    input_length: Tokens | None = Field(
+        default=None, description="prompt tokens of a request; of a text to embed, of a query and a document together"
+    )
     output_length: Tokens | None = Field(default=None, description="generated tokens of a request")
     length_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="lengths are uniform between this share of nominal and nominal"
@@ -77,8 +83,10 @@ class ServingWorkloadSpec(SpecModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> ServingWorkloadSpec:
+        if self.task != "generate":
+            self._check_pooled()
         lengths = (self.input_length, self.output_length)
-        if (self.trace is None) == (None in lengths):
+        if self.task == "generate" and (self.trace is None) == (None in lengths):
             raise ValueError("give input_length and output_length, or a trace")
         if self.trace is not None and self.images is not None:
             raise ValueError("a trace states whole prompts: leave images out, or give lengths in its place")
@@ -97,6 +105,15 @@ class ServingWorkloadSpec(SpecModel):
         if self.num_prefixes is not None and (self.prefix_hit_rate == 0.0 or self.trace is not None):
             raise ValueError("num_prefixes goes with a prefix_hit_rate above 0, and with no trace")
         return self
+
+    def _check_pooled(self) -> None:
+        """Fields of generation have no meaning where nothing is generated."""
+        if self.output_length is not None:
+            raise ValueError(f"task: {self.task} generates no tokens: leave output_length out")
+        if self.trace is not None or self.input_length is None:
+            raise ValueError(f"task: {self.task} needs input_length, the tokens of one text, and no trace (of answers)")
+        if self.images is not None:
+            raise ValueError(f"task: {self.task} is planned for text alone: leave images out")
 
     @property
     def process(self) -> Arrival | None:

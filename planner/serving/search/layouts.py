@@ -7,6 +7,7 @@ decide which of the layouts are legal.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -246,10 +247,13 @@ def with_chunk(problem: ServingProblem, placed: PlacedWorker, chunk: int) -> Pla
 def default_limits(problem: ServingProblem, role: Role, device: Device, layout: Layout) -> EngineLimits:
     """The engine's own limits of one worker, or the pinned ones, before its cache caps them."""
     pinned, limits = problem.pinned.of(role), problem.rules.default_limits(device)
+    is_whole, longest = problem.shape.bidirectional, math.ceil(problem.workload.input_length)
+    budget = max(limits.max_batched_tokens, longest) if is_whole else limits.max_batched_tokens
     return replace(
         limits,
         max_num_seqs=pinned.get("max_num_seqs", limits.max_num_seqs * layout.attention_data_parallel),
-        max_batched_tokens=pinned.get("max_batched_tokens", limits.max_batched_tokens),
+        max_batched_tokens=pinned.get("max_batched_tokens", budget),
+        chunked_prefill=limits.chunked_prefill and not is_whole,  # its tokens attend to those of later chunks
         prefix_caching=limits.prefix_caching and problem.workload.prefix_hit_rate > 0.0,
     )
 

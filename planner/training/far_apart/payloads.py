@@ -19,7 +19,8 @@ import itertools
 from dataclasses import dataclass
 
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.attention import AttentionKind
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.estimator.states import checkpoint_bytes, optimizer_bytes
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem

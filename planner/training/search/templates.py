@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.attention import AttentionKind
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
 from meshplan.planner.training.problem.choice import Choice, Recompute

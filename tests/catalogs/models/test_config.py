@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from meshplan.catalogs.errors import ModelConfigError
 from meshplan.catalogs.models import config as model_config
 from meshplan.catalogs.models.config import read_config, shape_from_config
-from meshplan.catalogs.models.families import FAMILIES
+from meshplan.catalogs.models.families.registry import FAMILIES
 from meshplan.catalogs.models.fields import FIELDS
 from meshplan.catalogs.models.shapes import ModelShape
 
 COUNTED = json.loads((Path(__file__).parent / "transformers_parameter_counts.json").read_text(encoding="utf-8"))
 HYBRIDS = json.loads((Path(__file__).parent / "hybrid_parameter_counts.json").read_text(encoding="utf-8"))["families"]
+ENCODERS = json.loads((Path(__file__).parent / "encoder_parameter_counts.json").read_text(encoding="utf-8"))["families"]
 FORMS = json.loads((Path(__file__).parent / "attention_form_counts.json").read_text(encoding="utf-8"))["families"]
 # Learned values beside the matrices, which a shape does not hold: two xIELU slopes a layer (Apertus), and the routing
 # correction of ERNIE's three MoE layers with four experts, a parameter there and a buffer elsewhere.
@@ -56,7 +57,7 @@ def test_hybrids_agree_with_transformers(case: str) -> None:
 
 
 def test_families_that_transformers_does_not_check() -> None:
-    cases = [*COUNTED["families"].values(), *HYBRIDS.values(), *FORMS.values()]
+    cases = [*COUNTED["families"].values(), *HYBRIDS.values(), *FORMS.values(), *ENCODERS.values()]
     checked = {str(case["config"]["model_type"]).removesuffix("_text") for case in cases}
     same_rules = {family for family in FAMILIES if any(FAMILIES[family] is FAMILIES[other] for other in checked)}
     # Not in transformers (remote code), or built from the same text model as a checked family.
@@ -209,8 +210,11 @@ def test_falcon_h1_mixes_both_ways_in_each_layer() -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"model_type": "bert", "hidden_size": 768}, "'bert' is a text encoder"),
-        ({"model_type": "t5", "d_model": 512, "num_layers": 6, "is_encoder_decoder": True}, "encoder-decoder"),
+        (
+            {"model_type": "deberta-v2", "hidden_size": 768},
+            "'deberta-v2' is a text encoder of a family",
+        ),
+        ({"model_type": "bart", "d_model": 512, "num_layers": 6, "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "vit", "hidden_size": 768, "image_size": 224}, "vision"),
         ({"model_type": "resnet", "depths": [3, 4, 6, 3]}, "'resnet' is a vision"),
         ({"model_type": "clip", "text_config": {**SMALL_LLAMA, "model_type": "clip_text_model"}}, "'clip' is a vision"),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import ModelConfigError
+from meshplan.catalogs.models.attention import AttentionKind
 from meshplan.catalogs.models.observed import ASSUMED_VOCAB_SIZE, shape_from_observation
-from meshplan.catalogs.models.shapes import AttentionKind
 
 GATED: dict[str, Any] = {
     "name": "Llama-3.1-8B",

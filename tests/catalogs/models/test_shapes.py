@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from meshplan.catalogs.models.attention import AttentionKind
 from meshplan.catalogs.models.config import shape_from_config
-from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 
 SEED = importlib.resources.files("meshplan.catalogs.seed") / "models.yaml"
 MODELS = yaml.safe_load(SEED.read_text(encoding="utf-8"))["models"]
@@ -20,6 +21,7 @@ COUNTED = {
         "transformers_parameter_counts.json",
         "hybrid_parameter_counts.json",
         "attention_form_counts.json",
+        "encoder_parameter_counts.json",
     )
     for slug, number in json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))["catalog"].items()
 }

@@ -18,6 +18,7 @@ PUBLISHED = {
     "gemma-3-4b": 4_300_079_472,
     "gemma-3-12b": 12_187_325_040,
     "gemma-3-27b": 27_432_406_640,
+    "llama-4-scout": 108_641_793_536,
     "qwen2.5-vl-3b": 3_754_622_976,
     "qwen2.5-vl-7b": 8_292_166_656,
     "qwen3-vl-8b": 8_767_123_696,
@@ -49,6 +50,12 @@ def test_tower_and_language_model_are_the_checkpoint(slug: str) -> None:
         ("qwen3-vl-8b", (1280, 720), 40 * 22),  # multiples of 32; 22.5 is rounded to even
         ("gemma-3-27b", (1280, 720), 256),
         ("gemma-3-27b", (64, 64), 256),
+        # Tiles of 336 × 336, 144 tokens each, as transformers 5.16.1 chooses them (3,000 random sizes agree), and the
+        # whole image where there are several.
+        ("llama-4-scout", (336, 336), 144),
+        ("llama-4-scout", (300, 200), 144),
+        ("llama-4-scout", (1280, 720), (4 * 3 + 1) * 144),
+        ("llama-4-scout", (4000, 300), (12 + 1) * 144),
     ],
 )
 def test_tokens_of_an_image(slug: str, size: tuple[int, int], tokens: int) -> None:
@@ -96,3 +103,9 @@ def test_a_tower_of_another_family_is_not_guessed() -> None:
     )
     assert shape_from_config(TEXT | {"vision_config": "none"}, slug="other").vision is None
     assert shape_from_config(TEXT | {"vision_config": {}}, slug="same").vision is not None
+
+
+def test_a_tile_attends_to_itself() -> None:
+    tower = seed_model_shape("llama-4-scout").vision
+    assert tower is not None
+    assert tower.attended_pairs(13 * 576) == 34 * 13 * 576**2

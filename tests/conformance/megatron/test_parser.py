@@ -6,6 +6,7 @@ On demand: ``make test-launchers``.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.resources
 import os
 import random
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from emit_cases import (
     DEEPSEEK_V3,
     GPT2_XL,
@@ -32,6 +34,7 @@ from emit_cases import (
 from rank_layout import rank_coordinates
 from read_back_cases import differences, num_devices, read_back
 
+from meshplan.catalogs.models.config import shape_from_config
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.training.megatron import job as emitter
 from meshplan.planner.emit.training.megatron.documents import group_flags
@@ -44,6 +47,7 @@ from meshplan.planner.training.problem.problem import TrainingConfig
 pytestmark = pytest.mark.launchers
 
 NUM_RANDOM_PLANS = 500
+SEED = importlib.resources.files("meshplan.catalogs.seed") / "models.yaml"
 
 
 def words(config: TrainingConfig, shape: ModelShape) -> list[str]:
@@ -397,6 +401,59 @@ def test_chunks_without_layers_are_accepted(megatron: Any) -> None:
     config = config_for(LLAMA_70B, pipeline_parallel=4, layers_per_chunk=(0, 40, 40, 0))
     arguments, world_size = words(config, LLAMA_70B), config.world_size
     assert megatron.layers_per_chunk(arguments, world_size=world_size, environment={}) == (0, 40, 40, 0)
+
+
+HYBRIDS = {
+    # model: flags of the configuration that Megatron makes → keys of the published config.json
+    "nemotron-nano-9b-v2": {"mamba_num_heads": "mamba_num_heads", "mamba_head_dim": "mamba_head_dim"},
+    "granite-4.0-h-small": {"mamba_num_heads": "mamba_n_heads", "mamba_state_dim": "mamba_d_state"},
+    "qwen3-next-80b-a3b": {
+        "linear_num_value_heads": "linear_num_value_heads",
+        "linear_key_head_dim": "linear_key_head_dim",
+        "linear_value_head_dim": "linear_value_head_dim",
+    },
+}
+
+
+@pytest.mark.parametrize("slug", sorted(HYBRIDS))
+@pytest.mark.parametrize(("stages", "virtual"), [(1, 1), (2, 1), (2, 2)])
+def test_hybrids(megatron: Any, slug: str, stages: int, virtual: int) -> None:
+    """Sizes and stages arrive; a stage may hold more layers than another."""
+    entry = yaml.safe_load(SEED.read_text(encoding="utf-8"))["models"][slug]["config"]
+    shape = shape_from_config(entry, slug=slug)
+    chunks = stages * virtual
+    layers = [shape.num_hidden_layers // chunks] * chunks
+    layers[0] += shape.num_hidden_layers - sum(layers)
+    choices: dict[str, Any] = {"expert_parallel": 4} if shape.moe else {}
+    config = config_for(
+        shape,
+        data_parallel=4,
+        pipeline_parallel=stages,
+        virtual_pipeline_stages=virtual,
+        num_microbatches=4,
+        layers_per_chunk=tuple(layers),
+        **choices,
+    )
+    assert MEGATRON.broken(shape, config) == ()
+    parsed, transformer = megatron.config(
+        words(config, shape), world_size=config.world_size, environment=environment(config, shape)
+    )
+    assert {name: getattr(transformer, name) for name in HYBRIDS[slug]} == {
+        name: entry[key] for name, key in HYBRIDS[slug].items()
+    }
+    assert (parsed.virtual_pipeline_model_parallel_size or 1) == virtual
+    if parsed.hybrid_layer_pattern is None:
+        assert transformer.experimental_attention_variant == "gated_delta_net"
+        assert transformer.linear_attention_freq == [
+            int(shape.has_recurrent(n)) for n in range(len(shape.blocks.mixers))
+        ]
+        return
+    parts = parsed.hybrid_layer_pattern.split("|")
+    assert len(parts) == chunks
+    assert sum(map(len, parts)) == transformer.num_layers == shape.num_blocks
+    assert "".join(parts).count("M") == shape.num_recurrent_layers
+    assert "".join(parts).count("*") == shape.num_attention_layers
+    assert "".join(parts).count("E") == shape.num_moe_layers
 
 
 def test_fp8_experts_at_the_argument_level(megatron: Any) -> None:

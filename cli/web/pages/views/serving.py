@@ -81,7 +81,7 @@ def sentences(plan: Plan) -> Iterator[str]:
         yield " ".join(told)
     dollars = plan.predicted.get("usd_per_million_tokens")
     rate = plan.predicted["requests_per_s"].value
-    cost = "" if dollars is None else f" at {format_usd(dollars.value)} for a million output tokens"
+    cost = "" if dollars is None else f" at {format_usd(dollars.value)} for {report.million_text(plan)}"
     yield f"It answers {rate:.3g} requests a second{cost}."
     kept = " ".join(text for text in (report.kept_text(plan), advice.most_rate_text(plan)) if text)
     if kept:

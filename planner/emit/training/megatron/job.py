@@ -25,6 +25,7 @@ from meshplan.planner.emit.training.adapters import phase_of, refuse_adapters
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.megatron import script as megatron_script
 from meshplan.planner.emit.training.megatron.documents import DOCUMENTS, document_flags, document_notes
+from meshplan.planner.emit.training.megatron.hybrid import HYBRIDS, has_pattern
 from meshplan.planner.emit.training.megatron.model import Flag, inexpressible_shape, model_flags, model_notes
 from meshplan.planner.emit.training.megatron.terms import TERMS, ZERO_SHARDED_GRADIENTS
 from meshplan.planner.emit.training.request import TrainingRequest
@@ -156,7 +157,12 @@ def job(request: TrainingRequest) -> Job:
         verified=VERIFIED,
         rank_order=MEGATRON.rank_orders[0],
         environment=environment(request),
-        program=megatron_script.program(ARGUMENTS_FILE, request.shape.vocab_size, is_fine_tuned=is_fine_tuned),
+        program=megatron_script.program(
+            ARGUMENTS_FILE,
+            request.shape.vocab_size,
+            is_fine_tuned=is_fine_tuned,
+            script="pretrain_hybrid.py" if has_pattern(request.shape) else "pretrain_gpt.py",
+        ),
         files=(argument_file,),
         settings=megatron_script.settings(is_fine_tuned=is_fine_tuned),
         notes=(
@@ -186,5 +192,5 @@ def _config_notes(config: TrainingConfig) -> tuple[str, ...]:
 
 
 def features() -> tuple[Feature, ...]:
-    """Rows of the support matrix: one for each term, documents, the rank table."""
-    return (*feature_rows(TERMS), DOCUMENTS, RANK_TABLE)
+    """Rows of the support matrix: one for each term, recurrent layers, documents, the rank table."""
+    return (*feature_rows(TERMS), HYBRIDS, DOCUMENTS, RANK_TABLE)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Arguments, count, stated
+from meshplan.planner.emit.training.megatron.hybrid import PATTERN, has_pattern, letters
 from meshplan.planner.emit.training.terms import TrainingRows
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -25,6 +27,14 @@ def pipeline_layout(config: TrainingConfig, shape: ModelShape) -> str:
     chunks = [f"t*{layers}" if layers > 1 else "t" * layers for layers in config.layers_per_chunk]
     chunks[0] = "E" + chunks[0]
     chunks[-1] += "m" * shape.num_nextn_predict_layers + "L"
+    return "|".join(chunks)
+
+
+def hybrid_pattern(config: TrainingConfig, shape: ModelShape) -> str:
+    """``--hybrid-layer-pattern``: a letter for each block, | between the chunks as a token visits them."""
+    each, chunks = iter(letters(shape)), []
+    for layers in config.layers_per_chunk:
+        chunks.append("".join(itertools.islice(each, layers)))
     return "|".join(chunks)
 
 
@@ -53,7 +63,9 @@ def read_layout(layout: str) -> tuple[int, ...]:
 
 
 def _layers(config: TrainingConfig, shape: ModelShape) -> Arguments:
-    """The split of the layers, which also determines the number of virtual stages."""
+    """The split of the layers, which also determines the number of virtual stages; of a hybrid its blocks, too."""
+    if has_pattern(shape):
+        return {PATTERN: hybrid_pattern(config, shape)}
     if len(set(config.layers_per_chunk)) > 1:
         return {"--pipeline-model-parallel-layout": pipeline_layout(config, shape)}
     if config.virtual_pipeline_stages > 1:
@@ -83,7 +95,9 @@ LAYERS_PER_CHUNK = _rows.term(
     _layers,
     _read_layers,
     "--pipeline-model-parallel-layout",
+    PATTERN,
     "--num-virtual-stages-per-pipeline-rank",
     "--num-layers-per-virtual-pipeline-stage",
-    expressed_by="--pipeline-model-parallel-layout (uneven), --num-virtual-stages-per-pipeline-rank (even)",
+    expressed_by="--pipeline-model-parallel-layout (uneven), --num-virtual-stages-per-pipeline-rank (even), "
+    f"{PATTERN} (hybrids with Mamba-2)",
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.emit.training.megatron.hybrid import has_pattern, hybrid_flags, missing_part
 
 # Families whose layers Megatron-LM 0.19.2 has no flag for, with what is missing.
 _FAMILIES_WITHOUT_FLAGS = {
@@ -31,6 +32,8 @@ _FAMILIES_WITHOUT_FLAGS = {
     "llama4": "layers that alternate chunked attention with no positions",
     "llama4_text": "layers that alternate chunked attention with no positions",
 }
+# Hybrids whose attention knows no positions: Nemotron-H (arXiv:2504.03624, §2), Granite 4 (position_embedding_type).
+_FAMILIES_WITHOUT_POSITIONS = ("nemotron_h", "granitemoehybrid")
 _PRE_POST_NORMS = 2
 _QUICK_GEGLU_CLAMP = "7.0"
 
@@ -73,15 +76,14 @@ class Inexpressible:
 
 def inexpressible_shape(shape: ModelShape) -> Inexpressible | None:
     """Why Megatron-LM cannot train ``shape``; None where it can."""
+    if shape.bidirectional or shape.pooling is not None:
+        return Inexpressible(what="a text encoder or a classifier", nearest="a language model")
     if shape.family in _FAMILIES_WITHOUT_FLAGS:
         missing = _FAMILIES_WITHOUT_FLAGS[shape.family]
         return Inexpressible(what=f"{missing} (family {shape.family!r})", nearest="a model of another family")
-    if shape.blocks is not None:
-        return Inexpressible(
-            what="layers that are not softmax attention and an MLP or experts",
-            nearest="a target with a script of your own",
-        )
-    if shape.norms_per_layer != _PRE_POST_NORMS:
+    if missing := missing_part(shape):
+        return Inexpressible(what=missing, nearest="a target with a script of your own")
+    if shape.norms_per_layer != _PRE_POST_NORMS and not has_pattern(shape):
         return Inexpressible(what=f"{shape.norms_per_layer} norms in a layer", nearest="2 norms in a layer")
     biases = _biases(shape)
     if biases not in {(True, True, True), (False, False, False), (True, False, False)}:
@@ -99,8 +101,9 @@ def inexpressible_shape(shape: ModelShape) -> Inexpressible | None:
 
 def model_flags(shape: ModelShape) -> tuple[Flag, ...]:
     """Megatron-LM's flags for ``shape``, one tuple a flag."""
-    flags: list[Flag] = [
-        ("--num-layers", str(shape.num_hidden_layers)),
+    # A pattern of blocks states their number.
+    flags: list[Flag] = [] if has_pattern(shape) else [("--num-layers", str(shape.num_hidden_layers))]
+    flags += [
         ("--hidden-size", str(shape.hidden_size)),
         ("--ffn-hidden-size", str(shape.intermediate_size)),
         ("--num-attention-heads", str(shape.num_attention_heads)),
@@ -112,7 +115,7 @@ def model_flags(shape: ModelShape) -> tuple[Flag, ...]:
     ]
     if not shape.tie_word_embeddings:
         flags.append(("--untie-embeddings-and-output-weights",))
-    flags += [*_windows(shape), *_experts(shape)]
+    flags += [*_windows(shape), *_experts(shape), *hybrid_flags(shape), *_linear_layers(shape)]
     if shape.num_nextn_predict_layers:
         flags.append(("--mtp-num-layers", str(shape.num_nextn_predict_layers)))
     # Dropout is a hyper-parameter of old; Megatron's default of 0.1 would also keep masks that no estimate counts.
@@ -123,7 +126,7 @@ def model_flags(shape: ModelShape) -> tuple[Flag, ...]:
 def model_notes(shape: ModelShape) -> tuple[str, ...]:
     """What was assumed because the shape does not hold it."""
     notes = []
-    if not shape.num_position_embeddings:
+    if not shape.num_position_embeddings and shape.family not in _FAMILIES_WITHOUT_POSITIONS:
         notes.append(
             f"Rotary base {rotary_base(shape)} and no RoPE scaling: set --rotary-base, --use-rope-scaling "
             "or --rope-type yourself when you continue from a checkpoint."
@@ -169,6 +172,8 @@ def _attention(shape: ModelShape) -> list[Flag]:
 def _positions(shape: ModelShape) -> list[Flag]:
     if shape.num_position_embeddings:
         return [("--position-embedding-type", "learned_absolute")]
+    if shape.family in _FAMILIES_WITHOUT_POSITIONS:
+        return [("--position-embedding-type", "none")]
     return [("--position-embedding-type", "rope"), ("--rotary-base", str(rotary_base(shape)))]
 
 
@@ -181,7 +186,7 @@ def _activation(shape: ModelShape) -> list[Flag]:
         ]
     if shape.gated_mlp:
         return [("--swiglu",)]
-    if shape.family == "nemotron":
+    if shape.family in ("nemotron", "nemotron_h"):
         return [("--squared-relu",)]
     # GELU is the default. Its fusion adds the bias, so it needs one.
     return [] if shape.mlp_bias else [("--no-bias-gelu-fusion",)]
@@ -210,6 +215,14 @@ def _windows(shape: ModelShape) -> list[Flag]:
     return [("--window-size", f"{windows[0] - 1},0"), ("--window-attn-skip-freq", pattern)]
 
 
+def _linear_layers(shape: ModelShape) -> list[Flag]:
+    """Which layers have linear attention (1), where they are not letters of a pattern."""
+    if not shape.num_recurrent_layers or has_pattern(shape):
+        return []
+    marks = [shape.has_recurrent(layer) for layer in range(shape.num_hidden_layers)]
+    return [("--linear-attention-freq", run_lengths(marks))]
+
+
 def _experts(shape: ModelShape) -> list[Flag]:
     moe = shape.moe
     if moe is None:
@@ -229,7 +242,11 @@ def _experts(shape: ModelShape) -> list[Flag]:
         flags.append(("--moe-router-pre-softmax",))  # a softmax over one score would have no gradient
     if moe.shared_intermediate_size:
         flags.append(("--moe-shared-expert-intermediate-size", str(moe.shared_intermediate_size)))
-    if not all(moe.moe_layers):
+    if moe.shared_expert_gate and shape.family not in _ROUTER_FLAGS:
+        flags.append(("--moe-shared-expert-gate",))
+    if moe.latent_size is not None:
+        flags.append(("--moe-latent-size", str(moe.latent_size)))
+    if not all(moe.moe_layers) and not has_pattern(shape):
         flags.append(("--moe-layer-freq", run_lengths(moe.moe_layers)))
     return flags
 

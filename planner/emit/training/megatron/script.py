@@ -43,8 +43,8 @@ _LOAD_ALWAYS = Setting(name="LOAD_DIR", default="", meaning="REQUIRED: checkpoin
 _PROGRAM = r"""
 # --- Megatron-LM --------------------------------------------------------------------------------------------------
 : "${{MEGATRON_LM:?set MEGATRON_LM to a checkout of Megatron-LM (core_v{version})}}"
-[[ -f $MEGATRON_LM/pretrain_gpt.py ]] || fail "MEGATRON_LM=$MEGATRON_LM has no pretrain_gpt.py"
-program=("$MEGATRON_LM/pretrain_gpt.py")
+[[ -f $MEGATRON_LM/{script} ]] || fail "MEGATRON_LM=$MEGATRON_LM has no {script}"
+program=("$MEGATRON_LM/{script}")
 while read -r -a words; do
   [[ ${{words[0]:-}} == --* ]] || continue
   program+=("${{words[@]}}")
@@ -85,19 +85,23 @@ def settings(*, is_fine_tuned: bool) -> tuple[Setting, ...]:
     return (*SETTINGS, _LOAD_ALWAYS if is_fine_tuned else _LOAD)
 
 
-def program(arguments_file: PurePosixPath, vocab_size: int, *, is_fine_tuned: bool = False) -> str:
+def program(
+    arguments_file: PurePosixPath, vocab_size: int, *, is_fine_tuned: bool = False, script: str = "pretrain_gpt.py"
+) -> str:
     """Bash that fills the array ``program``: the script and its arguments, one element each.
 
     Args:
         arguments_file: the flags that the plan decides, beside the script.
         vocab_size: tokens of the model, for the tokenizer that makes no text.
         is_fine_tuned: training starts from a checkpoint.
+        script: of Megatron-LM.
     """
     lines = "\n".join(
         f'  {setting.flag} "${{{setting.name}:-{setting.default}}}"' for setting in SETTINGS if setting.flag
     )
     return _PROGRAM.format(
         version=MEGATRON.version,
+        script=script,
         arguments_file=arguments_file,
         settings=lines,
         vocab_size=vocab_size,

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Arguments, count, stated
+from meshplan.planner.emit.training.megatron.hybrid import has_pattern
 from meshplan.planner.emit.training.terms import TrainingRows
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.switches import (
@@ -81,7 +82,8 @@ def _graphs(config: TrainingConfig, shape: ModelShape) -> Arguments:
     if config.cuda_graphs == "full":
         return {_GRAPHS: "full_iteration", _NO_LOOK: ""}
     if config.cuda_graphs == "partial":
-        return {_GRAPHS: "transformer_engine", _GRAPHED: "attn mlp" if shape.moe is None else "attn moe_router"}
+        modules = "attn mlp" if shape.moe is None else "attn moe_router"
+        return {_GRAPHS: "transformer_engine", _GRAPHED: f"{modules} mamba" if has_pattern(shape) else modules}
     return {}
 
 

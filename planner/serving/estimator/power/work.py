@@ -88,7 +88,7 @@ def iteration_work(
         each = SCHEMES[scheme].weight_bytes
         by_width[each < BYTES_16_BIT] += batches * each * parameters / stages
         compute = compute + 2.0 * tokens / ranks * parameters / stages / _peak(worker, scheme)
-    columns = worker.shape.vocab_size * worker.shape.hidden_size / layout.tensor_parallel / stages
+    columns = worker.shape.output_columns * worker.shape.hidden_size / layout.tensor_parallel / stages
     head = worker.quantization.ends
     by_width[SCHEMES[head].weight_bytes < BYTES_16_BIT] += batches * SCHEMES[head].weight_bytes * columns
     compute = compute + 2.0 * (decodes * verified + (prompt_tokens > 0)) / ranks * columns / _peak(worker, head)

@@ -41,7 +41,8 @@ ARITHMETIC = (
         holds=lambda shape, config: (config.context_parallel == 1) | (shape.num_recurrent_layers == 0),
         message="recurrent layers need context_parallel 1",
         stage="run time",
-        source="the planner's own: the exchange of recurrent layers between context-parallel ranks is not priced",
+        source="the planner's own: Megatron-LM exchanges their heads (core/ssm/mamba_context_parallel.py), others were "
+        "not read; that exchange is not priced",
     ),
     LegalityRule(
         name="kv_heads_and_tensor_parallel_divide",

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.attention import AttentionKind
+from meshplan.catalogs.models.layers import mamba2
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.switches import (
     ALL_TO_ALL,
@@ -32,6 +34,13 @@ def recurrent_heads(shape: ModelShape, config: Any) -> Any:
     """Every tensor-parallel rank has the same number of whole heads of the recurrent layers."""
     recurrent = None if shape.blocks is None else shape.blocks.recurrent
     return (0 if recurrent is None else recurrent.num_heads) % config.tensor_parallel == 0
+
+
+def state_space_groups(shape: ModelShape, config: Any) -> Any:
+    """Every tensor-parallel rank has whole groups of heads that share B and C (Mamba-2)."""
+    recurrent = None if shape.blocks is None else shape.blocks.recurrent
+    groups = mamba2.sizes(recurrent).num_groups if recurrent is not None and recurrent.kind == "mamba-2" else 0
+    return groups % config.tensor_parallel == 0
 
 
 def kv_heads(shape: ModelShape, config: Any) -> Any:

@@ -40,6 +40,13 @@ _OWN = (
         source=_LAYERS,
     ),
     LegalityRule(
+        name="state_space_groups_divisible_by_tensor_parallel",
+        holds=legality.state_space_groups,
+        message="the groups of the state-space layers must be a multiple of tensor_parallel",
+        stage="run time",
+        source=f"{CORE}: core/ssm/mamba_mixer.py, MambaMixer",
+    ),
+    LegalityRule(
         name="sequence_parallel_needs_tensor_parallel",
         holds=lambda _, config: (config.tensor_parallel > 1) | np.logical_not(config.sequence_parallel),
         message="sequence_parallel needs tensor_parallel > 1 (it is switched off silently)",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.attention import AttentionKind
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.legality import (

@@ -1,9 +1,4 @@
-"""What each model family takes for granted: the facts of its architecture that its ``config.json`` does not say.
-
-A configuration states sizes; that Qwen2 biases its queries, or that every sixth layer of Gemma 3 has full attention,
-is written in the modelling code. One :class:`Family` holds those facts, one entry of :data:`FAMILIES` a Hugging Face
-``model_type``; a family that spells its sizes in its own way names a function of
-:mod:`meshplan.catalogs.models.dialects`. A ``model_type`` that is not listed is read as :data:`GENERIC`.
+"""Families of decoders: language models whose tokens attend to those before them.
 
 Source: the configuration and modelling files of Hugging Face transformers 5.23.0 (Apache-2.0), folder
 ``src/transformers/models/<family>``; for families that transformers does not carry (``qwen``, ``internlm``,
@@ -14,108 +9,9 @@ parameter counts that follow with published ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from meshplan.catalogs.models import dialects as config_dialects
-from meshplan.catalogs.models.dialects import Dialect
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
-    """A yes-or-no fact of an architecture.
-
-    Args:
-        default: its value where the configuration is silent.
-        key: the configuration key that decides; None where the architecture leaves no choice.
-        negated: the key says the opposite (``no_bias``).
-    """
-
-    default: bool
-    key: str | None = None
-    negated: bool = False
-
-
-NO = Switch(default=False)
-YES = Switch(default=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlidingRule:
-    """Which layers attend to a window only, where the configuration does not list them (``layer_types``).
-
-    Args:
-        enabled: whether ``sliding_window`` is in force at all.
-        default_window: window in tokens where the key is absent (an explicit null means full attention).
-        full_every: every so many layers one has full attention, the last of its group; 0 when no layer has.
-        first_layer_key: key that holds the first layer with a window (Qwen's ``max_window_layers``).
-    """
-
-    enabled: Switch = YES
-    default_window: int | None = None
-    full_every: int = 0
-    first_layer_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """The facts of one family; the defaults are Llama's.
-
-    Args:
-        gated_mlp: three MLP matrices; None where the activation (``hidden_act``) decides.
-        tie_word_embeddings: embedding and LM head share a matrix where the configuration is silent.
-        query_bias: biases on queries, keys and values.
-        output_bias: bias on the attention's output projection.
-        mlp_bias: biases on the MLP.
-        lm_head_bias: bias on the LM head.
-        norm_bias: norms have a bias.
-        norm_weight: norms have a weight.
-        norms_per_layer: norms over h in each layer.
-        num_outer_norms: norms over h outside the layers.
-        qk_norm: queries and keys are normalised with learned weights.
-        qk_norm_full_width: … over all heads together.
-        head_dim: head size where the configuration is silent; None: h / a.
-        mlp_ratio: MLP width over h where the configuration is silent; None: the width must be given.
-        position_offset: learned positions are the context plus so many rows; None where positions are not learned.
-        sliding: which layers have an attention window.
-        attention_sinks: a learned softmax sink for each head.
-        expert_bias: experts and router carry biases.
-        shared_expert_gate: shared experts are scaled by a learned gate.
-        output_gate: attention's output is scaled by a gate of its own width.
-        parallel_mixers: each layer has attention and a recurrent mixer side by side.
-        defaults: sizes that published configurations leave out.
-        dialect: rewrites the family's own spelling into the common keys.
-    """
-
-    gated_mlp: bool | None = True
-    tie_word_embeddings: bool = False
-    query_bias: Switch = Switch(default=False, key="attention_bias")
-    output_bias: Switch = Switch(default=False, key="attention_bias")
-    mlp_bias: Switch = Switch(default=False, key="mlp_bias")
-    lm_head_bias: Switch = NO
-    norm_bias: Switch = NO
-    norm_weight: bool = True
-    norms_per_layer: int = 2
-    num_outer_norms: int = 1
-    qk_norm: Switch = NO
-    qk_norm_full_width: bool = False
-    head_dim: int | None = None
-    mlp_ratio: int | None = None
-    position_offset: int | None = None
-    sliding: SlidingRule = SlidingRule(enabled=NO)
-    attention_sinks: bool = False
-    expert_bias: bool = False
-    shared_expert_gate: bool = False
-    output_gate: Switch = Switch(default=False, key="attn_output_gate")
-    parallel_mixers: bool = False
-    defaults: Mapping[str, int] = field(default_factory=dict)
-    dialect: Dialect = config_dialects.common
-
-
-GENERIC = Family(
-    gated_mlp=None,
-    qk_norm=Switch(default=False, key="use_qk_norm"),
-    sliding=SlidingRule(enabled=Switch(default=True, key="use_sliding_window")),
-)
+from meshplan.catalogs.models.families import dialects as config_dialects
+from meshplan.catalogs.models.families.facts import NO, YES, Family, SlidingRule, Switch
 
 _EVERY_LAYER = SlidingRule()
 _QWEN_WINDOWS = SlidingRule(
@@ -168,7 +64,7 @@ _STARCODER_BIAS = Switch(default=True, key="use_bias")
 _BIAS = Switch(default=False, key="bias")
 _NEOX_BIAS = Switch(default=True, key="attention_bias")
 
-FAMILIES: Mapping[str, Family] = {
+DECODERS: Mapping[str, Family] = {
     # Llama and what copies it.
     "llama": _LLAMA,
     "granite": _LLAMA,
@@ -383,14 +279,3 @@ FAMILIES: Mapping[str, Family] = {
         dialect=config_dialects.falcon,
     ),
 }
-
-
-def family_of(model_type: str) -> Family:
-    """The family of a Hugging Face ``model_type``; the text part of a multimodal model counts as its family.
-
-    >>> family_of("gemma3_text") is family_of("gemma3")
-    True
-    >>> family_of("a-model-of-tomorrow") is GENERIC
-    True
-    """
-    return FAMILIES.get(model_type.removesuffix("_text"), GENERIC)

@@ -39,6 +39,24 @@ def llama4(config: Config) -> dict[str, object]:
     }
 
 
+def roberta(config: Config) -> dict[str, object]:
+    """Positions are counted from the padding token's number on: so many rows hold no text (``pad_token_id`` + 1)."""
+    rows, padding = config.get("max_position_embeddings"), config.get("pad_token_id", 1)
+    if not isinstance(rows, int) or not isinstance(padding, int) or not 0 <= padding < rows - 1:
+        return dict(config)
+    return {**config, "num_position_embeddings": rows, "max_position_embeddings": rows - padding - 1}
+
+
+def modernbert(config: Config) -> dict[str, object]:
+    """``local_attention`` tokens in all around each one, in all but every ``global_attn_every_n_layers``-th from 0."""
+    layers, every = config.get("num_hidden_layers"), config.get("global_attn_every_n_layers", 3)
+    rewritten: dict[str, object] = {**config, "sliding_window": config.get("local_attention", 128)}
+    if "layer_types" not in config and isinstance(layers, int) and isinstance(every, int) and every > 0:
+        listed = range(min(layers, _MOST_LAYERS))
+        rewritten["layer_types"] = ["sliding_attention" if layer % every else "full_attention" for layer in listed]
+    return rewritten
+
+
 def stablelm(config: Config) -> dict[str, object]:
     """With ``use_parallel_residual`` attention and MLP share one norm."""
     return {**config, "norms_per_layer": 1 if config.get("use_parallel_residual") is True else 2}
