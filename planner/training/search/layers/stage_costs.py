@@ -295,9 +295,8 @@ class SplitCosts:
             layer = unit(0, kinds)
             plain = memory.stage(stage_of(layer, index=stage)).safe_bytes
             base[stage] += memory.stage(stage_of(layer, first=first, head=head, index=stage)).safe_bytes - plain
-        constants = self.problem.calibration.memory
         dropped = np.stack([memory.layer_bytes(kind) for kind in self.kinds]) - memory.layer_input_bytes()
-        saved = flying[:, None] * dropped * constants.activation_factor * constants.safe_factor
+        saved = flying[:, None] * dropped * memory.safe_per_activation_byte
         again = (batch.recompute == Recompute.NONE) & takes_blocks(self.problem)
         known = batch.zero_stage < ZERO_PARAMETERS
         return StageBytes(
