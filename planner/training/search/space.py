@@ -1,12 +1,11 @@
-"""What a degree search looks through: templates, splits of the layers, and which of them are still to be visited."""
+"""What a degree search looks through: templates, splits of the layers, and bounds of the ones under the others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import PipelineSplit
 from meshplan.planner.training.problem.choices import SPLIT
 from meshplan.planner.training.problem.problem import TrainingProblem
@@ -53,23 +52,6 @@ class Space:
     def under(self, problem: TrainingProblem) -> Space:
         """The same space under other links between nodes, none of which are uniform."""
         return replace(self, bounds=self.bounds.under(problem))
-
-
-@dataclass(order=True, kw_only=True)
-class Portion:
-    """Templates of one split that are still to be visited.
-
-    Args:
-        least: no candidate among them has a better objective.
-        index: of the split.
-        rows: the templates.
-        bounds: the least objective of each, ascending; None where they were not ordered yet.
-    """
-
-    least: float
-    index: int
-    rows: IntArray = field(compare=False)
-    bounds: FloatArray | None = field(compare=False, default=None)
 
 
 def _are_alike(layers_per_chunk: Sequence[int]) -> bool:
