@@ -22,7 +22,6 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import PipelineSplit
 from meshplan.planner.training.problem.choice import Recompute
-from meshplan.planner.training.search.bounds.memory_bounds import MemoryBounds
 from meshplan.planner.training.search.incumbents import Incumbents
 from meshplan.planner.training.search.layers.least_recompute import fewest_in_flight
 from meshplan.planner.training.search.objective import Objective
@@ -117,7 +116,6 @@ class Frontier:
         self.problem = incumbents.problem
         self.other_layers = other_layers
         self._beyond: list[tuple[Stages, IntArray]] = []
-        self._memory = MemoryBounds(self.problem)
         self._ordered = {id(split): _Ordered(split=split) for split in space.splits}
         self._queue: list[tuple[float, int, Stages | _Ordered, slice]] = []
         self._pushed = 0
@@ -212,6 +210,7 @@ class Frontier:
     def _open(self) -> None:
         """Every number of stages with the templates that fit its share of the devices."""
         least, most = self.incumbents.device_range()
+        soon: dict[int, list[IntArray]] = {}
         for stages in by_stages(self.space.splits):
             p, count = stages.pipeline_parallel, len(stages.splits)
             fits = self.space.templates.between(1, self.problem.limits.max_devices / p)
@@ -219,7 +218,12 @@ class Frontier:
             self._rule_out(np.arange(fits.start, fits.stop), count)
             self._rule_out(np.arange(window.start, window.stop), -count)
             if window.stop > window.start:
-                self._push(float(np.min(self._first_bounds(stages, window))), stages, window)
+                bounds = self._first_bounds(stages, window)
+                self._push(float(np.min(bounds)), stages, window)
+                first = np.argpartition(bounds, LEAST_REFINED)[:LEAST_REFINED] if len(bounds) > LEAST_REFINED else ...
+                soon.setdefault(min(p, 2), []).append(np.arange(window.start, window.stop)[first])
+        for p, rows in soon.items():  # at once: a call for few costs as much as one for many
+            self.space.memory.prepare(p, np.concatenate(rows))
 
     def _first_bounds(self, stages: Stages, window: slice) -> FloatArray:
         """The least objective of templates under any of some splits, [n]."""
@@ -238,8 +242,7 @@ class Frontier:
         beyond = float(left[~taken].min(initial=math.inf))
         if math.isfinite(beyond):
             self._push(beyond, stages, window)
-        columns = {name: column[rows] for name, column in self.space.templates.columns.items()}
-        again_s = self._memory.least_s(stages.splits[0], columns)
+        again_s = self.space.memory.least_s(stages.splits[0], rows)
         fits = np.isfinite(again_s)
         if not fits.all():
             self._rule_out(rows[~fits], len(stages.splits))

@@ -49,8 +49,8 @@ from meshplan.planner.training.search.templates import TEMPLATE, Templates, cand
 
 # Keeps the bound below the estimate, whose sums run in another order.
 ROUNDING = 1e-9
-# Templates whose layers are priced at once; keeps arrays in the processor's cache.
-ROWS_AT_ONCE = 16_384
+# Templates whose layers are priced at once; arrays of 128 KiB are mapped anew for every operation.
+ROWS_AT_ONCE = 8192
 _STYLE = "context_parallel_style"
 
 
@@ -156,6 +156,10 @@ class CellBounds:
             stages.append(seconds)
         total = sum((stage.count * own for stage, own in zip(split.classes, stages, strict=True)), np.zeros(len(rows)))
         return self._least_s(split, rows, total, np.maximum.reduce(stages), exchange=False)
+
+    def again_s(self, rows: IntArray) -> FloatArray:
+        """Time that recompute of a layer of each kind adds to a micro-batch at least, s [kinds, n]."""
+        return np.maximum(self._table(Recompute.BLOCK, rows)[:-2] - self._table(Recompute.NONE, rows)[:-2], 0.0)
 
     def _rows_of(self, batch: Candidates) -> IntArray:
         """The template of each candidate, [n]."""
@@ -285,8 +289,14 @@ class _Table:
         return cls(seconds=np.empty((lines, count)), is_known=np.zeros(count, dtype=bool))
 
     def take(self, rows: IntArray) -> _Table:
-        """The same of some templates."""
-        return _Table(seconds=self.seconds[:, rows], is_known=self.is_known[rows])
+        """The same of some templates; a copy of what is known, unless these are all."""
+        if len(rows) == len(self.is_known):
+            return self
+        other = _Table.of(len(self.seconds), len(rows))
+        known = np.flatnonzero(self.is_known[rows])
+        other.seconds[:, known] = self.seconds[:, rows[known]]
+        other.is_known[known] = True
+        return other
 
 
 def _bubble(split: PipelineSplit) -> float:

@@ -18,16 +18,25 @@ than that of whole layers is possible, or links are uneven, R is 0 or infinite.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.estimator.candidates import PipelineSplit
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
+from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, layer_kinds, split_layers
 from meshplan.planner.training.estimator.states import ZERO_GRADIENTS, ZERO_OPTIMIZER, ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
-from meshplan.planner.training.search.layers.least_recompute import least_recompute_s
+from meshplan.planner.training.search.bounds.cell_bounds import CellBounds
+from meshplan.planner.training.search.layers.least_recompute import (
+    LEAST_IN_FLIGHT,
+    ROWS_AT_ONCE,
+    fewest_in_flight,
+    least_of_kinds_s,
+    least_recompute_s,
+)
+from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageBytes
 from meshplan.planner.training.search.memory_savers import takes_blocks
 from meshplan.planner.training.search.templates import ZERO_STAGES, candidates_with, recompute_modes
 
@@ -37,36 +46,123 @@ class MemoryBounds:
 
     Args:
         problem: the question.
+        columns: what each template chooses, [n].
+        layers: bounds of the same templates, which know what recompute of a layer takes.
     """
 
-    def __init__(self, problem: TrainingProblem) -> None:
+    def __init__(self, problem: TrainingProblem, columns: Mapping[str, IntArray], layers: CellBounds) -> None:
         self.problem = problem
+        self._columns, self._layers = columns, layers
         moves = problem.limits.offload or any(problem.fixed.get(choice) for choice in OFFLOADS.values())
         style = "context_parallel_style" in problem.fixed
         self._applies = not (problem.search_over or moves or style or problem.calibration.recipe.loads_whole)
         self._by_layer = takes_blocks(problem) and int(Recompute.SELECTIVE) not in recompute_modes(problem)
         self._stages: dict[int, int | None] = {}
+        self._tables: dict[tuple[int, bool], _Table] = {}
 
-    def least_s(self, split: PipelineSplit, columns: Mapping[str, IntArray]) -> FloatArray:
+    def pinned(self, problem: TrainingProblem, rows: IntArray, layers: CellBounds) -> MemoryBounds:
+        """The same of some of the templates.
+
+        Args:
+            problem: the question with the pins that leave these.
+            rows: the templates.
+            layers: bounds of these.
+        """
+        other = MemoryBounds(problem, {name: column[rows] for name, column in self._columns.items()}, layers)
+        other._tables = {leader: table.take(rows) for leader, table in self._tables.items()}
+        return other
+
+    def under(self, problem: TrainingProblem) -> MemoryBounds:
+        """The same under other links between nodes."""
+        other = MemoryBounds(problem, self._columns, self._layers)
+        other._tables = self._tables
+        return other
+
+    def least_s(self, split: PipelineSplit, rows: IntArray) -> FloatArray:
         """R of some templates, over the stages of one micro-batch together, s [n]; infinite where nothing fits.
 
         Args:
             split: any split of the layers over the stages, under the schedule in question.
-            columns: what the templates choose.
+            rows: the templates.
         """
-        rows = len(columns["data_parallel"])
         zero = self._most_sharded(split.pipeline_parallel) if self._applies else None
-        if zero is None or not rows:
-            return np.zeros(rows)
-        chosen = {
-            "zero_stage": np.full(rows, zero),
-            "data_parallel_shard": columns["data_parallel"] if zero >= ZERO_OPTIMIZER else np.ones(rows, dtype=int),
-            "recompute": np.full(rows, int(Recompute.NONE if self._by_layer else Recompute.FULL)),
-        }
-        again_s = least_recompute_s(self.problem, candidates_with(self.problem, {**columns, **chosen}, split))
-        if self.problem.machine.network_model is None:
+        if zero is None or not len(rows):
+            return np.zeros(len(rows))
+        few = fewest_in_flight(split)
+        if few.schedule != LEAST_IN_FLIGHT or few.vocabulary_parallel:
+            again_s = least_recompute_s(self.problem, self._leaders(zero, rows, split))
+        else:
+            pieces = [rows[i : i + ROWS_AT_ONCE] for i in range(0, len(rows), ROWS_AT_ONCE)]
+            again_s = np.concatenate([self._least_s(zero, few.pipeline_parallel, piece) for piece in pieces])
+        if self._by_layer and self.problem.machine.network_model is None:
             return again_s
         return np.where(np.isfinite(again_s), 0.0, np.inf)
+
+    def prepare(self, num_stages: int, rows: IntArray) -> None:
+        """Work out what :meth:`least_s` will need of some templates; tables are the same from two stages on."""
+        zero = self._most_sharded(num_stages) if self._applies and num_stages > 1 else None
+        if zero is not None:
+            self._table(zero, rows)
+            if self._by_layer:
+                self._layers.again_s(rows)
+
+    def _least_s(self, zero: int, num_stages: int, rows: IntArray) -> FloatArray:
+        """R under 1F1B, where stage i keeps p − i micro-batches in flight, each of which takes the same memory."""
+        table = self._table(zero, rows)
+        batch, columns = self.problem.workload.global_batch_size, self._columns
+        num_microbatches = batch // (columns["micro_batch_size"][rows] * columns["data_parallel"][rows])
+        flying = np.minimum(num_microbatches, num_stages - np.arange(num_stages)[:, None])[:, None]
+        first, between, last = table.base_bytes[:, rows]
+        base = np.broadcast_to(between, (num_stages, len(rows))).copy()
+        base[0], base[-1] = first, last
+        memory = StageBytes(
+            layer_bytes=table.layer_bytes[:, rows] + (flying - 1) * table.flying_bytes[:, rows],
+            base_bytes=base,
+            saved_bytes=flying * table.saved_bytes[:, rows],
+        )
+        _, kind_of = layer_kinds(self.problem.shape)
+        again_s = self._layers.again_s(rows) if self._by_layer else np.zeros(table.layer_bytes[:, rows].shape)
+        return least_of_kinds_s(memory, again_s, kind_of, self.problem.limits.memory_bytes)
+
+    def _table(self, zero: int, rows: IntArray) -> _Table:
+        """Memory of the leaders of some templates, under 1F1B over two stages or more."""
+        leader, shape = (zero, self._by_layer), self.problem.shape
+        if leader not in self._tables:
+            self._tables[leader] = _Table.of(len(layer_kinds(shape)[0]), len(self._columns["data_parallel"]))
+        table = self._tables[leader]
+        lacking = np.unique(rows[~table.is_known[rows]])
+        if not len(lacking):
+            return table
+        split = split_layers(
+            shape,
+            pipeline_parallel=len(table.base_bytes),
+            virtual_pipeline_stages=1,
+            layers_per_chunk=(0, shape.num_hidden_layers, 0),
+            schedule=LEAST_IN_FLIGHT,
+        )
+        for i in range(0, len(lacking), ROWS_AT_ONCE):
+            piece = lacking[i : i + ROWS_AT_ONCE]
+            leaders = self._leaders(zero, piece, split)
+            memory = SplitCosts(self.problem, leaders).memory()
+            most = np.minimum(leaders.num_microbatches, len(table.base_bytes))
+            table.base_bytes[:, piece] = memory.base_bytes
+            table.layer_bytes[:, piece] = memory.layer_bytes[-1]
+            table.flying_bytes[:, piece] = (memory.layer_bytes[0] - memory.layer_bytes[-1]) / np.maximum(most - 1, 1)
+            table.saved_bytes[:, piece] = memory.saved_bytes[-1]
+            table.is_known[piece] = True
+        return table
+
+    def _leaders(self, zero: int, rows: IntArray, split: PipelineSplit) -> Candidates:
+        """The leaders of some templates, with ZeRO stage ``zero``."""
+        columns = {name: column[rows] for name, column in self._columns.items()}
+        chosen = {
+            "zero_stage": np.full(len(rows), zero),
+            "data_parallel_shard": columns["data_parallel"]
+            if zero >= ZERO_OPTIMIZER
+            else np.ones(len(rows), dtype=int),
+            "recompute": np.full(len(rows), int(Recompute.NONE if self._by_layer else Recompute.FULL)),
+        }
+        return candidates_with(self.problem, {**columns, **chosen}, split)
 
     def _most_sharded(self, num_stages: int) -> int | None:
         """ZeRO stage of the leader under so many pipeline stages; None where there is no leader."""
@@ -92,3 +188,39 @@ class MemoryBounds:
             except AttributeError:  # it depends on another choice
                 continue
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """Safe memory of the leaders of the templates under 1F1B, taken from three stages, bytes; known where asked for.
+
+    Args:
+        base_bytes: of the first stage, one between and the last, without layers, [3, n].
+        layer_bytes: of a layer of each kind with one micro-batch in flight, [kinds, n].
+        flying_bytes: what each further one adds, [kinds, n].
+        saved_bytes: most that recompute saves of each of them, [kinds, n].
+        is_known: which templates are worked out, [n].
+    """
+
+    base_bytes: FloatArray
+    layer_bytes: FloatArray
+    flying_bytes: FloatArray
+    saved_bytes: FloatArray
+    is_known: BoolArray
+
+    @classmethod
+    def of(cls, kinds: int, count: int) -> _Table:
+        """A table in which nothing is known."""
+        base, layer, flying, saved = (np.empty((lines, count)) for lines in (3, kinds, kinds, kinds))
+        known = np.zeros(count, dtype=bool)
+        return cls(base_bytes=base, layer_bytes=layer, flying_bytes=flying, saved_bytes=saved, is_known=known)
+
+    def take(self, rows: IntArray) -> _Table:
+        """The same of some templates; a copy of what is known, unless these are all."""
+        if len(rows) == len(self.is_known):
+            return self
+        other = _Table.of(len(self.layer_bytes), len(rows))
+        known = np.flatnonzero(self.is_known[rows])
+        for one in fields(self):
+            getattr(other, one.name)[..., known] = getattr(self, one.name)[..., rows[known]]
+        return other

@@ -194,6 +194,7 @@ class SplitCosts:
         self.problem, self.batch, self.split = problem, batch, batch.split
         self.kinds, self.kind_of = layer_kinds(problem.shape)
         self.model = training_model(problem, batch)
+        self._again_s: FloatArray | None = None
         self.head_stage = stage_of_chunk(
             self.split.schedule, self.split.pipeline_parallel, self.split.virtual_pipeline_stages
         )[-1]
@@ -253,8 +254,17 @@ class SplitCosts:
             saved_bytes=memory.saved_bytes,
         )
 
+    def know_again_s(self, again_s: FloatArray) -> None:
+        """Take what :meth:`again_s` is from a batch that these candidates were part of."""
+        self._again_s = again_s
+
     def again_s(self) -> FloatArray:
         """Time that recompute of one more layer of each kind adds to a micro-batch, [kinds, n]."""
+        if self._again_s is None:
+            self._again_s = self._priced_again_s()
+        return self._again_s
+
+    def _priced_again_s(self) -> FloatArray:
         rows = (self.batch.recompute == Recompute.NONE) & (self.batch.zero_stage < ZERO_PARAMETERS)
         if not takes_blocks(self.problem) or not rows.any():
             return np.zeros((len(self.kinds), len(self.batch)))

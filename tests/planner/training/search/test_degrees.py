@@ -120,7 +120,7 @@ def test_a_time_limit_leaves_a_valid_bound_and_gap(objective: TrainingObjective)
 def test_a_time_limit_never_claims_that_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first splits of a large model do not fit; that says nothing of those which were not visited."""
     monkeypatch.setattr(frontier, "LEAST_ROWS", 1)
-    monkeypatch.setattr(MemoryBounds, "least_s", lambda _, split, columns: np.zeros(len(columns["data_parallel"])))
+    monkeypatch.setattr(MemoryBounds, "least_s", lambda _, split, rows: np.zeros(len(rows)))
     one_replica = {"tensor_parallel": 1, "data_parallel": 1, "context_parallel": 1}
     deep = replace(DENSE, num_hidden_layers=48)
     problem = problem_of(deep, num_devices=8, limits={"memory_bytes": 14e9}, fixed=one_replica)
