@@ -131,7 +131,7 @@ class DegreeSearch:
                 budget.check()
             is_done = True
         with budget.keeping():
-            if frontier is not None and is_done and math.isinf(self.incumbents.least_objective):
+            if frontier is not None and is_done and self.incumbents.found_nothing:
                 self._price_set_aside(frontier)
             self._close_splits(is_whole=is_done)
         bound = self._least_of_all() if frontier is None else frontier.least
