@@ -143,7 +143,7 @@ class CellBounds:
 
     def of_candidates_s(self, batch: Candidates) -> FloatArray:
         """Lower bound of the step of candidates of the templates, each with what it recomputes, s [n]."""
-        split, rows = batch.split, self._rows_of(batch)
+        split, rows = batch.split, self.rows_of(batch)
         table, whole = self._table(Recompute.NONE, rows), batch.recompute == Recompute.FULL
         if whole.any():
             table[:, whole] = self._table(Recompute.FULL, rows[whole])
@@ -161,7 +161,7 @@ class CellBounds:
         """Time that recompute of a layer of each kind adds to a micro-batch at least, s [kinds, n]."""
         return np.maximum(self._table(Recompute.BLOCK, rows)[:-2] - self._table(Recompute.NONE, rows)[:-2], 0.0)
 
-    def _rows_of(self, batch: Candidates) -> IntArray:
+    def rows_of(self, batch: Candidates) -> IntArray:
         """The template of each candidate, [n]."""
         if self._index is None:
             distinct = {name: np.unique(self._columns[name]) for name in TEMPLATE}

@@ -90,7 +90,7 @@ class MemoryBounds:
             return np.zeros(len(rows))
         few = fewest_in_flight(split)
         if few.schedule != LEAST_IN_FLIGHT or few.vocabulary_parallel:
-            again_s = least_recompute_s(self.problem, self._leaders(zero, rows, split))
+            again_s = least_recompute_s(self.problem, self.leaders(zero, rows, split))
         else:
             pieces = [rows[i : i + ROWS_AT_ONCE] for i in range(0, len(rows), ROWS_AT_ONCE)]
             again_s = np.concatenate([self._least_s(zero, few.pipeline_parallel, piece) for piece in pieces])
@@ -114,7 +114,7 @@ class MemoryBounds:
         flying = np.minimum(num_microbatches, num_stages - np.arange(num_stages)[:, None])[:, None]
         first, between, last = table.base_bytes[:, rows]
         base = np.broadcast_to(between, (num_stages, len(rows))).copy()
-        base[0], base[-1] = first, last
+        base[0], base[-1] = first + (flying[0, 0] - 1) * table.entering_bytes[rows], last
         memory = StageBytes(
             layer_bytes=table.layer_bytes[:, rows] + (flying - 1) * table.flying_bytes[:, rows],
             base_bytes=base,
@@ -142,18 +142,22 @@ class MemoryBounds:
         )
         for i in range(0, len(lacking), ROWS_AT_ONCE):
             piece = lacking[i : i + ROWS_AT_ONCE]
-            leaders = self._leaders(zero, piece, split)
-            memory = SplitCosts(self.problem, leaders).memory()
-            most = np.minimum(leaders.num_microbatches, len(table.base_bytes))
+            leaders = self.leaders(zero, piece, split)
+            costs = SplitCosts(self.problem, leaders)
+            memory = costs.memory()
+            further = np.maximum(np.minimum(leaders.num_microbatches, len(table.base_bytes)) - 1, 1)
+            entering = (costs.embedding_bytes(0) - costs.embedding_bytes(len(table.base_bytes) - 1)) / further
+            table.entering_bytes[piece] = entering
             table.base_bytes[:, piece] = memory.base_bytes
+            table.base_bytes[0, piece] -= entering * further
             table.layer_bytes[:, piece] = memory.layer_bytes[-1]
-            table.flying_bytes[:, piece] = (memory.layer_bytes[0] - memory.layer_bytes[-1]) / np.maximum(most - 1, 1)
+            table.flying_bytes[:, piece] = (memory.layer_bytes[0] - memory.layer_bytes[-1]) / further
             table.saved_bytes[:, piece] = memory.saved_bytes[-1]
             table.is_known[piece] = True
         return table
 
-    def _leaders(self, zero: int, rows: IntArray, split: PipelineSplit) -> Candidates:
-        """The leaders of some templates, with ZeRO stage ``zero``."""
+    def leaders(self, zero: int, rows: IntArray, split: PipelineSplit) -> Candidates:
+        """The leaders of some templates under a split, with ZeRO stage ``zero``."""
         columns = {name: column[rows] for name, column in self._columns.items()}
         chosen = {
             "zero_stage": np.full(len(rows), zero),
@@ -195,7 +199,9 @@ class _Table:
     """Safe memory of the leaders of the templates under 1F1B, taken from three stages, bytes; known where asked for.
 
     Args:
-        base_bytes: of the first stage, one between and the last, without layers, [3, n].
+        base_bytes: of the first stage, one between and the last, without layers and with one micro-batch in flight,
+            [3, n].
+        entering_bytes: what each further one adds to the first stage, which embeds it, [n].
         layer_bytes: of a layer of each kind with one micro-batch in flight, [kinds, n].
         flying_bytes: what each further one adds, [kinds, n].
         saved_bytes: most that recompute saves of each of them, [kinds, n].
@@ -203,6 +209,7 @@ class _Table:
     """
 
     base_bytes: FloatArray
+    entering_bytes: FloatArray
     layer_bytes: FloatArray
     flying_bytes: FloatArray
     saved_bytes: FloatArray
@@ -212,8 +219,14 @@ class _Table:
     def of(cls, kinds: int, count: int) -> _Table:
         """A table in which nothing is known."""
         base, layer, flying, saved = (np.empty((lines, count)) for lines in (3, kinds, kinds, kinds))
-        known = np.zeros(count, dtype=bool)
-        return cls(base_bytes=base, layer_bytes=layer, flying_bytes=flying, saved_bytes=saved, is_known=known)
+        return cls(
+            base_bytes=base,
+            entering_bytes=np.empty(count),
+            layer_bytes=layer,
+            flying_bytes=flying,
+            saved_bytes=saved,
+            is_known=np.zeros(count, dtype=bool),
+        )
 
     def take(self, rows: IntArray) -> _Table:
         """The same of some templates; a copy of what is known, unless these are all."""

@@ -315,6 +315,12 @@ class SplitCosts:
             saved_bytes=np.where(again & known, saved, 0.0),
         )
 
+    def embedding_bytes(self, stage: int) -> FloatArray:
+        """What the embedding adds to a stage, with the micro-batches that this one keeps in flight, [n]."""
+        layer, memory = unit(0, len(self.kinds)), self.model.memory
+        plain = memory.stage(stage_of(layer, index=stage)).safe_bytes
+        return np.asarray(memory.stage(stage_of(layer, first=True, index=stage)).safe_bytes - plain)
+
     def _in_flight(self, stage: int) -> FloatArray:
         split = self.split
         return in_flight(
