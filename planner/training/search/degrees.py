@@ -9,10 +9,11 @@ its worst rank.
 host memory and step time.
 
 *Bound.* :class:`~meshplan.planner.training.search.bounds.cell_bounds.CellBounds` gives every template under every split
-a step that none of its candidates can beat. Splits are visited best bound first, and in each of them templates
-likewise, a portion at a time; the smallest bound of what is left is the bound of the answer whenever the search ends.
-It ends when that is no better than the K-th best incumbent, so that the incumbent is optimal under the estimator and
-the gap is 0. A candidate beyond the memory rules out those of its template that need no less
+a step that none of its candidates can beat, with the recompute without which none of them stays within memory
+(:mod:`~meshplan.planner.training.search.bounds.memory_bounds`). Templates are visited best bound first, a portion at a
+time (:mod:`~meshplan.planner.training.search.frontier`); the smallest bound of what is left is the bound of the answer
+whenever the search ends. It ends when that is no better than the K-th best incumbent, so that the incumbent is optimal
+under the estimator and the gap is 0. A candidate beyond the memory rules out those of its template that need no less
 (:func:`~meshplan.planner.training.search.memory_savers.leaders`).
 
 *Candidates beyond the memory* are tried with a block of recomputed layers and with offload, where the limits allow it

@@ -5,9 +5,11 @@ one by one: no other needs less memory, whatever the split of the layers (:mod:`
 of the least recompute that brings the leader within memory under any split of the layers over the stages, a linear
 programme (:mod:`..layers.least_recompute`), infinite where all layers recomputed are still too much.
 
-*Bound.* Recompute of a layer takes the same time in a block and in full, so that every candidate that fits spends R or
-more on a micro-batch, over all stages: it is added to what they need without. Schedules that run forwards ahead share
-one R, that of the fewest micro-batches in flight.
+*Bound.* Recompute of a layer takes the same time in a block and in full, so that a candidate that fits and recomputes r
+of L layers spends (L − r)·τ + r·τ' on a micro-batch, over all stages; with τ and τ' of :mod:`.cell_bounds`, which are no
+larger than its own, and τ' ≥ τ, that is L·τ + R or more. Schedules that run forwards ahead share one R, that of the
+fewest micro-batches in flight. Their stages keep p − i of them, and each takes the same memory whatever p is: three
+stages say what all numbers of stages need.
 
 *Where it says nothing*, R = 0: ZeRO-3 is possible, whose gathered layers depend on the split; the rules of the
 framework are asked about stages alone, and those that want to know more count as met. Likewise where other choices
