@@ -5,10 +5,10 @@ one by one: no other needs less memory, whatever the split of the layers (:mod:`
 of the least recompute that brings the leader within memory under any split of the layers over the stages, a linear
 programme (:mod:`..layers.least_recompute`), infinite where all layers recomputed are still too much.
 
-*Bound.* Recompute of a layer takes the same time in a block and in full, so that a candidate that fits and recomputes r
-of L layers spends (L − r)·τ + r·τ' on a micro-batch, over all stages; with τ and τ' of :mod:`.cell_bounds`, which are no
+*Bound.* Recompute of a layer takes the same time in a block and in full. A candidate that fits and recomputes r of L
+layers spends (L − r)·τ + r·τ' on a micro-batch, over all stages. With the τ and τ' of :mod:`.cell_bounds`, which are no
 larger than its own, and τ' ≥ τ, that is L·τ + R or more. Schedules that run forwards ahead share one R, that of the
-fewest micro-batches in flight. Their stages keep p − i of them, and each takes the same memory whatever p is: three
+fewest micro-batches in flight: stage i keeps p − i, each of which takes the same memory whatever p is, so that three
 stages say what all numbers of stages need.
 
 *Where it says nothing*, R = 0: ZeRO-3 is possible, whose gathered layers depend on the split; the rules of the
