@@ -52,8 +52,8 @@ class Space:
             if all(getattr(split, one.split) == choices[one.name] for one in SPLIT if one.name in choices)
             and (split.virtual_pipeline_stages == 1 or _are_alike(split.layers_per_chunk))
         )
-        bounds = self.bounds.pinned(problem, rows)
-        memory = self.memory.pinned(problem, rows, bounds)
+        bounds = self.bounds.pinned(problem, templates, rows)
+        memory = self.memory.pinned(problem, templates, rows, bounds)
         return Space(templates=templates, splits=splits, bounds=bounds, memory=memory)
 
     def under(self, problem: TrainingProblem) -> Space:

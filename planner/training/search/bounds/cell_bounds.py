@@ -76,16 +76,17 @@ class CellBounds:
             whole = _one_stage(problem, self._columns, Recompute.NONE)
             self._exchange = ExchangeBounds(problem, self._columns, whole)
 
-    def pinned(self, problem: TrainingProblem, rows: IntArray) -> CellBounds:
+    def pinned(self, problem: TrainingProblem, templates: Templates, rows: IntArray) -> CellBounds:
         """The bounds of some of the templates.
 
         Args:
             problem: the question with the pins that leave these.
-            rows: the templates.
+            templates: these.
+            rows: where they are among all.
         """
         other = object.__new__(CellBounds)
         other.problem = self.problem
-        other._columns = {name: column[rows] for name, column in self._columns.items()}
+        other._columns = templates.columns
         other._microbatches = self._microbatches[rows]
         other._tables = {mode: table.take(rows) for mode, table in self._tables.items()}
         other._whole_s = None if self._whole_s is None else self._whole_s[rows]

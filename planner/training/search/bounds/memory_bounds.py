@@ -40,7 +40,7 @@ from meshplan.planner.training.search.layers.least_recompute import (
 )
 from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageBytes
 from meshplan.planner.training.search.memory_savers import takes_blocks
-from meshplan.planner.training.search.templates import ZERO_STAGES, candidates_with, recompute_modes
+from meshplan.planner.training.search.templates import ZERO_STAGES, Templates, candidates_with, recompute_modes
 
 
 class MemoryBounds:
@@ -62,15 +62,18 @@ class MemoryBounds:
         self._stages: dict[int, int | None] = {}
         self._tables: dict[tuple[int, bool], _Table] = {}
 
-    def pinned(self, problem: TrainingProblem, rows: IntArray, layers: CellBounds) -> MemoryBounds:
+    def pinned(
+        self, problem: TrainingProblem, templates: Templates, rows: IntArray, layers: CellBounds
+    ) -> MemoryBounds:
         """The same of some of the templates.
 
         Args:
             problem: the question with the pins that leave these.
-            rows: the templates.
+            templates: these.
+            rows: where they are among all.
             layers: bounds of these.
         """
-        other = MemoryBounds(problem, {name: column[rows] for name, column in self._columns.items()}, layers)
+        other = MemoryBounds(problem, templates.columns, layers)
         other._tables = {leader: table.take(rows) for leader, table in self._tables.items()}
         return other
 
