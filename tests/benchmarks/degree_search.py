@@ -21,7 +21,8 @@ CASES: dict[str, tuple[str, str, int, int, int, str, float | None, float | None]
     "8b-8": ("llama-3.1-8b", "dgx-h100", 1, 8192, 128, "bf16", None, None),
     "70b-64": ("llama-3.1-70b", "dgx-h100", 8, 8192, 512, "bf16", 1.0, None),
     "405b-10240": ("llama-3.1-405b", "dgx-h100", 1280, 8192, 2048, "bf16", 10.0, 500.0),
-    "deepseek-v3-2048": ("deepseek-v3", "dgx-h100", 256, 4096, 15360, "fp8", None, None),
+    "deepseek-v3-2048": ("deepseek-v3", "dgx-h100", 256, 4096, 15360, "fp8", 10.0, 500.0),
+    "deepseek-v3-8192": ("deepseek-v3", "dgx-h100", 256, 4096, 8192, "fp8", 10.0, 500.0),
 }
 HELP_TARGET_S = 0.4
 HELP_RUNS = 5

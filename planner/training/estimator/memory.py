@@ -342,6 +342,12 @@ class MemoryModel:
         # The barrier of the split head keeps one micro-batch more in flight (arXiv:2411.05288, Algorithm 2).
         return np.minimum(held + 1.0, self.candidates.num_microbatches)
 
+    @property
+    def safe_per_activation_byte(self) -> FloatArray:
+        """What the safe bound grows by with each byte of activations."""
+        constants, reserve = self.calibration.memory, 1.0 - self.calibration.recipe.most_reserve_share
+        return np.asarray(constants.activation_factor) * constants.safe_activation_factor / reserve
+
     def least_recomputed(self, safe_bytes: Sequence[FloatArray], limit_bytes: float) -> IntArray:
         """Fewest layers of each chunk that must be recomputed for every stage to stay within a limit, [n].
 
@@ -356,9 +362,7 @@ class MemoryModel:
         Returns:
             n, 0 if no recompute is needed; one more than the longest chunk if no n is enough.
         """
-        batch, constants = self.candidates, self.calibration.memory
-        reserve = 1.0 - self.calibration.recipe.most_reserve_share
-        per_byte = np.asarray(constants.activation_factor) * constants.safe_activation_factor / reserve
+        batch, per_byte = self.candidates, self.safe_per_activation_byte
         inputs = self.layer_input_bytes()
         dropped = np.stack([self.layer_bytes(kind) - inputs for kind in batch.split.kinds])
         least = np.zeros(len(batch), dtype=np.int64)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -47,7 +48,7 @@ SOFTMAX_BYTES = 8.0
 VOCABULARY_BARRIERS = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingModel:
     """Prices training steps.
 
@@ -120,8 +121,9 @@ class TrainingModel:
 
     # --- one stage, one step ----------------------------------------------------------------------------------------
 
+    @cached_property
     def _layers(self) -> tuple[dict[int, LayerTimes], dict[int, LayerTimes]]:
-        """Times of each kind of layer, outside and inside a recomputed block."""
+        """Times of each kind of layer, outside and inside a recomputed block; a search asks for many sets of stages."""
         kinds, model = self.candidates.split.kinds, self._layer_model
         layers = {index: model.times(kind) for index, kind in enumerate(kinds)}
         if not self.candidates.recompute_num_layers.any():
@@ -246,7 +248,7 @@ class TrainingModel:
         documents, batch, split = self.workload.documents, self.candidates, self.candidates.split
         if documents is None or not self._documents_differ:
             return np.zeros(len(batch))
-        layers, _ = self._layers()
+        layers, _ = self._layers
         counts = [sum(stage.count * stage.layers[kind] for stage in split.classes) for kind in layers]
         attention = sum((n * layers[kind].parts["attention"] for kind, n in enumerate(counts)), np.zeros(len(batch)))
         return least_waiting_s(
@@ -262,13 +264,13 @@ class TrainingModel:
 
     def chunk_s(self, chunk: StageClass) -> tuple[FloatArray, FloatArray]:
         """Time of one micro-batch on a model chunk, forward + backward, and the forward share of it, [n]."""
-        layers, in_block = self._layers()
+        layers, in_block = self._layers
         seconds = sum(self._stage(chunk, layers, in_block).values(), np.zeros_like(layers[0].total_s))
         return seconds, self._forward_shares(seconds, self._block_s(chunk, layers, in_block))
 
     def slowest_stage_s(self) -> tuple[float, dict[int | None, float]]:
         """Of one candidate: a micro-batch on the slowest stage, s, and of that attention, by the layers' window."""
-        layers, in_block = self._layers()
+        layers, in_block = self._layers
         kinds, again = self.candidates.split.kinds, float(self.candidates.recompute[0] == Recompute.FULL)
         slowest: tuple[float, dict[int | None, float]] = (0.0, {})
         for stage in self.candidates.split.classes:
@@ -285,7 +287,7 @@ class TrainingModel:
 
     def stages_s(self, stages: Sequence[StageClass]) -> list[FloatArray]:
         """Time of one micro-batch, forward + backward, on each of some stages, [n] each."""
-        layers, in_block = self._layers()
+        layers, in_block = self._layers
         zero = np.zeros_like(layers[0].total_s)
         return [sum(self._stage(stage, layers, in_block).values(), zero) for stage in stages]
 
@@ -301,7 +303,7 @@ class TrainingModel:
 
     def figures(self, stages: Sequence[StageClass]) -> list[StageFigures]:
         """What the parts of a step take on each of some stages."""
-        layers, in_block = self._layers()
+        layers, in_block = self._layers
         states, share = self._data_parallel, self.forward_share
         found = []
         for stage in stages:

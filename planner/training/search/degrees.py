@@ -9,10 +9,11 @@ its worst rank.
 host memory and step time.
 
 *Bound.* :class:`~meshplan.planner.training.search.bounds.cell_bounds.CellBounds` gives every template under every split
-a step that none of its candidates can beat. Splits are visited best bound first, and in each of them templates
-likewise, a portion at a time; the smallest bound of what is left is the bound of the answer whenever the search ends.
-It ends when that is no better than the K-th best incumbent, so that the incumbent is optimal under the estimator and
-the gap is 0. A candidate beyond the memory rules out those of its template that need no less
+a step that none of its candidates can beat, with the recompute without which none of them stays within memory
+(:mod:`~meshplan.planner.training.search.bounds.memory_bounds`). Templates are visited best bound first, a portion at a
+time (:mod:`~meshplan.planner.training.search.frontier`); the smallest bound of what is left is the bound of the answer
+whenever the search ends. It ends when that is no better than the K-th best incumbent, so that the incumbent is optimal
+under the estimator and the gap is 0. A candidate beyond the memory rules out those of its template that need no less
 (:func:`~meshplan.planner.training.search.memory_savers.leaders`).
 
 *Candidates beyond the memory* are tried with a block of recomputed layers and with offload, where the limits allow it
@@ -24,7 +25,6 @@ the gap is 0. A candidate beyond the memory rules out those of its template that
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -41,6 +41,7 @@ from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.frontier import Frontier
 from meshplan.planner.training.search.incumbents import Incumbents
 from meshplan.planner.training.search.layers import mix
 from meshplan.planner.training.search.layers.open_splits import MOST_PRICED, OpenSplits
@@ -53,18 +54,12 @@ from meshplan.planner.training.search.memory_savers import (
 )
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
-from meshplan.planner.training.search.space import Portion, Space
+from meshplan.planner.training.search.space import Space
 from meshplan.planner.training.search.templates import legal_candidates, template_candidates, tries_smaller_groups
 from meshplan.planner.training.search.variants import COMMUNICATION, smaller_groups, variants, without_communication_s
 
 # Candidates kept besides the best: what the table of alternatives is made of.
 KEEP = 24
-# Rows priced at once: small enough for the processor's cache and the memory limit, large enough to amortise NumPy.
-CHUNK_ROWS = 16_384
-# The same at least: fewer cost as much as these. And before there is an incumbent, when most may be in vain.
-LEAST_ROWS = 1024
-# Templates of a split are priced as far as their bound is within this relative distance of the next split's.
-LOOK_AHEAD = 0.01
 SOLVER_NAME = "enumeration with bounds"
 
 
@@ -127,132 +122,83 @@ class DegreeSearch:
         """
         budget = budget or Budget()
         wall, cpu = time.perf_counter(), time.process_time()
-        queue: list[Portion] = []
-        is_done = False
+        frontier, is_done = None, False
         with budget.keeping():
-            self._queue_splits(queue)
-            while queue and queue[0].least <= self.incumbents.limit:
-                self._visit(queue)
+            frontier = self._frontier()
+            while frontier.is_open:
+                self._visit(frontier)
                 if on_progress is not None:
-                    on_progress(self._progress(queue))
+                    on_progress(self._progress(frontier))
                 budget.check()
             is_done = True
         with budget.keeping():
+            if frontier is not None and is_done and self.incumbents.found_nothing:
+                self._price_set_aside(frontier)
             self._close_splits(is_whole=is_done)
-        if is_done:
-            for portion in queue:
-                self._rule_out(self._count(portion.rows))
-            queue = []
+        bound = self._least_of_all() if frontier is None else frontier.least
+        if frontier is not None and is_done:
+            frontier.rule_out_the_rest()
+            bound = math.inf
         elif math.isinf(self.incumbents.least_objective):
             budget.nothing_found("plan")
-        bound = min((portion.least for portion in queue), default=math.inf)
-        if not is_done and not queue:
-            bound = self._least_of_all()
         self.unseen = min(bound, self.open_splits.bound)
         return self._solution("" if is_done else budget.stopped, wall, cpu)
 
     def has_plan(self) -> bool:
         """Whether any usual split of the layers stays within the limits; ends with the first that does."""
-        queue: list[Portion] = []
-        self._queue_splits(queue)
-        while queue and not self.best:
-            self._visit(queue)
+        frontier = self._frontier()
+        while frontier.is_open and not self.best:
+            self._visit(frontier)
         return bool(self.best)
+
+    def _frontier(self) -> Frontier:
+        return Frontier(self.space, self.objective, self.incumbents, other_layers=self.open_splits.applies)
 
     def _least_of_all(self) -> float:
         """A bound before any split was looked at."""
         steps_alone = Objective(replace(self.problem, run=None))  # interruptions only add to it
         return float(np.min(steps_alone.bound(np.arange(1.0, self.problem.limits.max_devices + 1.0))))
 
-    def _queue_splits(self, queue: list[Portion]) -> None:
-        """Every split with the templates that fit its share of the devices, by their least bound."""
-        least, most = self.incumbents.device_range()
-        for index, split in enumerate(self.space.splits):
-            p = split.pipeline_parallel
-            fits = self.space.templates.between(1, self.problem.limits.max_devices / p)
-            window = self.space.templates.between(least / p, most / p)
-            rows = np.arange(window.start, max(window.stop, window.start))
-            self._rule_out(self._count(np.arange(fits.start, fits.stop)) - self._count(rows))
-            if len(rows):
-                bound = float(np.min(self._bounds(split, window, messages=False)))
-                heapq.heappush(queue, Portion(least=bound, index=index, rows=rows))
-
-    def _progress(self, queue: list[Portion]) -> Progress:
+    def _progress(self, frontier: Frontier) -> Progress:
         incumbent = self.best[0].objective if self.best else None
-        bound = min([portion.least for portion in queue[:1]] + [incumbent or math.inf])
-        note = f"degrees: {self.report.considered:,} candidates, {len(queue)} of {len(self.space.splits)} splits open"
+        bound = min(frontier.least, incumbent or math.inf)
+        note = f"degrees: {self.report.considered:,} candidates, {frontier.num_open} groups of templates open"
         return Progress(
             incumbent=incumbent, bound=bound if math.isfinite(bound) else None, note=note, unit=self.objective.unit
         )
 
-    def _bounds(
-        self,
-        split: PipelineSplit,
-        rows: slice | IntArray,
-        mode: Recompute = Recompute.NONE,
-        *,
-        messages: bool = True,
-        other_layers: bool | None = None,
-    ) -> FloatArray:
-        """The least objective of templates under a split, [n], and under others of its layers if these count."""
-        devices = self.space.templates.stage_devices[rows] * split.pipeline_parallel
-        others = self.open_splits.applies if other_layers is None else other_layers
-        least_s = self.space.bounds.least_s(split, rows, mode, messages=messages, other_layers=others)
-        return self.objective.of(least_s, devices)
-
-    def _visit(self, queue: list[Portion]) -> None:
+    def _visit(self, frontier: Frontier) -> None:
         """Price the most promising templates of the most promising split."""
-        portion = heapq.heappop(queue)
-        split = self.space.splits[portion.index]
-        bounds, rows = portion.bounds, portion.rows
-        if bounds is None:
-            bounds = self._bounds(split, rows)
-            hopeful = bounds <= self.incumbents.limit
-            self._rule_out(self._count(rows[~hopeful]))
-            bounds, rows = bounds[hopeful], rows[hopeful]
-            order = np.argsort(bounds, kind="stable")
-            bounds, rows = bounds[order], rows[order]
-        kept = int(np.searchsorted(bounds, self.incumbents.limit, side="right"))
-        self._rule_out(self._count(rows[kept:]))
-        bounds, rows = bounds[:kept], rows[:kept]
-        if not kept:
-            return
-        following = queue[0].least if queue else math.inf
-        near = int(np.searchsorted(bounds, following * (1.0 + LOOK_AHEAD), side="right"))
-        sizes = np.cumsum(self.space.templates.num_variants[rows])
-        least = int(np.searchsorted(sizes, LEAST_ROWS, side="right"))
-        most = int(np.searchsorted(sizes, CHUNK_ROWS if self.best else LEAST_ROWS, side="right"))
-        count = max(1, min(max(near, least), most))
-        self._price(split, rows[:count])
-        if count < kept:
-            left = float(bounds[count])
-            heapq.heappush(queue, Portion(least=left, index=portion.index, rows=rows[count:], bounds=bounds[count:]))
+        if (found := frontier.following()) is not None:
+            self._price(frontier, *found)
 
-    def _count(self, rows: IntArray) -> int:
-        """Candidates of some templates."""
-        return int(self.space.templates.num_variants[rows].sum())
+    def _price_set_aside(self, frontier: Frontier) -> None:
+        """Where there is no plan at all: hold against the limits what was never priced, for what the nearest lacks."""
+        for split, rows in frontier.set_aside():
+            self._price_templates(frontier, split, rows)
 
     def _rule_out(self, count: int) -> None:
         self.report.considered += count
         self.report.ruled_out += count
 
-    def _price(self, split: PipelineSplit, rows: IntArray) -> None:
+    def _price(self, frontier: Frontier, split: PipelineSplit, rows: IntArray, again_s: FloatArray) -> None:
         """Price the candidates of some templates; those that only another split of the layers can save are noted."""
         if self.open_splits.applies and split.pipeline_parallel > 1:
-            may_win = self._bounds(split, rows, other_layers=False) <= self.incumbents.limit
+            own = frontier.bounds_of(split, rows, again_s=again_s, other_layers=False)
+            may_win = own <= self.incumbents.limit
             if not may_win.all():
                 asked = template_candidates(self.problem, self.space.templates, rows[~may_win], split)
                 self._rule_out(len(asked))
                 self._note_splits(self._legal(asked))
                 rows = rows[may_win]
         if len(rows):
-            self._price_templates(split, rows)
+            self._price_templates(frontier, split, rows)
 
-    def _price_templates(self, split: PipelineSplit, rows: IntArray) -> None:
+    def _price_templates(self, frontier: Frontier, split: PipelineSplit, rows: IntArray) -> None:
         everything = template_candidates(self.problem, self.space.templates, rows, split)
         whole = everything.recompute == Recompute.FULL
         if whole.any() and math.isfinite(self.incumbents.threshold):
-            again = np.repeat(self._bounds(split, rows, Recompute.FULL), self.space.templates.num_variants[rows])
+            again = np.repeat(frontier.bounds_of(split, rows, Recompute.FULL), self.space.templates.num_variants[rows])
             hopeful = everything.take(~whole | (again <= self.incumbents.limit))
         else:
             hopeful = everything

@@ -72,6 +72,11 @@ class Incumbents:
         """F of the best, or of the plan that is known already; infinite while there is none."""
         return min(self.best[0].objective if self.best else math.inf, self.cutoff)
 
+    @property
+    def found_nothing(self) -> bool:
+        """Whether no candidate is known, and any would be kept."""
+        return math.isinf(self.least_objective) and math.isinf(self.threshold)
+
     def device_range(self) -> tuple[float, float]:
         """Fewest and most devices with which a candidate can still be kept."""
         limits, machine = self.problem.limits, self.problem.machine

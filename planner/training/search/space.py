@@ -1,16 +1,16 @@
-"""What a degree search looks through: templates, splits of the layers, and which of them are still to be visited."""
+"""What a degree search looks through: templates, splits of the layers, bounds of the ones under the others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import PipelineSplit
 from meshplan.planner.training.problem.choices import SPLIT
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.bounds.cell_bounds import CellBounds
+from meshplan.planner.training.search.bounds.memory_bounds import MemoryBounds
 from meshplan.planner.training.search.templates import Templates, make_templates, pipeline_splits
 
 
@@ -22,17 +22,21 @@ class Space:
         templates: all choices but the pipeline split.
         splits: every pipeline split.
         bounds: of the templates.
+        memory: what the templates must recompute at least.
     """
 
     templates: Templates
     splits: tuple[PipelineSplit, ...]
     bounds: CellBounds
+    memory: MemoryBounds
 
     @classmethod
     def of(cls, problem: TrainingProblem) -> Space:
         """The space of a question."""
         templates = make_templates(problem)
-        return cls(templates=templates, splits=tuple(pipeline_splits(problem)), bounds=CellBounds(problem, templates))
+        bounds = CellBounds(problem, templates)
+        memory = MemoryBounds(problem, templates.columns, bounds)
+        return cls(templates=templates, splits=tuple(pipeline_splits(problem)), bounds=bounds, memory=memory)
 
     def pinned(self, problem: TrainingProblem, choices: Mapping[str, Any]) -> Space:
         """The part of the space that has some choices, with chunks that are alike.
@@ -48,28 +52,13 @@ class Space:
             if all(getattr(split, one.split) == choices[one.name] for one in SPLIT if one.name in choices)
             and (split.virtual_pipeline_stages == 1 or _are_alike(split.layers_per_chunk))
         )
-        return Space(templates=templates, splits=splits, bounds=self.bounds.pinned(problem, rows))
+        bounds = self.bounds.pinned(problem, templates, rows)
+        memory = self.memory.pinned(problem, templates, rows, bounds)
+        return Space(templates=templates, splits=splits, bounds=bounds, memory=memory)
 
     def under(self, problem: TrainingProblem) -> Space:
         """The same space under other links between nodes, none of which are uniform."""
-        return replace(self, bounds=self.bounds.under(problem))
-
-
-@dataclass(order=True, kw_only=True)
-class Portion:
-    """Templates of one split that are still to be visited.
-
-    Args:
-        least: no candidate among them has a better objective.
-        index: of the split.
-        rows: the templates.
-        bounds: the least objective of each, ascending; None where they were not ordered yet.
-    """
-
-    least: float
-    index: int
-    rows: IntArray = field(compare=False)
-    bounds: FloatArray | None = field(compare=False, default=None)
+        return replace(self, bounds=self.bounds.under(problem), memory=self.memory.under(problem))
 
 
 def _are_alike(layers_per_chunk: Sequence[int]) -> bool:

@@ -167,11 +167,11 @@ def _num_variants(problem: TrainingProblem, data_parallel: IntArray) -> IntArray
     """Candidates that :func:`template_candidates` makes of each template, [n]."""
     distinct, which = np.unique(data_parallel, return_inverse=True)
     states = _with_states(problem, {"data_parallel": distinct, "_place": np.arange(len(distinct))})
-    counts = np.bincount(states["_place"], minlength=len(distinct)) * len(_recompute_modes(problem))
+    counts = np.bincount(states["_place"], minlength=len(distinct)) * len(recompute_modes(problem))
     return np.asarray(counts[which], dtype=np.int64)
 
 
-def _recompute_modes(problem: TrainingProblem) -> list[int]:
+def recompute_modes(problem: TrainingProblem) -> list[int]:
     """The modes of templates. Recompute of a block starts from templates without recompute."""
     known = [mode for mode in Recompute if mode.name.lower() in problem.rules.recompute_modes]
     if problem.fixed.get("activation_recompute") == Recompute.BLOCK.name.lower():
@@ -292,7 +292,7 @@ def template_candidates(
 ) -> Candidates:
     """Every candidate of the templates ``rows`` under ``split``, template by template; no rule is applied yet."""
     columns = _with_states(problem, {name: array[rows] for name, array in templates.columns.items()})
-    modes = _recompute_modes(problem)
+    modes = recompute_modes(problem)
     columns = _cross(columns, "recompute", {0: modes}, np.zeros(len(columns["data_parallel"]), dtype=np.int64))
     return candidates_with(problem, columns, split)
 

@@ -98,7 +98,8 @@ def gemm_s(
     rows, columns = np.ceil(m / GEMM_TILE) * GEMM_TILE, np.ceil(n / GEMM_TILE) * GEMM_TILE
     compute = 2.0 * rows * columns * (k + curve.inner_saturation) / (curve.rate_flops_per_s * efficiency)
     moved = (element_bytes * (m * k + k * n) + BYTES_16_BIT * m * n) / curve.bandwidth_bytes_per_s
-    return np.sqrt(np.sqrt(compute**4 + moved**4))
+    compute, moved = compute * compute, moved * moved  # NumPy takes six times as long for a fourth power
+    return np.sqrt(np.sqrt(compute * compute + moved * moved))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,13 +23,19 @@ where the way to split sequences is searched for or pinned, its exchange costs n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, StageClass, split_layers
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
+from meshplan.planner.training.estimator.candidates import (
+    Candidates,
+    PipelineSplit,
+    StageClass,
+    layer_kinds,
+    split_layers,
+)
 from meshplan.planner.training.estimator.compute import ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
@@ -43,8 +49,8 @@ from meshplan.planner.training.search.templates import TEMPLATE, Templates, cand
 
 # Keeps the bound below the estimate, whose sums run in another order.
 ROUNDING = 1e-9
-# Templates whose layers are priced at once; keeps arrays in the processor's cache.
-ROWS_AT_ONCE = 16_384
+# Templates whose layers are priced at once; arrays of 128 KiB are mapped anew for every operation.
+ROWS_AT_ONCE = 8192
 _STYLE = "context_parallel_style"
 
 
@@ -62,25 +68,28 @@ class CellBounds:
         self._microbatches = problem.workload.global_batch_size // (
             templates.columns["micro_batch_size"] * templates.columns["data_parallel"]
         )
-        self._tables: dict[Recompute, FloatArray] = {}
+        self._tables: dict[Recompute, _Table] = {}
+        self._whole_s: FloatArray | None = None
         self._index: tuple[dict[str, IntArray], IntArray, IntArray] | None = None
         self._exchange: ExchangeBounds | None = None
         if ExchangeBounds.applies(problem):
             whole = _one_stage(problem, self._columns, Recompute.NONE)
             self._exchange = ExchangeBounds(problem, self._columns, whole)
 
-    def pinned(self, problem: TrainingProblem, rows: IntArray) -> CellBounds:
+    def pinned(self, problem: TrainingProblem, templates: Templates, rows: IntArray) -> CellBounds:
         """The bounds of some of the templates.
 
         Args:
             problem: the question with the pins that leave these.
-            rows: the templates.
+            templates: these.
+            rows: where they are among all.
         """
         other = object.__new__(CellBounds)
         other.problem = self.problem
-        other._columns = {name: column[rows] for name, column in self._columns.items()}
+        other._columns = templates.columns
         other._microbatches = self._microbatches[rows]
-        other._tables = {mode: table[:, rows] for mode, table in self._tables.items()}
+        other._tables = {mode: table.take(rows) for mode, table in self._tables.items()}
+        other._whole_s = None if self._whole_s is None else self._whole_s[rows]
         other._index = None
         other._exchange = None if self._exchange is None else self._exchange.pinned(problem, rows)
         return other
@@ -94,13 +103,27 @@ class CellBounds:
             other._exchange = self._exchange.pinned(problem, np.arange(len(self._microbatches)))
         return other
 
+    def least_of_stages_s(self, splits: Sequence[PipelineSplit], rows: slice | IntArray) -> FloatArray:
+        """Lower bound of the step of every candidate of some templates under any of some splits, s [n].
+
+        Without messages and data parallelism, and for any other split of the layers over the same stages, too.
+
+        Args:
+            splits: splits over the same stages.
+            rows: the templates.
+        """
+        p, m = splits[0].pipeline_parallel, self._microbatches[rows]
+        bubble = min(_bubble(split) for split in splits)
+        busy = (m + bubble * (p - 1)) * (self._total_s(splits[0], rows, Recompute.NONE) / p)
+        return np.asarray((busy + self._overhead_s) * (1.0 - ROUNDING))
+
     def least_s(
         self,
         split: PipelineSplit,
         rows: slice | IntArray,
         mode: Recompute = Recompute.NONE,
         *,
-        messages: bool = True,
+        again_s: FloatArray | float = 0.0,
         other_layers: bool = False,
     ) -> FloatArray:
         """Lower bound of the step of every candidate of some templates, s [n].
@@ -109,29 +132,37 @@ class CellBounds:
             split: the pipeline split.
             rows: the templates.
             mode: ``NONE``: of all candidates; ``FULL``: of those that recompute every layer.
-            messages: with the messages between stages and, on uneven links, data parallelism, which take as long to
-                price as all the rest.
+            again_s: what they recompute at least of a micro-batch, over all stages together, [n].
             other_layers: the bound holds for any other split of the layers over these stages and chunks, too.
         """
-        table = self._table(mode)[:, rows]
-        between = self._messages_s(split, rows) if messages else 0.0
-        stages = [(stage, self._stage_s(stage, table)) for stage in split.classes]
-        return self._least_s(split, stages, rows, between, other_layers=other_layers, exchange=messages)
+        total = self._total_s(split, rows, mode) + again_s
+        slowest = None
+        if not other_layers:
+            table = self._table(mode, rows)
+            slowest = np.maximum.reduce([self._stage_s(stage, table) for stage in split.classes])
+        return self._least_s(split, rows, total, slowest, exchange=True)
 
     def of_candidates_s(self, batch: Candidates) -> FloatArray:
         """Lower bound of the step of candidates of the templates, each with what it recomputes, s [n]."""
-        split, rows = batch.split, self._rows_of(batch)
-        table, whole = self._table(Recompute.NONE)[:, rows], batch.recompute == Recompute.FULL
+        split, rows = batch.split, self.rows_of(batch)
+        table, whole = self._table(Recompute.NONE, rows), batch.recompute == Recompute.FULL
         if whole.any():
-            table = np.where(whole, self._table(Recompute.FULL)[:, rows], table)
-        block = self._table(Recompute.BLOCK)[:-2, rows] if batch.recompute_num_layers.any() else table[:-2]
+            table[:, whole] = self._table(Recompute.FULL, rows[whole])
+        in_block = np.flatnonzero(batch.recompute_num_layers)
+        more = self._table(Recompute.BLOCK, rows[in_block])[:-2] - table[:-2, in_block]
         stages = []
         for stage in split.classes:
-            again = stage.recomputed(batch.recompute_num_layers) * (block - table[:-2])
-            stages.append((stage, self._stage_s(stage, table) + again.sum(axis=0)))
-        return self._least_s(split, stages, rows, self._messages_s(split, rows), other_layers=False)
+            seconds = self._stage_s(stage, table)
+            seconds[in_block] += (stage.recomputed(batch.recompute_num_layers[in_block]) * more).sum(axis=0)
+            stages.append(seconds)
+        total = sum((stage.count * own for stage, own in zip(split.classes, stages, strict=True)), np.zeros(len(rows)))
+        return self._least_s(split, rows, total, np.maximum.reduce(stages), exchange=False)
 
-    def _rows_of(self, batch: Candidates) -> IntArray:
+    def again_s(self, rows: IntArray) -> FloatArray:
+        """Time that recompute of a layer of each kind adds to a micro-batch at least, s [kinds, n]."""
+        return np.maximum(self._table(Recompute.BLOCK, rows)[:-2] - self._table(Recompute.NONE, rows)[:-2], 0.0)
+
+    def rows_of(self, batch: Candidates) -> IntArray:
         """The template of each candidate, [n]."""
         if self._index is None:
             distinct = {name: np.unique(self._columns[name]) for name in TEMPLATE}
@@ -147,39 +178,54 @@ class CellBounds:
         predicted = self.problem.shape.num_nextn_predict_layers
         return _stage_s(stage, table[:-2], table[-2], table[-1], predicted)
 
+    def _total_s(self, split: PipelineSplit, rows: slice | IntArray, mode: Recompute) -> FloatArray:
+        """What all stages need at least for one micro-batch, whatever layers each of them holds, s [n]."""
+        if mode is Recompute.NONE and not split.vocabulary_parallel:
+            if self._whole_s is None:
+                self._whole_s = self._in_one_stage_s(slice(0, len(self._microbatches)), mode)
+            return np.asarray(self._whole_s[rows])
+        if not split.vocabulary_parallel:
+            return self._in_one_stage_s(rows, mode)
+        table = self._table(mode, rows)
+        return np.asarray(sum(stage.count * self._stage_s(stage, table) for stage in split.classes))
+
+    def _in_one_stage_s(self, rows: slice | IntArray, mode: Recompute) -> FloatArray:
+        """What a stage with all layers and both ends needs for one micro-batch, s [n]."""
+        (stage,) = _one_stage_split(self.problem).classes
+        return self._stage_s(stage, self._table(mode, rows))
+
+    @property
+    def _overhead_s(self) -> float:
+        return float(np.min(self.problem.calibration.time.step_overhead_s))
+
     def _least_s(
         self,
         split: PipelineSplit,
-        stages: Sequence[tuple[StageClass, FloatArray]],
         rows: slice | IntArray,
-        between_s: FloatArray | float,
+        total_s: FloatArray,
+        slowest_s: FloatArray | None,
         *,
-        other_layers: bool,
-        exchange: bool = False,
+        exchange: bool,
     ) -> FloatArray:
-        """T of the module docstring, [n].
+        """T of the module docstring with messages, [n].
 
         Args:
             split: the pipeline split.
-            stages: distinct stages, and what each needs for one micro-batch.
             rows: the templates.
-            between_s: exposed messages between stages.
-            other_layers: without the slowest stage.
+            total_s: what all stages need for one micro-batch, Σ t_i.
+            slowest_s: what the slowest one needs, max t_i; None to leave it out.
             exchange: with data parallelism, where links are uneven.
         """
         p, m = split.pipeline_parallel, self._microbatches[rows]
-        total = sum((stage.count * seconds for stage, seconds in stages), np.zeros(len(m)))
-        bubble = least_bubble(
-            split.schedule, pipeline_parallel=p, virtual_pipeline_stages=split.virtual_pipeline_stages
-        )
-        passes = m + bubble * (p - 1)
-        busy = passes * total / p
-        if not other_layers:
-            busy = np.maximum(m * np.maximum.reduce([seconds for _, seconds in stages]), busy)
+        passes = m + _bubble(split) * (p - 1)
+        busy = passes * total_s / p
+        if slowest_s is not None:
+            busy = np.maximum(m * slowest_s, busy)
         if exchange and self._exchange is not None:
-            busy = self._exchange.least_s(p, rows, pipeline_s=busy, mean_s=total / p, passes=passes, num_microbatches=m)
-        overhead = float(np.min(self.problem.calibration.time.step_overhead_s))
-        return np.asarray((busy + overhead + between_s) * (1.0 - ROUNDING))
+            busy = self._exchange.least_s(
+                p, rows, pipeline_s=busy, mean_s=total_s / p, passes=passes, num_microbatches=m
+            )
+        return np.asarray((busy + self._overhead_s + self._messages_s(split, rows)) * (1.0 - ROUNDING))
 
     def _messages_s(self, split: PipelineSplit, rows: slice | IntArray) -> FloatArray | float:
         """Exposed messages between stages: the estimator's, which depend on no other choice, s [n]."""
@@ -196,15 +242,19 @@ class CellBounds:
         )
         return model.neighbour_messages_s()
 
-    def _table(self, mode: Recompute) -> FloatArray:
+    def _table(self, mode: Recompute, rows: slice | IntArray) -> FloatArray:
         """[kinds + 2, n] seconds of one layer of each kind, of the embedding and of the LM head with the loss."""
         if mode not in self._tables:
-            count = len(self._microbatches)
-            pieces = [self._priced(slice(i, i + ROWS_AT_ONCE), mode) for i in range(0, max(count, 1), ROWS_AT_ONCE)]
-            self._tables[mode] = np.concatenate(pieces, axis=1)
-        return self._tables[mode]
+            self._tables[mode] = _Table.of(len(layer_kinds(self.problem.shape)[0]) + 2, len(self._microbatches))
+        table = self._tables[mode]
+        lacking = np.flatnonzero(~table.is_known) if isinstance(rows, slice) else np.unique(rows[~table.is_known[rows]])
+        for i in range(0, len(lacking), ROWS_AT_ONCE):
+            piece = lacking[i : i + ROWS_AT_ONCE]
+            table.seconds[:, piece] = self._priced(piece, mode)
+            table.is_known[piece] = True
+        return table.seconds[:, rows].copy()
 
-    def _priced(self, rows: slice, mode: Recompute) -> FloatArray:
+    def _priced(self, rows: IntArray, mode: Recompute) -> FloatArray:
         problem = self.problem
         batch = _one_stage(problem, {name: column[rows] for name, column in self._columns.items()}, mode)
         machine = problem.machine
@@ -222,6 +272,43 @@ class CellBounds:
         return np.stack([*layers, compute.embedding().total_s, compute.head().total_s])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """Seconds of layers and ends of the templates, priced when they are asked for.
+
+    Args:
+        seconds: see :meth:`CellBounds._table`, [kinds + 2, n].
+        is_known: which templates are priced, [n].
+    """
+
+    seconds: FloatArray
+    is_known: BoolArray
+
+    @classmethod
+    def of(cls, lines: int, count: int) -> _Table:
+        """A table in which nothing is known."""
+        return cls(seconds=np.empty((lines, count)), is_known=np.zeros(count, dtype=bool))
+
+    def take(self, rows: IntArray) -> _Table:
+        """The same of some templates; a copy of what is known, unless these are all."""
+        if len(rows) == len(self.is_known):
+            return self
+        other = _Table.of(len(self.seconds), len(rows))
+        known = np.flatnonzero(self.is_known[rows])
+        other.seconds[:, known] = self.seconds[:, rows[known]]
+        other.is_known[known] = True
+        return other
+
+
+def _bubble(split: PipelineSplit) -> float:
+    """β', the least bubble of a split."""
+    return least_bubble(
+        split.schedule,
+        pipeline_parallel=split.pipeline_parallel,
+        virtual_pipeline_stages=split.virtual_pipeline_stages,
+    )
+
+
 def _keys(distinct: Mapping[str, IntArray], columns: Mapping[str, IntArray]) -> IntArray:
     """One number for each row of the columns of templates, [n]."""
     keys = np.zeros(len(columns[TEMPLATE[0]]), dtype=np.int64)
@@ -232,14 +319,17 @@ def _keys(distinct: Mapping[str, IntArray], columns: Mapping[str, IntArray]) -> 
 
 def _one_stage(problem: TrainingProblem, columns: Mapping[str, IntArray], mode: Recompute) -> Candidates:
     """Templates as candidates of one stage."""
-    whole = split_layers(
+    return _unsharded(problem, columns, _one_stage_split(problem), mode)
+
+
+def _one_stage_split(problem: TrainingProblem) -> PipelineSplit:
+    return split_layers(
         problem.shape,
         pipeline_parallel=1,
         virtual_pipeline_stages=1,
         layers_per_chunk=(problem.shape.num_hidden_layers,),
         schedule=NO_PIPELINE,
     )
-    return _unsharded(problem, columns, whole, mode)
 
 
 def _unsharded(

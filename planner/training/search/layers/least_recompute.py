@@ -23,6 +23,7 @@ stage, whatever the chunks (p − i, where interleaving keeps p + (p − 2i − 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +31,7 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
 from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.training.search.layers.stage_costs import SplitCosts
+from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageBytes
 
 # Keeps R below its exact value, whose sums run in another order.
 ROUNDING = 1e-9
@@ -47,26 +48,36 @@ def fewest_in_flight(split: PipelineSplit) -> PipelineSplit:
     return replace(split, schedule=LEAST_IN_FLIGHT, virtual_pipeline_stages=1)
 
 
-def least_recompute_s(problem: TrainingProblem, batch: Candidates) -> FloatArray:
+def least_recompute_s(problem: TrainingProblem, batch: Candidates, again_s: FloatArray | None = None) -> FloatArray:
     """Time of the least recompute, over the stages of one micro-batch together, s [n]; infinite where nothing fits.
 
     Args:
         problem: the question.
         batch: candidates under any split of their layers over the same stages.
+        again_s: time of recompute of a layer of each kind, where it is known, [kinds, n].
     """
-    batch = replace(batch, split=fewest_in_flight(batch.split))
-    pieces = [_least_s(problem, batch.take(slice(i, i + ROWS_AT_ONCE))) for i in range(0, len(batch), ROWS_AT_ONCE)]
+    batch, pieces = replace(batch, split=fewest_in_flight(batch.split)), []
+    for i in range(0, len(batch), ROWS_AT_ONCE):
+        rows = slice(i, i + ROWS_AT_ONCE)
+        costs = SplitCosts(problem, batch.take(rows))
+        own_s = costs.again_s() if again_s is None else again_s[:, rows]
+        pieces.append(least_of_kinds_s(costs.memory(), own_s, costs.kind_of, problem.limits.memory_bytes))
     return np.concatenate([*pieces, np.zeros(0)])
 
 
-def _least_s(problem: TrainingProblem, batch: Candidates) -> FloatArray:
-    costs = SplitCosts(problem, batch)
-    memory = costs.memory()
-    again_s, room_bytes = costs.again_s(), problem.limits.memory_bytes - memory.base_bytes
-    as_one = memory.of_the_least_layer()
-    groups = [(as_one, 0, again_s.min(axis=0), len(costs.kind_of))]
-    if len(costs.kinds) > 1:
-        groups += [(memory, kind, again_s[kind], costs.kind_of.count(kind)) for kind in range(len(costs.kinds))]
+def least_of_kinds_s(memory: StageBytes, again_s: FloatArray, kind_of: Sequence[int], limit_bytes: float) -> FloatArray:
+    """Time of the least recompute where layers may differ in kind, s [n]; infinite where nothing fits.
+
+    Args:
+        memory: of the stages.
+        again_s: time of recompute of a layer of each kind, [kinds, n].
+        kind_of: kind of each layer.
+        limit_bytes: M.
+    """
+    room_bytes, as_one = limit_bytes - memory.base_bytes, memory.of_the_least_layer()
+    groups = [(as_one, 0, again_s.min(axis=0), len(kind_of))]
+    if len(again_s) > 1:
+        groups += [(memory, kind, again_s[kind], kind_of.count(kind)) for kind in range(len(again_s))]
     bounds = []
     for bytes_, kind, each_s, count in groups:
         least = least_recomputed(
@@ -90,8 +101,14 @@ def stage_recompute_s(
         again_s: c of each kind, [kinds, n].
         saved_bytes: a of each kind, [kinds, n].
     """
+    there = counts.any(axis=1)
+    if len(again_s) > 1 and np.count_nonzero(there) == 1:
+        counts, again_s, saved_bytes = counts[there], again_s[there], saved_bytes[there]
     saves = saved_bytes > 0.0
     each = np.where(saves, saved_bytes, 1.0)
+    if len(again_s) == 1:  # most calls: nothing to choose from
+        whole = np.ceil(lacking_bytes / each[0] * (1.0 - ROUNDING))
+        return np.where((whole > np.where(saves[0], counts.T, 0)), np.inf, whole * again_s[0])
     order = np.argsort(np.where(saves, again_s / each, np.inf), axis=0)
     seconds, left = np.zeros_like(lacking_bytes), lacking_bytes
     for place in range(len(again_s)):

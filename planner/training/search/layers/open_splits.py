@@ -113,25 +113,25 @@ class OpenSplits:
             self.bound = min(self.bound, float(noted[noted >= worthwhile].min(initial=math.inf)))
             if (noted >= worthwhile).all():
                 continue
-            least, batch = self._sharpened(expand(open_ones.take(noted < worthwhile)), worthwhile)
+            least, splits = self._sharpened(expand(open_ones.take(noted < worthwhile)), worthwhile)
             rows = np.argsort(least, kind="stable")[: ROWS_AT_ONCE if budget > 0 else 0]
             self.bound = min(self.bound, float(np.delete(least, rows).min(initial=math.inf)))
             if len(rows):
-                budget -= self._close(batch.take(rows), least[rows], worthwhile, price, budget)
+                budget -= self._close(splits.take(rows), least[rows], worthwhile, price, budget)
         self._open = []
 
-    def _sharpened(self, batch: Candidates, worthwhile: float) -> tuple[FloatArray, Candidates]:
+    def _sharpened(self, batch: Candidates, worthwhile: float) -> tuple[FloatArray, UnevenSplits]:
         """The candidates that may still beat ``worthwhile`` with what their sharding adds, and their bounds."""
-        if not len(batch):
-            return np.zeros(0), batch
-        most_s = self._most_s(worthwhile, batch)
         splits = UnevenSplits(self.problem, batch)
+        if not len(batch):
+            return np.zeros(0), splits
+        most_s = self._most_s(worthwhile, batch)
         mean_s, _ = splits.quick_bounds_s()
-        within_s = mean_s + least_recompute_s(self.problem, batch) * splits.passes()
+        within_s = mean_s + least_recompute_s(self.problem, batch, splits.stages.again_s()) * splits.passes()
         least = self.objective.of(np.maximum(splits.sharp_bound_s(most_s), within_s), batch.world_size)
         rows = least < worthwhile
         self.bound = min(self.bound, float(least[~rows].min(initial=math.inf)))
-        return least[rows], batch.take(rows)
+        return least[rows], splits.take(np.flatnonzero(rows))
 
     def _within_memory(self) -> Iterator[tuple[FloatArray, Candidates]]:
         """The noted candidates and their bounds, with the least recompute that any split needs."""
@@ -158,11 +158,9 @@ class OpenSplits:
         found = [(np.concatenate(bounds[split]), joined(own)) for split, own in batches.items()]
         return sorted(found, key=lambda item: float(item[0].min()))
 
-    def _close(self, batch: Candidates, known: FloatArray, worthwhile: float, price: Price, budget: int) -> int:
+    def _close(self, splits: UnevenSplits, known: FloatArray, worthwhile: float, price: Price, budget: int) -> int:
         """Sharpen the ``known`` bound of some candidates and price their best splits; how many were priced."""
-        if not len(batch):
-            return 0
-        splits = UnevenSplits(self.problem, batch)
+        batch = splits.batch
         bound_s, found = splits.solve(self._most_s(worthwhile, batch))
         least = np.maximum(self.objective.of(bound_s, batch.world_size), known)
         rows = np.flatnonzero(least < worthwhile)

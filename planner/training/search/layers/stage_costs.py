@@ -194,6 +194,7 @@ class SplitCosts:
         self.problem, self.batch, self.split = problem, batch, batch.split
         self.kinds, self.kind_of = layer_kinds(problem.shape)
         self.model = training_model(problem, batch)
+        self._again_s: FloatArray | None = None
         self.head_stage = stage_of_chunk(
             self.split.schedule, self.split.pipeline_parallel, self.split.virtual_pipeline_stages
         )[-1]
@@ -253,8 +254,17 @@ class SplitCosts:
             saved_bytes=memory.saved_bytes,
         )
 
+    def know_again_s(self, again_s: FloatArray) -> None:
+        """Take what :meth:`again_s` is from a batch that these candidates were part of."""
+        self._again_s = again_s
+
     def again_s(self) -> FloatArray:
         """Time that recompute of one more layer of each kind adds to a micro-batch, [kinds, n]."""
+        if self._again_s is None:
+            self._again_s = self._priced_again_s()
+        return self._again_s
+
+    def _priced_again_s(self) -> FloatArray:
         rows = (self.batch.recompute == Recompute.NONE) & (self.batch.zero_stage < ZERO_PARAMETERS)
         if not takes_blocks(self.problem) or not rows.any():
             return np.zeros((len(self.kinds), len(self.batch)))
@@ -295,9 +305,8 @@ class SplitCosts:
             layer = unit(0, kinds)
             plain = memory.stage(stage_of(layer, index=stage)).safe_bytes
             base[stage] += memory.stage(stage_of(layer, first=first, head=head, index=stage)).safe_bytes - plain
-        constants = self.problem.calibration.memory
         dropped = np.stack([memory.layer_bytes(kind) for kind in self.kinds]) - memory.layer_input_bytes()
-        saved = flying[:, None] * dropped * constants.activation_factor * constants.safe_factor
+        saved = flying[:, None] * dropped * memory.safe_per_activation_byte
         again = (batch.recompute == Recompute.NONE) & takes_blocks(self.problem)
         known = batch.zero_stage < ZERO_PARAMETERS
         return StageBytes(
@@ -305,6 +314,12 @@ class SplitCosts:
             base_bytes=np.where(known, base, 0.0),
             saved_bytes=np.where(again & known, saved, 0.0),
         )
+
+    def embedding_bytes(self, stage: int) -> FloatArray:
+        """What the embedding adds to a stage, with the micro-batches that this one keeps in flight, [n]."""
+        layer, memory = unit(0, len(self.kinds)), self.model.memory
+        plain = memory.stage(stage_of(layer, index=stage)).safe_bytes
+        return np.asarray(memory.stage(stage_of(layer, first=True, index=stage)).safe_bytes - plain)
 
     def _in_flight(self, stage: int) -> FloatArray:
         split = self.split

@@ -72,6 +72,15 @@ class UnevenSplits:
         self.stages = SplitCosts(problem, batch)
         self.kinds, self.kind_of, self.model = self.stages.kinds, self.stages.kind_of, self.stages.model
         self.tables: dict[tuple[bool, bool], StageTable] = {}
+        self._quick: tuple[FloatArray, FloatArray] | None = None
+
+    def take(self, rows: IntArray) -> UnevenSplits:
+        """The same of some candidates, with what is known of them."""
+        other = UnevenSplits(self.problem, self.batch.take(rows))
+        if self._quick is not None:
+            other._quick = self._quick[0][rows], self._quick[1][rows]
+        other.stages.know_again_s(self.stages.again_s()[:, rows])
+        return other
 
     def quick_bound_s(self) -> FloatArray:
         """No split, and no sharding, is faster, [n]: the mean stage with the least bubble, or the slowest one alone."""
@@ -79,10 +88,15 @@ class UnevenSplits:
 
     def quick_bounds_s(self) -> tuple[FloatArray, FloatArray]:
         """Both parts of :meth:`quick_bound_s`: of the mean stage, and of the slowest one, [n] each."""
-        split, batch = self.split, self.batch
-        model = training_model(
-            self.problem, replace(batch, zero_stage=np.minimum(batch.zero_stage, ZERO_PARAMETERS - 1))
-        )
+        if self._quick is None:
+            self._quick = self._priced_quickly()
+        return self._quick
+
+    def _priced_quickly(self) -> tuple[FloatArray, FloatArray]:
+        split, batch, model = self.split, self.batch, self.model
+        if (batch.zero_stage >= ZERO_PARAMETERS).any():
+            unsharded = np.minimum(batch.zero_stage, ZERO_PARAMETERS - 1)
+            model = training_model(self.problem, replace(batch, zero_stage=unsharded))
         totals = [self.kind_of.count(kind) for kind in range(len(self.kinds))]
         fewer = [totals[0] - 1, *totals[1:]]
         is_split = split.vocabulary_parallel
@@ -163,7 +177,8 @@ class UnevenSplits:
             most_s: steps that are no shorter than this are of no use, [n].
 
         Returns:
-            Bound of the step, [n], infinite where no split is within memory and ``most_s``; two arrays [p, n].
+            Bound of the step, [n], infinite where no split is within memory and ``most_s``, beside
+            :meth:`sharp_bound_s`; two arrays [p, n].
         """
         split, batch, layers, m = self.split, self.batch, len(self.kind_of), self.batch.num_microbatches
         each = self.stages.costs()
@@ -192,7 +207,9 @@ class UnevenSplits:
         bound = least + outside
         if not self.tables:  # where a stage gathers its own parameters, its time is no sum over layers
             bound = np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, bound)
-        bound, found = np.maximum(bound, self.sharp_bound_s(most_s)), [few, many]
+        found = [few, many]
+        if self.tables:  # else they add nothing to the bound that the candidates came with
+            bound = np.maximum(bound, self.sharp_bound_s(most_s))
         if mixed:
             self._leading(recurrence, each, most_s, outside, bound, found)
         if self.tables:

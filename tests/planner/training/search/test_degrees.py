@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from core_cases import DENSE, LATENT, MOE, machine_with, problem_of
 from hypothesis import given, settings
@@ -16,7 +17,8 @@ from meshplan.planner.core.solution import Progress, Status
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
-from meshplan.planner.training.search import degrees as degree_search
+from meshplan.planner.training.search import frontier
+from meshplan.planner.training.search.bounds.memory_bounds import MemoryBounds
 from meshplan.planner.training.search.degrees import search_degrees
 
 
@@ -117,7 +119,8 @@ def test_a_time_limit_leaves_a_valid_bound_and_gap(objective: TrainingObjective)
 
 def test_a_time_limit_never_claims_that_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first splits of a large model do not fit; that says nothing of those which were not visited."""
-    monkeypatch.setattr(degree_search, "LEAST_ROWS", 1)
+    monkeypatch.setattr(frontier, "LEAST_ROWS", 1)
+    monkeypatch.setattr(MemoryBounds, "least_s", lambda _, split, rows: np.zeros(len(rows)))
     one_replica = {"tensor_parallel": 1, "data_parallel": 1, "context_parallel": 1}
     deep = replace(DENSE, num_hidden_layers=48)
     problem = problem_of(deep, num_devices=8, limits={"memory_bytes": 14e9}, fixed=one_replica)
@@ -157,7 +160,7 @@ def test_ctrl_c_before_the_first_incumbent_is_not_an_answer() -> None:
 def test_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(MOE, num_devices=4, global_batch_size=4)
     reference, whole = search_degrees(problem)
-    monkeypatch.setattr(degree_search, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(frontier, "CHUNK_ROWS", 7)
     solution, pieces = search_degrees(problem)
     assert solution.assignment == reference.assignment
     assert [scored.config for scored in pieces.best] == [scored.config for scored in whole.best]

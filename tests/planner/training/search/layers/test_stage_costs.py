@@ -10,6 +10,8 @@ from core_cases import DENSE, MOE, problem_of
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.candidates import layer_kinds
+from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import Phase
 from meshplan.planner.training.search.layers.stage_costs import SplitCosts, stage_of
 from meshplan.planner.training.search.templates import make_templates, pipeline_splits, template_candidates
@@ -43,3 +45,22 @@ def test_a_column_of_counts_is_every_count(shape: ModelShape, phase: Phase) -> N
                 np.testing.assert_allclose(table.optimizer_s[count], optimizer_s, rtol=1e-13)
         return
     raise AssertionError("no split of two stages")
+
+
+def test_recompute_saves_no_more_than_is_said() -> None:
+    """Also where activations have a safe factor of their own, and the allocator a reserve."""
+    problem = problem_of(DENSE, num_devices=8, global_batch_size=8)
+    memory = replace(problem.calibration.memory, safe_factor=1.05, activation_safe_factor=1.6)
+    recipe = replace(problem.calibration.recipe, most_reserve_share=0.1)
+    problem = replace(problem, calibration=replace(problem.calibration, memory=memory, recipe=recipe))
+    split = next(split for split in pipeline_splits(problem) if split.pipeline_parallel == 2)
+    batch = template_candidates(problem, make_templates(problem), slice(0, None), split)
+    plain = batch.take((batch.recompute == Recompute.NONE) & (batch.zero_stage < ZERO_PARAMETERS))
+    whole = replace(plain, recompute=np.full(len(plain), int(Recompute.FULL)))
+    costs, again = SplitCosts(problem, plain), SplitCosts(problem, whole)
+    most = costs.memory().saved_bytes[0, 0]
+    for count in (1, 3):
+        stage = stage_of([count])
+        saved = costs.model.memory.stage(stage).safe_bytes - again.model.memory.stage(stage).safe_bytes
+        assert (saved <= count * most * (1.0 + 1e-12)).all()
+    assert (saved > 0.0).any()
