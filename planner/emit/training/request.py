@@ -78,8 +78,23 @@ class TrainingRequest:
         )
 
     @property
+    def has_unlike_stages(self) -> bool:
+        """Whether stages have degrees of their own, so that no one :attr:`config` tells them."""
+        return "stages" in self.plan.config
+
+    @property
+    def choices(self) -> Mapping[str, Any]:
+        """Every choice by its name, whatever the stages."""
+        return self.plan.config if self.has_unlike_stages else self.config.choices
+
+    @property
+    def world_size(self) -> int:
+        """Devices of the job."""
+        return int(self.plan.config["world_size"]) if self.has_unlike_stages else self.config.world_size
+
+    @property
     def config(self) -> TrainingConfig:
-        """The choices of the plan.
+        """The choices of the plan, the same for all stages.
 
         Raises:
             EmitError: the plan is of another kind, or it has no configuration.
