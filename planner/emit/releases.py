@@ -101,6 +101,11 @@ RELEASES: Mapping[str, Releases] = {
                 ),
                 Introduced(flag="--cuda-graph-modules", since="0.18.0", source=_CORE.format("0.18.0", "0.17.0")),
                 Introduced(
+                    flag="--sft",
+                    since="0.17.0",
+                    source="megatron-core 0.17.0: training/arguments.py; older wheels have no such file to read",
+                ),
+                Introduced(
                     flag="--dataloader-inter-document-masking",
                     since="0.19.0",
                     source="megatron-core 0.19.0: training/arguments.py, absent in 0.18.0",

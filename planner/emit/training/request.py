@@ -12,6 +12,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.hosts import HostPool
 from meshplan.planner.emit.text import published_name
+from meshplan.planner.lengths.packing import SPLIT
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 DEFAULT_MASTER_PORT = 29500
@@ -24,10 +25,12 @@ class DocumentsAsked:
     Args:
         packing: one of :data:`meshplan.planner.lengths.packing.PACKINGS`.
         is_masked: several share a sequence, and attention keeps to each.
+        are_split: some are longer than a sequence, and go on in the next one.
     """
 
     packing: str
     is_masked: bool
+    are_split: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,7 @@ class TrainingRequest:
         return DocumentsAsked(
             packing=str(told["packing"]),
             is_masked=not asked.get("cross_document_attention", False) and not fill_sequences,
+            are_split=told["longest"] > self.config.sequence_length and told["longer"] == SPLIT,
         )
 
     @property
