@@ -23,7 +23,7 @@ from pipeline_train import Trainer as AlikeTrainer
 from torch import Tensor, nn
 
 WARM_UP_STEPS = 1
-PROFILED_LAYERS, PROFILED_REPEATS = (2, 4), 5
+PROFILED_LAYERS, PROFILED_REPEATS = (2, 4), 12
 
 
 class Trainer(AlikeTrainer):

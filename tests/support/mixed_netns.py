@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -25,6 +24,8 @@ from typing import Any
 
 from cpu_shares import cpu_shares
 from netns import Network, Shaping, Sites, network
+
+from meshplan.planner.validation.summary import spearman
 
 ONE, TWO = "type-one", "type-two"
 NEAR, LINE = 200_000_000, 4_000_000  # bit/s
@@ -109,8 +110,7 @@ class Outcome:
     @property
     def order(self) -> float:
         """Spearman's rank correlation of predicted and measured steps."""
-        predicted, measured = zip(*((run.predicted_s, run.measured_s) for run in self.runs), strict=True)
-        return statistics.correlation(predicted, measured, method="ranked")
+        return spearman([run.predicted_s for run in self.runs], [run.measured_s for run in self.runs]) or 0.0
 
 
 class Lab:
