@@ -73,14 +73,15 @@ class Field:
     integer: bool = False
 
 
-# The sane ranges are wide on purpose: two decades around what has been sold from 2017 to 2026.
+# The sane ranges are wide on purpose: two decades around what has been sold from 2017 to 2026; rates of devices reach
+# down to a share of one core, which is profiled like any other.
 FIELDS: Mapping[str, tuple[Field, ...]] = {
     "device": (
         Field(name="memory_bytes", required=True, low=1e9, high=4e12, integer=True),
         Field(name="usable_memory_bytes", required=True, low=1e9, high=4e12, integer=True),
-        Field(name="memory_bandwidth_bytes_per_s", required=True, low=1e10, high=1e14),
+        Field(name="memory_bandwidth_bytes_per_s", required=True, low=1e8, high=1e14),
         Field(name="tdp_w", required=False, low=10.0, high=1e4),
-        *(Field(name=f"{PEAK_PREFIX}{dtype}", required=False, low=1e11, high=1e18) for dtype in DTYPES),
+        *(Field(name=f"{PEAK_PREFIX}{dtype}", required=False, low=1e8, high=1e18) for dtype in DTYPES),
         # A curve's bandwidth is a parameter of the model, not the memory's.
         *(Field(name=f"{RATE_FIELD}.{name}", required=False, low=1e8, high=1e18) for name in GEMM_PRECISIONS),
         *(Field(name=f"{BANDWIDTH_FIELD}.{name}", required=False, low=1e7, high=1e15) for name in GEMM_PRECISIONS),

@@ -6,6 +6,7 @@ an uneven one the whole directed matrix becomes the machine's network, and the p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from meshplan.catalogs.measurements.types import ClusterProfile
 from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.network.network import Network
+from meshplan.planner.core.arrays import FloatArray
 
 
 def host_of(endpoint: str) -> str:
@@ -56,30 +58,54 @@ def measured_network(machine: Machine, profile: ClusterProfile, usable: tuple[in
     hosts = host_names(profile)
     hosts_per_node = machine.domain_size // machine.devices_per_host
     node_of = {host: number // hosts_per_node for number, host in enumerate(hosts)}
-    shared_by = 1 if any("/" in endpoint for endpoint in profile.endpoints) else machine.devices_per_host
+    shared_by = 1 if has_endpoint_per_device(profile) else machine.devices_per_host
     count = len(hosts) // hosts_per_node
+    rates, latencies, unmeasured = slowest_between(profile, node_of, count)
+    left_out = f", {unmeasured} pairs not measured (taken as the slowest)" if unmeasured else ""
+    return Network(
+        names=hosts if hosts_per_node == 1 else tuple(hosts[::hosts_per_node]),
+        bytes_per_s=rates / shared_by,
+        latency_s=latencies,
+        usable=usable,
+        source=f"profile {profile.name} of {profile.measured_at}{left_out}",
+    )
+
+
+def slowest_between(
+    profile: ClusterProfile, place_of: Mapping[str, int], count: int
+) -> tuple[FloatArray, FloatArray, int]:
+    """The slowest link and the largest latency between places, in each direction.
+
+    Args:
+        profile: what was measured.
+        place_of: host → its place, 0 … count − 1: a node.
+        count: of places.
+
+    Returns:
+        rates: of one link, bytes/s, [from, to]; ∞ on the diagonal.
+        latencies: s, [from, to].
+        unmeasured: directed pairs that nobody measured; they have the slowest rate and the largest latency of all.
+    """
     rates, latencies = np.full((count, count), np.inf), np.zeros((count, count))
     per_pair: dict[tuple[str, str], float] = {}
     for link in profile.links:  # the bandwidths of several rails add up
         pair = (link.source, link.target)
         per_pair[pair] = per_pair.get(pair, 0.0) + link.bandwidth_bytes_per_s.value
-        sender, receiver = node_of[host_of(link.source)], node_of[host_of(link.target)]
+        sender, receiver = place_of[host_of(link.source)], place_of[host_of(link.target)]
         latencies[sender, receiver] = max(latencies[sender, receiver], link.latency_s.value)
     for (source, target), rate in per_pair.items():
-        sender, receiver = node_of[host_of(source)], node_of[host_of(target)]
-        rates[sender, receiver] = min(rates[sender, receiver], rate / shared_by)
+        sender, receiver = place_of[host_of(source)], place_of[host_of(target)]
+        rates[sender, receiver] = min(rates[sender, receiver], rate)
     np.fill_diagonal(latencies, 0.0)
     np.fill_diagonal(rates, np.inf)
     unmeasured = ~np.isfinite(rates) & ~np.eye(count, dtype=bool)
     rates[unmeasured], latencies[unmeasured] = rates.min(), latencies.max()
-    left_out = f", {int(unmeasured.sum())} pairs not measured (taken as the slowest)" if unmeasured.any() else ""
-    return Network(
-        names=hosts if hosts_per_node == 1 else tuple(hosts[::hosts_per_node]),
-        bytes_per_s=rates,
-        latency_s=latencies,
-        usable=usable,
-        source=f"profile {profile.name} of {profile.measured_at}{left_out}",
-    )
+    return rates, latencies, int(unmeasured.sum())
+
+
+def has_endpoint_per_device(profile: ClusterProfile) -> bool:
+    """Whether each device was measured by itself, not the host for all of its devices."""
+    return any("/" in endpoint for endpoint in profile.endpoints)
 
 
 def host_names(profile: ClusterProfile) -> tuple[str, ...]:

@@ -106,6 +106,11 @@ RELEASES: Mapping[str, Releases] = {
                 Introduced(flag="--hybrid-layer-pattern", since=MEGATRON.version, source=_OLDER_HYBRIDS),
                 Introduced(flag="--experimental-attention-variant", since=MEGATRON.version, source=_OLDER_HYBRIDS),
                 Introduced(
+                    flag="--sft",
+                    since="0.17.0",
+                    source="megatron-core 0.17.0: training/arguments.py; older wheels have no such file to read",
+                ),
+                Introduced(
                     flag="--dataloader-inter-document-masking",
                     since="0.19.0",
                     source="megatron-core 0.19.0: training/arguments.py, absent in 0.18.0",

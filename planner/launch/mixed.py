@@ -1,4 +1,6 @@
-"""Files of a training plan on several node types: FlagScale's; other targets' where stages have the same degrees."""
+"""Files of a training plan on several node types: FlagScale's, and those of a script of the user's, which gets every
+stage; other targets' where stages have the same degrees.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.core.plan import Plan, shape_from_document
 from meshplan.planner.emit.hosts import HostPool
-from meshplan.planner.emit.training import flagscale
+from meshplan.planner.emit.training import flagscale, own_script
 from meshplan.planner.training.plan import config_document
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -68,20 +70,23 @@ def host_pools(plan: Plan, catalog: Catalog) -> tuple[HostPool, ...]:
     return tuple(pools)
 
 
-def as_one_set(plan: Plan, target: str) -> Plan:
-    """The plan as one of uniform degrees and uneven layers.
+def as_launched(plan: Plan, framework: str) -> Plan:
+    """The plan as one of uniform degrees and uneven layers; as it is where degrees differ and the script takes stages.
 
     Raises:
-        CannotExpressError: degrees differ between stages.
+        CannotExpressError: degrees differ between stages, and the framework has one set of them.
     """
     stages = plan.config["stages"]
     different = [name for name in _ONE_SET if len({stage[name] for stage in stages}) > 1]
+    if different and framework == own_script.TARGET:
+        return plan
     if different:
         values = "; ".join(f"{name} {', '.join(str(stage[name]) for stage in stages)}" for name in different)
         raise CannotExpressError(
-            target,
+            framework,
             f"stages that differ in {' and '.join(different)} ({values})",
-            "target flagscale, which has degrees for each stage; or pin tensor_parallel and micro_batch_size",
+            "target flagscale, which has degrees for each stage, or torchrun with a script of yours; or pin "
+            "tensor_parallel and micro_batch_size",
         )
     return replace(plan, config=config_document(_like_the_first(plan.config)))
 

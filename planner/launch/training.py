@@ -99,7 +99,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     pools: tuple[HostPool, ...] = ()
     if mixed.has_stages(plan):
         pools = mixed.host_pools(plan, catalog)
-        plan, device, devices_per_host = mixed.as_one_set(plan, target_name), None, 0
+        plan, device, devices_per_host = mixed.as_launched(plan, framework or target_name), None, 0
     request = TrainingRequest(
         plan=plan,
         shape=shape_from_document(plan.provenance["model"]),

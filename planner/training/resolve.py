@@ -218,17 +218,24 @@ def _workload(spec: TrainingSpec, base: Path) -> TrainingWorkload:
     )
 
 
-def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: Problems) -> ClusterProfile | None:
-    """The measured links that the spec names, where they fit the cluster."""
+def named_profile(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> ClusterProfile | None:
+    """The measured links that the spec names; None where it names none, or none that the catalog has."""
     if spec.profile is None:
         return None
     # start-up: only a spec that names a profile reads measurements
     from meshplan.catalogs.measurements.rows import Measurements
 
     try:
-        profile = Measurements(catalog.engine).cluster(spec.profile)
+        return Measurements(catalog.engine).cluster(spec.profile)
     except UnknownEntryError as error:
         problems.say("cluster.profile", f"{error} (meshplan profile links --name {spec.profile})")
+        return None
+
+
+def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: Problems) -> ClusterProfile | None:
+    """The measured links that the spec names, where they fit the cluster."""
+    profile = named_profile(spec, catalog, problems)
+    if profile is None:
         return None
     found = profile_problems(machine, profile)
     problems.extend(found)

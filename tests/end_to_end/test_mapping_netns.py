@@ -24,6 +24,8 @@ from typing import Any
 import pytest
 from netns import Cable, Network, Shaping, network, skip_unless_possible
 
+from meshplan.planner.validation.summary import spearman
+
 pytestmark = pytest.mark.netns
 
 FAST, BETWEEN, DEGRADED, BACKWARD = 10_000_000, 2_000_000, 1_000_000, 2_500_000  # bit/s
@@ -185,15 +187,6 @@ def trained(net: Network, folder: Path, name: str, plan: Mapping[str, Any]) -> R
         measured_s=measured,
         communication_share=1.0 - compute / measured,
     )
-
-
-def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation."""
-
-    def ranks(values: Sequence[float]) -> list[int]:
-        return [sorted(values).index(value) for value in values]
-
-    return statistics.correlation(ranks(first), ranks(second))
 
 
 def table(runs: Sequence[Run]) -> str:

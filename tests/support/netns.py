@@ -44,6 +44,21 @@ class Cable:
     backward_bits_per_s: int
 
 
+@dataclass(frozen=True)
+class Sites:
+    """Hosts at several places: each has one line of its own to hosts of other places.
+
+    Args:
+        of_host: place of each host.
+        bits_per_s: rate of each line, both ways.
+        shaping: of the lines.
+    """
+
+    of_host: tuple[int, ...]
+    bits_per_s: int
+    shaping: Shaping = Shaping()
+
+
 def skip_unless_possible(what: str) -> None:
     """Skip a test of ``what`` where namespaces cannot be made or torch is not installed."""
     reason = missing_requirement()
@@ -112,9 +127,13 @@ class Network:
 
 @contextmanager
 def network(
-    rates_bits_per_s: Sequence[int], cables: Sequence[Cable], shaping: Shaping | None = None
+    rates_bits_per_s: Sequence[int],
+    cables: Sequence[Cable],
+    shaping: Shaping | None = None,
+    *,
+    sites: Sites | None = None,
 ) -> Iterator[Network]:
-    """Hosts with the given rates on one switch, and the cables; removed again in any case."""
+    """Hosts with the given rates on one switch, the cables, and lines between sites; removed again in any case."""
     prefix, shaping = f"mp{os.getpid()}", shaping or Shaping()
     switch = f"{prefix}switch"
     hosts = tuple(f"{prefix}h{number}" for number in range(len(rates_bits_per_s)))
@@ -126,6 +145,8 @@ def network(
             _plug_into_switch(switch, host, number, rate, shaping)
         for number, cable in enumerate(cables):
             _lay(hosts, number, cable, shaping)
+        if sites is not None:
+            _join(switch, hosts, sites)
         yield Network(namespaces=hosts)
     finally:
         for namespace in (*hosts, switch):
@@ -154,6 +175,23 @@ def _plug_into_switch(switch: str, host: str, number: int, rate: int, shaping: S
     run("ip", "-n", switch, "link", "set", port, "mtu", str(MTU), "master", "bridge", "up")
     shape(host, "eth0", rate, shaping)
     shape(switch, port, rate, shaping)
+
+
+def _join(switch: str, hosts: Sequence[str], sites: Sites) -> None:
+    """A second bridge, which every host reaches over its line, and the ways to hosts of other sites over it."""
+    run("ip", "-n", switch, "link", "add", "lines", "type", "bridge")
+    run("ip", "-n", switch, "link", "set", "lines", "mtu", str(MTU), "up")
+    for number, host in enumerate(hosts):
+        port = f"line{number}"
+        run("ip", "link", "add", "line", "netns", host, "type", "veth", "peer", "name", port, "netns", switch)
+        run("ip", "-n", host, "link", "set", "line", "mtu", str(MTU), "up")
+        run("ip", "-n", switch, "link", "set", port, "mtu", str(MTU), "master", "lines", "up")
+        shape(host, "line", sites.bits_per_s, sites.shaping)
+        shape(switch, port, sites.bits_per_s, sites.shaping)
+        for other, site in enumerate(sites.of_host):
+            if site != sites.of_host[number]:
+                way = (f"{Network.address(other)}/32", "dev", "line", "src", Network.address(number))
+                run("ip", "-n", host, "route", "add", *way)
 
 
 def _lay(hosts: Sequence[str], number: int, cable: Cable, shaping: Shaping) -> None:

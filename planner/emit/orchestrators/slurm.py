@@ -126,7 +126,7 @@ def _rank_task(job: Job) -> str:
         + commented(stamp(job.request.plan, job.verified))
         + _RANK_TASK.format(
             ranks_file=RANKS_FILE,
-            world_size=job.request.config.world_size,
+            world_size=job.request.world_size,
             environment=torchrun.environment_text(job.environment),
         )
         + job.program
@@ -184,7 +184,7 @@ def _sbatch(launch: torchrun.Launch) -> str:
         )
         + (_ONE_AGENT_A_HOST if contiguous else _ONE_TASK_A_RANK).format(
             node_hosts=" ".join(str(placement.host) for placement in launch.placements),
-            world_size=request.config.world_size,
+            world_size=request.world_size,
             launch_script=torchrun.LAUNCH_SCRIPT,
             rank_task_file=RANK_TASK_FILE,
             ranks_file=RANKS_FILE,

@@ -76,14 +76,16 @@ class Job:
         plan = self.request.plan
         if plan.rank_table is None:
             raise EmitError(f"plan {plan.plan_id} has no rank table; plan again with this version of meshplan")
-        if len(plan.rank_table) != self.request.config.world_size:
+        if len(plan.rank_table) != self.request.world_size:
             raise EmitError(
-                f"the rank table has {len(plan.rank_table)} ranks, the configuration {self.request.config.world_size}"
+                f"the rank table has {len(plan.rank_table)} ranks, the configuration {self.request.world_size}"
             )
         return plan.rank_table
 
 
 def plan_fields(request: TrainingRequest) -> dict[str, Any]:
     """Every choice of the plan as plain JSON, for programs that read it themselves."""
+    if request.has_unlike_stages:
+        return dict(request.choices)
     fields = request.config.choices
     return {**fields, "layers_per_chunk": list(fields["layers_per_chunk"]), "world_size": request.config.world_size}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from meshplan.planner.emit.artifact import Artifact, stamp
 from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
 from meshplan.planner.emit.text import README_FILE, plain
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.torchrun import HOSTS_FILE, LAUNCH_SCRIPT, RANK_TABLE_FILE, Launch, master_address
 
 
@@ -20,14 +21,13 @@ def overview(launch: Launch, *, start: str = "", notes: Sequence[str] = ()) -> A
     """
     job = launch.job
     request = job.request
-    config = request.config
-    rows = "\n".join(f"| {name} | {value} |" for name, value in config.choices.items())
+    rows = "\n".join(f"| {name} | {value} |" for name, value in _choice_rows(request))
     variables = "\n".join(
         f"| `{row.name}` | {f'`{row.default}`' if row.default else '–'} | {row.meaning} |" for row in job.settings
     )
     listed_notes = "\n".join(f"- {note}" for note in (*job.notes, *notes)) or "- none"
     lines = "\n".join(f"    {line}" for line in stamp(request.plan, job.verified))
-    content = f"""# {plain(request.shape.name)} on {config.world_size} devices
+    content = f"""# {plain(request.shape.name)} on {request.world_size} devices
 
 {lines}
 
@@ -60,6 +60,16 @@ A plan does not decide these. The defaults train on {job.data}.
 {listed_notes}
 """
     return Artifact(path=README_FILE, content=content)
+
+
+def _choice_rows(request: TrainingRequest) -> Iterator[tuple[str, str]]:
+    """The choices of a plan, those of stages one row for each stage."""
+    for name, value in request.choices.items():
+        if name == "stages":
+            for number, stage in enumerate(value):
+                yield f"stage {number}", ", ".join(f"{choice} {what}" for choice, what in stage.items())
+        else:
+            yield name, str(value)
 
 
 def _master(launch: Launch, start: str) -> str:

@@ -12,6 +12,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.hosts import HostPool
 from meshplan.planner.emit.text import published_name
+from meshplan.planner.lengths.packing import SPLIT
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 DEFAULT_MASTER_PORT = 29500
@@ -24,10 +25,12 @@ class DocumentsAsked:
     Args:
         packing: one of :data:`meshplan.planner.lengths.packing.PACKINGS`.
         is_masked: several share a sequence, and attention keeps to each.
+        are_split: some are longer than a sequence, and go on in the next one.
     """
 
     packing: str
     is_masked: bool
+    are_split: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +78,27 @@ class TrainingRequest:
         return DocumentsAsked(
             packing=str(told["packing"]),
             is_masked=not asked.get("cross_document_attention", False) and not fill_sequences,
+            are_split=told["longest"] > self.config.sequence_length and told["longer"] == SPLIT,
         )
 
     @property
+    def has_unlike_stages(self) -> bool:
+        """Whether stages have degrees of their own, so that no one :attr:`config` tells them."""
+        return "stages" in self.plan.config
+
+    @property
+    def choices(self) -> Mapping[str, Any]:
+        """Every choice by its name, whatever the stages."""
+        return self.plan.config if self.has_unlike_stages else self.config.choices
+
+    @property
+    def world_size(self) -> int:
+        """Devices of the job."""
+        return int(self.plan.config["world_size"]) if self.has_unlike_stages else self.config.world_size
+
+    @property
     def config(self) -> TrainingConfig:
-        """The choices of the plan.
+        """The choices of the plan, the same for all stages.
 
         Raises:
             EmitError: the plan is of another kind, or it has no configuration.

@@ -154,7 +154,7 @@ def _launch_script(launch: Launch) -> str:
             gpu_checks=_gpu_checks(launch),
             starter_check=_TORCHRUN_CHECK if not launch.job.starter else ":  # the starter looks for itself",
         )
-        + _COUNTS.format(num_hosts=len(launch.placements), world_size=launch.job.request.config.world_size)
+        + _COUNTS.format(num_hosts=len(launch.placements), world_size=launch.job.request.world_size)
         + (launch.job.starter or _START)
     )
 

@@ -2,7 +2,7 @@
 
 The best plan of each pool by itself is always shown, and the answer is never worse than one: where a bound does not
 rule a pool out, it is planned with everything that one node type may have (interleaving, context parallelism, ZeRO-3),
-and taken if it is better.
+and taken if it is better. With a profile, which is of all pools together, that bound stands as it is.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _better_alone(
     least = found.step_s
     for pool, name in enumerate(resolved.problem.names):
         bounds[name] = search.least_alone_s(pool)
-        if bounds[name] >= least:
+        if bounds[name] >= least or question.document["cluster"].get("profile"):
             continue
         own = plan_alone(replace(question, document=alone(question.document, name)))
         bounds[name] = own.solution.get("bound") or float("inf")

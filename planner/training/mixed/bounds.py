@@ -15,9 +15,14 @@ T ≥ Σ_{i≤k} t_i + (m − 1)·t_k. With k the last stage that takes θ or lo
 
     T ≥ Σ_{t_i ≥ θ} t_i + (m − 1)·θ
 
-*Bound C*, the mean of both for the slowest stage, where W is bounded by itself: w_k < m, so that
+*Bound C*. Before the first backward of the slowest stage k are all forwards of the first micro-batch and its backwards
+behind k; after its rounds the w_k micro-batches that it ran ahead have their backwards on k, and the last of them those
+before k. A forward is at most a share φ of a micro-batch's time, so that w_k backwards take (1 − φ)·w_k·τ or longer,
+and with w_k ≤ P − 1
 
-    T ≥ W + (m − 1 − w_k/2)·τ ≥ W + (m − 1)/2·τ
+    T ≥ W + (1 − φ)·w_k·τ + (m − 1 − w_k)·τ ≥ W + (m − 1)·τ − φ·(P − 1)·τ
+
+A lacks up to τ − t_i for every stage behind the slowest, B t_i of each: where these are half as long, C lacks less.
 
 *One cell.* For τ in an interval and waiting in one (:class:`~meshplan.planner.training.mixed.fills.Cells`), A, B, C and
 every mean of them are sums over pools of what an option with l layers adds; the least sum over all options with
@@ -37,11 +42,12 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.mixed.fills import Cells, Fill, Form, PoolRows, own_messages_s, pool_rows
 from meshplan.planner.training.mixed.options import FIRST, PoolOptions
 from meshplan.planner.training.mixed.stages import MixedProblem
+from meshplan.planner.training.pipeline.closed_forms import FORWARD_SHARE
 
 # Means of A, B and C, by their shares and θ over τ; where stages may be more than micro-batches, the deep ones. Every
 # mean is a bound; these leave least open on the questions of this folder's README.
 MEANS = ((1.0, 0.0, 0.0, 1.0), (0.5, 0.5, 0.0, 1.0), (0.5, 0.5, 0.0, 0.9), (0.5, 0.5, 0.0, 0.8))
-DEEP_MEANS = ((1.0, 0.0, 0.0, 1.0), (0.7, 0.3, 0.0, 0.85), (0.75, 0.25, 0.0, 0.925), (0.0, 0.0, 1.0, 1.0))
+DEEP_MEANS = ((1.0, 0.0, 0.0, 1.0), (0.0, 0.0, 1.0, 1.0))
 # First intervals of τ, each so many times longer than the one before.
 FIRST_STEP = 1.15
 # Longest τ of the first parts over the shortest; whatever takes longer is one part, which is not looked into.
@@ -101,9 +107,9 @@ class Field:
         fills = [Fill.of(own, cells, self.num_layers, m) for _, own in self.pools]
         decisions: list[tuple[Choice, ...]] = [()] * len(cells)
         for a, b, c, threshold in MEANS if deepest < m else DEEP_MEANS:
-            form = Form(work=2.0 * a + c, stages=a, long=b, threshold=threshold)
+            form = Form(work=2.0 * a + c, stages=a + FORWARD_SHARE * c, long=b, threshold=threshold)
             sums, back = self._sums(fills, form)
-            constant = (m - 1) * (a + b * threshold + c / 2.0) * cells.begin_s
+            constant = ((m - 1) * (a + b * threshold + c) + FORWARD_SHARE * c) * cells.begin_s
             bound = sums + constant + form.work * self.embedding_s
             for cell in np.flatnonzero(np.isfinite(sums) & ((bound > least) | (a == 1.0))).tolist():
                 decisions[cell] = self._decision(cell, back)

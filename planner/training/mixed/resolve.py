@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.cluster.pools import pool_links
+from meshplan.planner.cluster.measured_pools import measured_pools, pools_profile_problems
+from meshplan.planner.cluster.pools import PoolLinks, pool_links
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.training.estimator.candidates import layer_kinds
 from meshplan.planner.training.mixed.stages import MixedProblem
-from meshplan.planner.training.problem.problem import TrainingObjective
+from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.problem.spec import TrainingSpec
-from meshplan.planner.training.resolve import Resolved, resolve_training
+from meshplan.planner.training.resolve import Resolved, named_profile, resolve_training
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -69,9 +70,9 @@ def resolve_mixed(
         except SpecError as error:
             problems += [one for one in error.problems if one not in problems]
     problems.check()
-    links = pool_links([pool.cluster.groups[0].node for pool in pools], spec.cluster.links, problems)
+    own, links = _linked(spec, pools, catalog, problems)
     problem = MixedProblem(
-        pools=tuple(pool.problem for pool in pools),
+        pools=own,
         links=links,
         pins={name: value for name, value in spec.fixed.pinned().items() if name in PINNABLE},
     )
@@ -90,8 +91,23 @@ def _pool_spec(spec: TrainingSpec, node_type: str, count: int) -> TrainingSpec:
     links = spec.cluster.links
     if links is not None:
         links = links.model_copy(update={"between_types": None})
-    cluster = spec.cluster.model_copy(update={"nodes": nodes, "links": links})
+    cluster = spec.cluster.model_copy(update={"nodes": nodes, "links": links, "profile": None})
     return spec.model_copy(update={"cluster": cluster, "fixed": spec.fixed.model_copy(update={"stages": None})})
+
+
+def _linked(
+    spec: TrainingSpec, pools: Sequence[Resolved], catalog: Catalog, problems: Problems
+) -> tuple[tuple[TrainingProblem, ...], PoolLinks]:
+    """The pools and what joins them: as a profile measured, else as the spec or the NICs say."""
+    own, nodes = tuple(pool.problem for pool in pools), [pool.cluster.groups[0].node for pool in pools]
+    profile = named_profile(spec.cluster, catalog, problems)
+    if profile is None:
+        return own, pool_links(nodes, spec.cluster.links, problems)
+    machines = [problem.machine for problem in own]
+    problems.extend(pools_profile_problems(machines, profile))
+    problems.check()
+    measured, links = measured_pools(machines, [node.slug for node in nodes], profile)
+    return tuple(replace(problem, machine=machine) for problem, machine in zip(own, measured, strict=True)), links
 
 
 def _only_what_is_modelled(spec: TrainingSpec, problems: Problems) -> None:
@@ -105,9 +121,10 @@ def _only_what_is_modelled(spec: TrainingSpec, problems: Problems) -> None:
         problems.say(
             "cluster.links", f"islands, degraded links and topologies are not planned {here}: between_types is"
         )
-    for name in ("profile", "exclude"):
-        if getattr(spec.cluster, name) is not None:
-            problems.say(f"cluster.{name}", f"is not planned {here}")
+    if spec.cluster.exclude is not None:
+        problems.say("cluster.exclude", f"is not planned {here}")
+    if spec.cluster.profile is not None and links is not None and links.between_types is not None:
+        problems.say("cluster.links.between_types", "the profile has these links: give one of both")
     if spec.cluster.spare_nodes or spec.run is not None:
         problems.say("run" if spec.run is not None else "cluster.spare_nodes", f"is not planned {here}")
     if spec.workload.phase.has_adapters:

@@ -40,7 +40,7 @@ from meshplan.planner.emit.training.megatron import job as emitter
 from meshplan.planner.emit.training.megatron.documents import group_flags
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit
-from meshplan.planner.lengths.packing import CONCATENATE
+from meshplan.planner.lengths.packing import CONCATENATE, SPLIT, TRUNCATE, WHOLE
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -141,7 +141,7 @@ def test_llama_70b_on_8_dgx_h100_is_accepted(megatron: Any) -> None:
 def test_flags_of_documents_and_of_groups_by_length_are_accepted(megatron: Any) -> None:
     config = config_for(LLAMA_70B, tensor_parallel=8, data_parallel=8, zero_stage=1)
     spec = {"workload": {"sequence_lengths": {}}}
-    told = {"packing": CONCATENATE, "mean": 700.0, "longest": 9000}
+    told = {"packing": CONCATENATE, "mean": 700.0, "longest": 9000, "longer": SPLIT}
     lengths = {"documents": told, "groups": {"most_tokens": 4096}}
     request = request_for(LLAMA_70B, config, plan=plan_for(LLAMA_70B, config, spec=spec, lengths=lengths))
     flags = [word for flag in (*emitter.arguments(request), *group_flags(request)) for word in flag]
@@ -149,6 +149,19 @@ def test_flags_of_documents_and_of_groups_by_length_are_accepted(megatron: Any) 
     assert parsed.dataloader_inter_document_masking
     assert not parsed.create_attention_mask_in_dataloader
     assert (built.hybrid_context_parallel, built.max_seqlen_per_dp_cp_rank) == (True, 4096)
+
+
+def test_flags_of_conversations_are_accepted(megatron: Any) -> None:
+    config = config_for(LLAMA_70B, tensor_parallel=8, context_parallel=2, data_parallel=4, zero_stage=1)
+    spec = {"workload": {"phase": "sft", "sequence_lengths": {}}}
+    told = {"packing": WHOLE, "mean": 700.0, "longest": 9000, "longer": TRUNCATE}
+    request = request_for(LLAMA_70B, config, plan=plan_for(LLAMA_70B, config, spec=spec, lengths={"documents": told}))
+    own = ["--tokenizer-type", "SFTTokenizer", "--tokenizer-model", "meta", "--sft-tokenizer-prompt-format", "default"]
+    flags = [word for flag in emitter.arguments(request) for word in flag]
+    parsed, built = megatron.config([*flags, *own], world_size=64, environment=environment(config, LLAMA_70B))
+    assert parsed.sft
+    assert not parsed.create_attention_mask_in_dataloader
+    assert built.context_parallel_size == 2
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.slug)

@@ -1,10 +1,12 @@
 """Documents that share sequences, and context-parallel groups by length, as Megatron-LM has them.
 
 Its pre-training samples are documents one after another, cut every ``--seq-length`` tokens. Attention goes across them
-unless the loader tells where they begin (``--dataloader-inter-document-masking``). Whole documents with padding come
-only from the conversations of ``--sft``, as they were packed into its lines.
+unless the loader tells where they begin (``--dataloader-inter-document-masking``). Whole documents with padding are
+the conversations of ``--sft``: a line of its data is a sequence, what is too long is cut off, attention always keeps to
+a conversation.
 
-Context-parallel ranks take a share of every document, which must then be a multiple of 2 × ranks long.
+Context-parallel ranks take a share of every document, which must then be a multiple of 2 × ranks long. ``--sft`` pads
+conversations to that; pre-training data are as they are.
 
 Groups by length (``--hybrid-context-parallel``): a scheduler of Megatron's own deals the documents of a step to groups
 of 1, 2, 4, … of the data × context-parallel ranks. It is not the plan's: whoever wants to try it is told the flags.
@@ -21,13 +23,15 @@ from collections.abc import Iterator
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.lengths.packing import CONCATENATE
+from meshplan.planner.emit.training.adapters import phase_of
+from meshplan.planner.emit.training.request import DocumentsAsked, TrainingRequest
+from meshplan.planner.lengths.packing import CONCATENATE, SPLIT, TRUNCATE, WHOLE
+from meshplan.planner.training.problem.problem import Phase
 
 DOCUMENTS = Feature(
     name="sequence_lengths",
-    expressed_by="--dataloader-inter-document-masking (packing: concatenate, context_parallel 1); groups by length: "
-    "--hybrid-context-parallel, --max-seqlen-per-dp-cp-rank are told",
+    expressed_by="--dataloader-inter-document-masking (packing: concatenate, context_parallel 1); --sft (phase: sft, "
+    "packing: whole); groups by length: --hybrid-context-parallel, --max-seqlen-per-dp-cp-rank are told",
     verified_by="parser",
 )
 Flag = tuple[str, ...]
@@ -35,23 +39,49 @@ Flag = tuple[str, ...]
 _FSDP_STAGE = 2
 
 
+def has_conversations(request: TrainingRequest) -> bool:
+    """Whether the data are lines of conversations (``--sft``), one line a sequence."""
+    documents = request.documents
+    return documents is not None and documents.packing == WHOLE and phase_of(request.plan) is Phase.FINE_TUNING
+
+
 def document_flags(request: TrainingRequest) -> tuple[Flag, ...]:
     """What the loader says of documents; nothing where the plan knows of none, or has no mask between them.
 
     Raises:
-        CannotExpressError: whole documents with padding.
+        CannotExpressError: whole documents with padding in pre-training; conversations that are split, or that see
+            each other.
     """
     documents = request.documents
     if documents is None:
         return ()
+    if has_conversations(request):
+        _refuse_conversations(request, documents)
+        return (("--sft",),)
     if documents.packing != CONCATENATE:
         raise CannotExpressError(
             "megatron",
             f"workload.sequence_lengths.packing: {documents.packing}, whole documents with padding: its pre-training "
             "data is cut every sequence_length tokens",
-            f"packing: {CONCATENATE}",
+            f"packing: {CONCATENATE}; or phase: {Phase.FINE_TUNING.value}, whose conversations stay whole",
         )
     return (("--dataloader-inter-document-masking",),) if documents.is_masked else ()
+
+
+def _refuse_conversations(request: TrainingRequest, documents: DocumentsAsked) -> None:
+    """Stop at what ``--sft`` does otherwise with its conversations."""
+    if documents.are_split:
+        raise CannotExpressError(
+            "megatron",
+            f"workload.sequence_lengths.longer: {SPLIT}: --sft cuts off what does not fit into sequence_length tokens",
+            f"longer: {TRUNCATE}",
+        )
+    if request.plan.spec["workload"]["sequence_lengths"].get("cross_document_attention", False):
+        raise CannotExpressError(
+            "megatron",
+            "attention across conversations: --sft always keeps to one",
+            "cross_document_attention: false",
+        )
 
 
 def group_flags(request: TrainingRequest) -> tuple[Flag, ...]:
@@ -85,7 +115,14 @@ def document_notes(request: TrainingRequest) -> tuple[str, ...]:
     if documents is None:
         return ()
     notes = []
-    if documents.is_masked:
+    if has_conversations(request):
+        ranks = request.config.context_parallel
+        padded = f", each padded to a multiple of {2 * ranks} for {ranks} context-parallel ranks" if ranks > 1 else ""
+        notes.append(
+            'A line of DATA_PATH is a sequence: {"messages": […]}, its conversations one after another, each begun by '
+            f'the role "system", together no more than {request.config.sequence_length} tokens{padded} (--sft).'
+        )
+    elif documents.is_masked:
         notes.append(
             "Attention keeps to documents (--dataloader-inter-document-masking), as they are told apart in DATA_PATH; "
             "synthetic data has no documents."

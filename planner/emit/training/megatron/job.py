@@ -24,7 +24,12 @@ from meshplan.planner.emit.terms import feature_rows, write_all
 from meshplan.planner.emit.training.adapters import phase_of, refuse_adapters
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.megatron import script as megatron_script
-from meshplan.planner.emit.training.megatron.documents import DOCUMENTS, document_flags, document_notes
+from meshplan.planner.emit.training.megatron.documents import (
+    DOCUMENTS,
+    document_flags,
+    document_notes,
+    has_conversations,
+)
 from meshplan.planner.emit.training.megatron.hybrid import HYBRIDS, has_pattern
 from meshplan.planner.emit.training.megatron.model import Flag, inexpressible_shape, model_flags, model_notes
 from meshplan.planner.emit.training.megatron.terms import TERMS, ZERO_SHARDED_GRADIENTS
@@ -71,7 +76,8 @@ def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
         CannotExpressError: Megatron-LM has no arguments for the model, or refuses the configuration.
     """
     config, shape = request.config, request.shape
-    is_masked = request.documents is not None and request.documents.is_masked
+    # Conversations are padded for context-parallel ranks, other documents are not.
+    is_masked = request.documents is not None and request.documents.is_masked and not has_conversations(request)
     _refuse(config, shape, keeping_to_documents(MEGATRON) if is_masked else MEGATRON)
     return (*unchecked_flags(config, shape), *document_flags(request))
 
@@ -149,6 +155,7 @@ def job(request: TrainingRequest) -> Job:
     """Megatron-LM with its argument file."""
     refuse_adapters(request.plan, TARGET)
     is_fine_tuned = phase_of(request.plan) is Phase.FINE_TUNING
+    has_lines = has_conversations(request)
     flags = spelled(TARGET, request.framework_version, arguments(request))
     argument_file = Artifact(path=ARGUMENTS_FILE, content=_argument_text(request, flags))
     return Job(
@@ -161,16 +168,18 @@ def job(request: TrainingRequest) -> Job:
             ARGUMENTS_FILE,
             request.shape.vocab_size,
             is_fine_tuned=is_fine_tuned,
+            has_conversations=has_lines,
             script="pretrain_hybrid.py" if has_pattern(request.shape) else "pretrain_gpt.py",
         ),
         files=(argument_file,),
-        settings=megatron_script.settings(is_fine_tuned=is_fine_tuned),
+        settings=megatron_script.settings(is_fine_tuned=is_fine_tuned, has_conversations=has_lines),
         notes=(
             *model_notes(request.shape),
             *_config_notes(request.config),
             *document_notes(request),
             *release_notes(TARGET, request.framework_version),
         ),
+        data="your conversations, from a checkpoint" if has_lines else "synthetic data",
     )
 
 

@@ -37,6 +37,20 @@ SETTINGS = (
     Setting(name="SAVE_DIR", default="", meaning="where to save checkpoints; unset: nowhere"),
     Setting(name="SAVE_INTERVAL", default="1000", meaning="steps between checkpoints; only with SAVE_DIR"),
 )
+# Conversations have no synthetic data, and a tokenizer with their format.
+_CONVERSATIONS = {
+    one.name: one
+    for one in (
+        Setting(name="DATA_PATH", default="", meaning="REQUIRED: conversations, a file of JSON lines", required=True),
+        Setting(name="TOKENIZER_TYPE", default="SFTTokenizer", meaning="Megatron tokenizer type"),
+        Setting(name="TOKENIZER_MODEL", default="", meaning="REQUIRED: its model", required=True),
+    )
+}
+_PROMPT_FORMAT = Setting(
+    name="PROMPT_FORMAT",
+    default="nemotron-h-aligned",
+    meaning="how a conversation is written as text, one that SFTTokenizer knows",
+)
 _LOAD = Setting(name="LOAD_DIR", default="", meaning="checkpoint to start from; unset: random weights")
 _LOAD_ALWAYS = Setting(name="LOAD_DIR", default="", meaning="REQUIRED: checkpoint that is fine-tuned", required=True)
 
@@ -54,13 +68,8 @@ done < "$here/{arguments_file}"
 program+=(
 {settings}
 )
-if [[ -n ${{DATA_PATH:-}} ]]; then
-  read -r -a data_paths <<< "$DATA_PATH"
-  program+=(--data-path "${{data_paths[@]}}" --split "${{DATA_SPLIT:-99,1,0}}")
-else
-  program+=(--mock-data)
-fi
-tokenizer_type=${{TOKENIZER_TYPE:-NullTokenizer}}
+{data}
+tokenizer_type=${{TOKENIZER_TYPE:-{tokenizer_type}}}
 program+=(--tokenizer-type "$tokenizer_type")
 if [[ $tokenizer_type == NullTokenizer ]]; then
   program+=(--vocab-size {vocab_size})
@@ -72,6 +81,17 @@ if [[ -n ${{SAVE_DIR:-}} ]]; then
 fi
 {load}
 """
+_DATA = """\
+if [[ -n ${DATA_PATH:-} ]]; then
+  read -r -a data_paths <<< "$DATA_PATH"
+  program+=(--data-path "${data_paths[@]}" --split "${DATA_SPLIT:-99,1,0}")
+else
+  program+=(--mock-data)
+fi"""
+_CONVERSATION_DATA = """\
+read -r -a data_paths <<< "${DATA_PATH:?set DATA_PATH to conversations, a file of JSON lines}"
+program+=(--data-path "${data_paths[@]}" --split "${DATA_SPLIT:-99,1,0}")
+program+=(--sft-tokenizer-prompt-format "${PROMPT_FORMAT:-nemotron-h-aligned}")"""
 _START_FROM = """\
 if [[ -n ${LOAD_DIR:-} ]]; then
   program+=(--load "$LOAD_DIR")
@@ -80,13 +100,21 @@ fi"""
 _FINE_TUNE = 'program+=(--load "${LOAD_DIR:?set LOAD_DIR to the checkpoint that is fine-tuned}" --finetune)'
 
 
-def settings(*, is_fine_tuned: bool) -> tuple[Setting, ...]:
-    """Variables of the script; fine-tuning needs a checkpoint."""
-    return (*SETTINGS, _LOAD_ALWAYS if is_fine_tuned else _LOAD)
+def settings(*, is_fine_tuned: bool, has_conversations: bool = False) -> tuple[Setting, ...]:
+    """Variables of the script; fine-tuning needs a checkpoint, conversations need data and a tokenizer."""
+    load = _LOAD_ALWAYS if is_fine_tuned else _LOAD
+    if not has_conversations:
+        return (*SETTINGS, load)
+    return (*(_CONVERSATIONS.get(setting.name, setting) for setting in SETTINGS), _PROMPT_FORMAT, load)
 
 
 def program(
-    arguments_file: PurePosixPath, vocab_size: int, *, is_fine_tuned: bool = False, script: str = "pretrain_gpt.py"
+    arguments_file: PurePosixPath,
+    vocab_size: int,
+    *,
+    is_fine_tuned: bool = False,
+    has_conversations: bool = False,
+    script: str = "pretrain_gpt.py",
 ) -> str:
     """Bash that fills the array ``program``: the script and its arguments, one element each.
 
@@ -94,6 +122,7 @@ def program(
         arguments_file: the flags that the plan decides, beside the script.
         vocab_size: tokens of the model, for the tokenizer that makes no text.
         is_fine_tuned: training starts from a checkpoint.
+        has_conversations: the data are lines of conversations (``--sft``).
         script: of Megatron-LM.
     """
     lines = "\n".join(
@@ -106,4 +135,6 @@ def program(
         settings=lines,
         vocab_size=vocab_size,
         load=_FINE_TUNE if is_fine_tuned else _START_FROM,
+        data=_CONVERSATION_DATA if has_conversations else _DATA,
+        tokenizer_type="SFTTokenizer" if has_conversations else "NullTokenizer",
     )

@@ -25,9 +25,12 @@ def request(shape: ModelShape = LLAMA_70B, *, groups: bool = False, **asked: Any
         asked.pop("across", False),
         asked.pop("longest", 900),
     )
+    phase, longer = asked.pop("phase", "pretraining"), asked.pop("longer", "truncate")
     config = config_for(shape, **{"tensor_parallel": 8, "data_parallel": 8, **asked})
-    spec = {"workload": {"sequence_lengths": {"packing": packing, "cross_document_attention": across}}}
-    told = {"packing": packing, "mean": 700.0 if longest == 900 else longest, "longest": longest}
+    lengths_asked = {"packing": packing, "cross_document_attention": across}
+    spec = {"workload": {"phase": phase, "sequence_lengths": lengths_asked}}
+    mean = 700.0 if longest == 900 else longest
+    told = {"packing": packing, "mean": mean, "longest": longest, "longer": longer}
     lengths = {"documents": told, "groups": {"most_tokens": 4096} if groups else None}
     return request_for(shape, config, plan=plan_for(shape, config, spec=spec, lengths=lengths))
 
@@ -52,6 +55,26 @@ def test_what_the_loaders_cannot_do_is_refused() -> None:
     with pytest.raises(CannotExpressError, match="packing: whole"):
         torchtitan.arguments(request(titan, packing="whole", zero_stage=3))
     assert torchtitan.arguments(request(titan, zero_stage=3))
+
+
+def test_conversations_of_fine_tuning_stay_whole() -> None:
+    tuning = {"phase": "sft", "packing": "whole"}
+    packed = request(**tuning, context_parallel=2, data_parallel=4)
+    assert ("--sft",) in megatron.arguments(packed)
+    assert MASK not in megatron.arguments(packed)
+    job = megatron.job(packed)
+    assert "TOKENIZER_TYPE:-SFTTokenizer" in job.program
+    assert "--mock-data" not in job.program
+    assert {one.name for one in job.settings if one.required} >= {"DATA_PATH", "TOKENIZER_MODEL", "LOAD_DIR"}
+    assert any("padded to a multiple of 4 for 2 context-parallel ranks" in note for note in job.notes)
+    for asked, said in (
+        ({"longer": "split", "longest": 9000}, "cuts off what does not fit"),
+        ({"across": True}, "attention across conversations"),
+        ({"framework_version": "0.16.0"}, "cannot express --sft"),
+    ):
+        version = asked.pop("framework_version", "")
+        with pytest.raises(CannotExpressError, match=said):
+            megatron.job(replace(request(**tuning, **asked), framework_version=version))
 
 
 def test_groups_by_length_are_offered_where_megatron_has_them() -> None:

@@ -34,6 +34,7 @@ def question(histogram: Any = None, *, fixed: dict[str, Any] | None = None, **le
     }
 
 
+SHORT = {"tensor_parallel": 2, "pipeline_parallel": 1, "context_parallel": 1, "micro_batch_size": 2, "zero_stage": 1}
 PIPELINE = {"pipeline_parallel": 4, "tensor_parallel": 2, "data_parallel": 2, "context_parallel": 1}
 GROUPS = {"pipeline_parallel": 1, "tensor_parallel": 1, "context_parallel": 4, "micro_batch_size": 1}
 
@@ -55,6 +56,14 @@ def test_one_length_is_the_plan_of_that_length(catalog: Catalog) -> None:
     assert one.lengths["waiting_s"] == 0.0
     steps = [way["step_s"] for way in one.lengths["ways"]]
     assert steps == pytest.approx([plain.predicted["iteration_s"].value] * len(steps))
+
+
+def test_no_attention_apart_from_the_products_is_even(catalog: Catalog) -> None:
+    # In larger groups the products alone are faster than in small ones, by more than short documents attend.
+    spec = question([{"length": 300, "count": 5}, {"length": 3000, "count": 1}], packing="whole", fixed=SHORT)
+    spec["workload"] |= {"sequence_length": 4096, "global_batch_size": 64, "phase": "sft"}
+    plan = make_plan(spec | {"model": "llama-3.1-8b", "constraints": {"target": "megatron"}}, catalog)
+    assert plan.lengths is not None
 
 
 def test_short_documents_take_less_and_long_ones_make_others_wait(catalog: Catalog, made: Plan) -> None:

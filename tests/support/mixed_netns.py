@@ -1,0 +1,310 @@
+"""One training job on hosts of two types, near or far apart, in network namespaces: plans beside what they take.
+
+Four hosts, two of each type. What makes types unlike is a share of a processor (:mod:`cpu_shares`): the program really
+computes at that speed, messages and all, and a profile of a host finds it; a sleep after each pass gives neither. What
+makes sites is a line of its own for each host (:class:`netns.Sites`). Three scenarios have both, or one of them; they
+and the plans beside the chosen one were fixed before the first measurement.
+
+Known to the planner: the links as ``meshplan profile links`` measured them, and of each type what one micro-batch of
+the model takes. The device that goes into the catalog has the rate and the memory bandwidth with which the estimator
+says that time, one factor on both. The chosen plan is what ``meshplan plan`` finds; the others are pinned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cpu_shares import cpu_shares
+from netns import Network, Shaping, Sites, network
+
+from meshplan.planner.validation.summary import spearman
+
+ONE, TWO = "type-one", "type-two"
+NEAR, LINE = 200_000_000, 4_000_000  # bit/s
+# A twentieth of a message between stages, so that the bucket does not carry it at the speed of the processor.
+LINE_SHAPING = Shaping(burst="12kb", latency="400ms")
+MODEL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+BATCH, LENGTH, STEPS, PROFILED_MICRO_BATCH = 16, 128, 3, 4
+# Where the catalog's numbers of a device start, before its profile says how far off they are.
+FLOPS_PER_S, BYTES_PER_S, MEMORY_BYTES = 1e11, 1e10, 8e9
+CORRECTIONS = 1
+NOMINAL_BYTES_PER_S = 1e9  # of the network; the profile replaces it
+DEADLINE_S, PORT = 300, 29_717
+PROGRAM = Path(__file__).parents[1] / "end_to_end" / "mixed_train.py"
+# (type, layers, replicas, sequences of a replica's micro-batch) of each stage.
+Stages = tuple[tuple[str, int, int, int], ...]
+OTHERS: Mapping[str, Stages] = {
+    "one alone, replicas": ((ONE, 8, 2, 4),),
+    "one alone, pipeline": ((ONE, 4, 1, 4), (ONE, 4, 1, 4)),
+    "equal layers, one first": ((ONE, 2, 1, 4), (ONE, 2, 1, 4), (TWO, 2, 1, 4), (TWO, 2, 1, 4)),
+    "equal layers, in turn": ((ONE, 2, 1, 4), (TWO, 2, 1, 4), (ONE, 2, 1, 4), (TWO, 2, 1, 4)),
+    "three quarters on one": ((ONE, 3, 1, 4), (ONE, 3, 1, 4), (TWO, 1, 1, 4), (TWO, 1, 1, 4)),
+    "replicas, half on each": ((ONE, 4, 2, 2), (TWO, 4, 2, 2)),
+    "replicas, two first": ((TWO, 2, 2, 2), (ONE, 6, 2, 2)),
+    "unlike degrees": ((ONE, 3, 1, 2), (ONE, 3, 1, 2), (TWO, 2, 2, 1)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Hosts and links.
+
+    Args:
+        name: for the table.
+        shares: of a processor, of a host of each type.
+        is_apart: the types are at two sites.
+    """
+
+    name: str
+    shares: tuple[float, float]
+    is_apart: bool
+
+
+SCENARIOS = (
+    Scenario(name="unlike speed", shares=(0.3, 0.1), is_apart=False),
+    Scenario(name="two sites", shares=(0.2, 0.2), is_apart=True),
+    Scenario(name="unlike speed at two sites", shares=(0.3, 0.1), is_apart=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One plan: seconds of a step, predicted and measured."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    stages: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """All plans of a scenario, the chosen one first."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def regret(self) -> float:
+        """How much longer a step of the chosen plan takes than of the best one."""
+        return self.runs[0].measured_s / min(run.measured_s for run in self.runs) - 1.0
+
+    @property
+    def order(self) -> float:
+        """Spearman's rank correlation of predicted and measured steps."""
+        return spearman([run.predicted_s for run in self.runs], [run.measured_s for run in self.runs]) or 0.0
+
+
+class Lab:
+    """One scenario's hosts while they exist.
+
+    Args:
+        net: the hosts.
+        groups: what a process of each host writes its id to.
+        folder: for files.
+    """
+
+    def __init__(self, net: Network, groups: Sequence[Path], folder: Path) -> None:
+        self.net, self.groups, self.folder = net, groups, folder
+        (folder / "config.json").write_text(json.dumps(MODEL))
+
+    def profile_links(self) -> None:
+        """Every pair of hosts, by ``meshplan profile links``."""
+        arguments = ["profile", "links", "--name", "lab", "--rail", "eth0", "--db", str(self.folder / "catalog.sqlite")]
+        arguments += ["--quick", "--timeout", "60"]
+        started = [
+            self.net.start(host, arguments, log=self.folder / f"profile{host}.log") for host in range(len(self.groups))
+        ]
+        self._ended(started, "profile0.log")
+
+    def profile_devices(self) -> None:
+        """A micro-batch on a host of each type, and a device for the catalog that the estimator says takes as long."""
+        factors = dict.fromkeys((ONE, TWO), 1.0)
+        measured = {name: self._micro_batch_s(host) for name, host in ((ONE, 0), (TWO, 2))}
+        for _ in range(CORRECTIONS):
+            self._store(factors)
+            for name in factors:
+                plan = self.planned(f"profile of {name}", [(name, MODEL["num_hidden_layers"], 1, PROFILED_MICRO_BATCH)])
+                factors[name] *= plan["memory"]["stages"][0]["micro_batch_s"] / measured[name]
+        self._store(factors)
+
+    def planned(self, name: str, stages: Sequence[tuple[str, int, int, int]] | None) -> dict[str, Any]:
+        """The plan of these stages, or the best one."""
+        place = self.folder / name.replace(" ", "-")
+        place.mkdir(exist_ok=True)
+        names = ("node_type", "num_layers", "data_parallel", "micro_batch_size")
+        fixed = {"stages": [{**dict(zip(names, one, strict=True)), "tensor_parallel": 1} for one in stages or ()]}
+        spec = {
+            "kind": "training",
+            "model": str(self.folder / "config.json"),
+            "cluster": {"nodes": [{"type": ONE, "count": 2}, {"type": TWO, "count": 2}], "profile": "lab"},
+            "workload": {"sequence_length": LENGTH, "global_batch_size": BATCH},
+            "constraints": {"target": "any"},
+            "fixed": {"zero_stage": 0, "activation_recompute": "none"} if stages is None else fixed,
+        }
+        (place / "spec.json").write_text(json.dumps(spec))
+        text = self._meshplan("plan", str(place / "spec.json"), "--format", "json")
+        (place / "plan.json").write_text(text)
+        plan: dict[str, Any] = json.loads(text)
+        return plan
+
+    def run(self, name: str, stages: Stages | None) -> Run:
+        """Plan, emit for torchrun, launch on every host, and time the steps."""
+        plan, place = self.planned(name, stages), self.folder / name.replace(" ", "-")
+        files = ("--target", "torchrun", "--out", str(place / "out"), "--script", str(PROGRAM))
+        self._meshplan("emit", str(place / "plan.json"), *files)
+        hosts = [host for host, _ in plan["rank_table"]]
+        variables = {
+            "TORCHRUN": str(Path(sys.executable).with_name("torchrun")),
+            "MASTER_ADDR": self.net.address(hosts[0]),
+            "MASTER_PORT": str(PORT),
+            "MESHPLAN_SKIP_CHECKS": "1",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "TEST_STEPS": str(STEPS),
+            "TEST_RESULT": str(place / "result.json"),
+        }
+        started = []
+        for node_rank, host in enumerate(hosts):
+            script = [str(place / "out" / f"launch_host_{node_rank:03d}.sh")]
+            started.append(self._inside(host, script, place / f"host{host}.log", variables))
+        self._ended(started, f"{place.name}/host{hosts[0]}.log")
+        parts = " ".join(
+            f"{stage['node_type'].removeprefix('type-')}:{stage['num_layers']}×{stage['data_parallel']}"
+            for stage in plan["config"]["stages"]
+        )
+        return Run(
+            name=name,
+            predicted_s=plan["predicted"]["iteration_s"]["value"],
+            # Others on the machine only make a step longer.
+            measured_s=min(json.loads((place / "result.json").read_text())["step_s"]),
+            stages=f"{parts}, {plan['config']['num_microbatches']} micro-batches",
+        )
+
+    def _micro_batch_s(self, host: int) -> float:
+        """Forward and backward of a micro-batch through the whole model on one host."""
+        result = self.folder / f"device{host}.json"
+        size = {"TEST_MICRO_BATCH": json.dumps([PROFILED_MICRO_BATCH, LENGTH])}
+        command = [sys.executable, str(PROGRAM), str(result)]
+        self._ended([self._inside(host, command, self.folder / f"device{host}.log", size)], f"device{host}.log")
+        (few, few_s), (many, many_s) = ((int(layers), s) for layers, s in json.loads(result.read_text()).items())
+        layer_s = (many_s - few_s) / (many - few)
+        return float(few_s + layer_s * (MODEL["num_hidden_layers"] - few))
+
+    def _store(self, factors: Mapping[str, float]) -> None:
+        """Put devices, their network and their node types into the catalog."""
+
+        def facts(**values: float) -> list[dict[str, Any]]:
+            told = {"num_samples": 1, "level": "measured here", "source": "the lab", "date": time.strftime("%Y-%m-%d")}
+            return [{"field": field.replace("__", "."), "value": value, **told} for field, value in values.items()]
+
+        link = {"name": "Ethernet", "technology": "ethernet"}
+        document = {
+            "format": "meshplan-catalog/1",
+            "links": {"lab-link": {**link, "facts": facts(bandwidth_bytes_per_s=NOMINAL_BYTES_PER_S, latency_s=1e-4)}},
+            "devices": {
+                f"device-{name}": {
+                    "name": f"Host of {name}",
+                    "vendor": "nvidia",
+                    "architecture": "lab",
+                    "facts": facts(
+                        peak_flops_per_s__bf16=FLOPS_PER_S * factor,
+                        memory_bandwidth_bytes_per_s=BYTES_PER_S * factor,
+                        memory_bytes=MEMORY_BYTES,
+                        usable_memory_bytes=MEMORY_BYTES,
+                    ),
+                }
+                for name, factor in factors.items()
+            },
+            "node_types": {
+                name: {
+                    "name": f"Host of {name}",
+                    "device": f"device-{name}",
+                    "scale_up_link": "lab-link",
+                    "scale_out_link": "lab-link",
+                    "facts": facts(num_hosts=1, devices_per_host=1, nics_per_host=1),
+                }
+                for name in factors
+            },
+        }
+        (self.folder / "lab.json").write_text(json.dumps(document))
+        self._meshplan("catalog", "import", str(self.folder / "lab.json"))
+
+    def _meshplan(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "meshplan.cli.main", *arguments, "--db", str(self.folder / "catalog.sqlite")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        if done.returncode:
+            raise RuntimeError(f"meshplan {' '.join(arguments)}: {done.stderr[-2000:]}")
+        return done.stdout
+
+    def _inside(
+        self, host: int, command: Sequence[str], log: Path, variables: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "TEST_HOST": str(host),
+            "TEST_GROUP": str(self.groups[host]),
+            "TEST_SHAPE": json.dumps({key: value for key, value in MODEL.items() if type(value) is int}),
+        }
+        with log.open("wb") as file:
+            return subprocess.Popen(
+                ["ip", "netns", "exec", self.net.namespaces[host], *command],
+                env={**os.environ, **own, **variables},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _ended(self, processes: Sequence[subprocess.Popen[bytes]], log: str) -> None:
+        """Wait for all; what still runs at the deadline is killed."""
+        deadline = time.monotonic() + DEADLINE_S
+        try:
+            codes = [process.wait(timeout=max(0.1, deadline - time.monotonic())) for process in processes]
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+        if any(codes):
+            raise RuntimeError(f"exit codes {codes}: {(self.folder / log).read_text()[-3000:]}")
+
+
+def measured(scenario: Scenario, folder: Path, others: Mapping[str, Stages] = OTHERS) -> Outcome:
+    """Profile the hosts of a scenario, plan, and run the chosen plan and others."""
+    first, second = scenario.shares
+    lines = Sites(of_host=(0, 0, 1, 1), bits_per_s=LINE, shaping=LINE_SHAPING) if scenario.is_apart else None
+    with (
+        network((NEAR,) * 4, (), sites=lines) as net,
+        cpu_shares(f"mp{os.getpid()}", (first, first, second, second), folder / "groups") as groups,
+    ):
+        lab = Lab(net, groups, folder)
+        lab.profile_links()
+        lab.profile_devices()
+        return Outcome(runs=tuple(lab.run(name, stages) for name, stages in {"chosen": None, **others}.items()))
+
+
+def table(outcome: Outcome) -> str:
+    """All runs, the fastest first."""
+    lines = ["| plan | stages (type:layers×replicas) | predicted s | measured s |", "|---|---|---:|---:|"]
+    lines += [
+        f"| {run.name} | {run.stages} | {run.predicted_s:.2f} | {run.measured_s:.2f} |"
+        for run in sorted(outcome.runs, key=lambda run: run.measured_s)
+    ]
+    lines.append(f"\nSpearman {outcome.order:.2f}, regret of the chosen plan {outcome.regret:.1%}")
+    return "\n".join(lines)
