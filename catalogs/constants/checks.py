@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
@@ -19,6 +19,7 @@ from meshplan.catalogs.errors import closest_names, did_you_mean
 
 # Wide on purpose: a decade or more around everything that was fitted.
 _FACTORS = (0.01, 100.0)  # what multiplies a rate or a size
+_FACTOR_ENDINGS = ("_efficiency", "_factor")
 _CONSTANTS = (0.0, 1e12)  # seconds, bytes, shares
 _MOST_ERROR = 5.0  # of a 90th percentile; e^5 in the logarithm
 _MOST_SAMPLES = 10**9
@@ -118,12 +119,19 @@ def _unknown(document: Mapping[str, Any], kind: type[Any], path: str) -> Iterato
             yield f"unknown constant {path}{name}{did_you_mean(closest_names(str(name), known))}"
 
 
+def inside_limits(constants: TimeConstants) -> TimeConstants:
+    """The constants with every factor at the nearest value that is taken: a run far off may ask for any."""
+    low, high = _FACTORS
+    factors = (one.name for one in fields(constants) if one.name.endswith(_FACTOR_ENDINGS))
+    return replace(constants, **{name: min(max(getattr(constants, name), low), high) for name in factors})
+
+
 def _constant(part: str, name: str, value: Any) -> Iterator[str]:
     if part == "recipe" and (name == "source" or isinstance(value, bool)):
         if name == "source" and not isinstance(value, str):
             yield f"recipe.source must be a text, not {value!r}"
         return
-    low, high = _FACTORS if name.endswith(("_efficiency", "_factor")) else _CONSTANTS
+    low, high = _FACTORS if name.endswith(_FACTOR_ENDINGS) else _CONSTANTS
     if not _is_number(value) or not low <= value <= high:
         yield f"{part}.{name} must be a number within {low:g} and {high:g}, not {value!r}"
 

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.constants.training import KINDS_OF_WORK, Basis, Calibration
+from meshplan.catalogs.constants.checks import inside_limits
+from meshplan.catalogs.constants.training import KINDS_OF_WORK, Basis, Calibration, TimeConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.measured.constants_fit import NOISE, PARAMETERS, REFINED_SPREAD, Row, fit, key_of
 from meshplan.planner.training.measured.memory_fit import MemoryFit, calibrate_memory
@@ -98,11 +99,11 @@ def refine(
         found = leave_one_out(members, together, without, lambda row, of: [judged(row, of(_model(row)), Basis.CLUSTER)])
         framework = members[0].key[0]
         models = sorted({_model(row) for row in members})
-        of_models = {name: PARAMETERS.replaced(start.time, fitted_for(name, members, start)) for name in models}
+        of_models = {name: adapted_time(name, members, start) for name in models}
         made = replace(
             start,
             framework=framework,
-            time=PARAMETERS.replaced(start.time, fitted_for("", members, start)),
+            time=adapted_time("", members, start),
             model_time={**start.model_time, **of_models},
             memory=memory[framework].constants if framework in memory else start.memory,
             memory_basis=(memory[framework].basis if framework in memory else "") or start.memory_basis,
@@ -115,6 +116,17 @@ def refine(
     untimed = {key_of(run) for run in observed if run.measured.get("peak_memory_bytes")} - {row.key for row in rows}
     more = tuple(_with_memory(key, shipped(*key), memory, source, date) for key in sorted(untimed))
     return replace(made, calibrations=(*made.calibrations, *more), memory=memory)
+
+
+def adapted_time(model: str, rows: Sequence[Row], start: Calibration) -> TimeConstants:
+    """Constants of the step time for plans of a model, adapted to own runs, as the catalog takes them.
+
+    Args:
+        model: its slug; empty for models without own runs.
+        rows: own runs, of whatever models.
+        start: the set that is adapted.
+    """
+    return inside_limits(PARAMETERS.replaced(start.time, fitted_for(model, rows, start)))
 
 
 def fitted_for(model: str, rows: Sequence[Row], start: Calibration) -> FloatArray:

@@ -157,7 +157,6 @@ _OWN = (
         message=f"optimizer {ADAMW_BF16_MOMENTS} needs zero_stage 1 (the distributed optimizer) on the devices",
         stage="parser",
         source=f"{CORE}: training/arguments.py, --use-precision-aware-optimizer; states on the host stay fp32",
-        about=("optimizer", "zero_stage", "optimizer_offload"),
     ),
     LegalityRule(
         name="fused_dispatch_needs_several_expert_ranks",

@@ -12,6 +12,7 @@ import pytest
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.serving.estimator.collectives import TRANSFER_START_S
 from meshplan.planner.serving.measured.exclusions import exclusions
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
@@ -120,6 +121,6 @@ def test_a_transfer_is_the_bytes_of_a_prompt_over_the_network_that_the_row_print
     }
     values = PreparedRun(served_run(row, reader)).predicted(ServingConstants())
     assert values["kv_transfer_bytes"] == 1000 * 144 * 1024
-    assert values["kv_transfer_s"] == pytest.approx(1000 * 144 * 1024 / 180e9, rel=0.02)
+    assert values["kv_transfer_s"] == pytest.approx(TRANSFER_START_S + 1000 * 144 * 1024 / 180e9, rel=0.02)
     row["workload"], row["parallelism"] = {**row["workload"], "disaggregated": False}, {"tensor_parallel": 8}
     assert not PreparedRun(served_run(row, reader)).predicted(ServingConstants())
