@@ -280,13 +280,16 @@ def rate_error(finish_s: FloatArray, in_flight: int) -> float:
     """Relative half-width of the 95 % interval of the rate at which requests leave.
 
     Student's interval of the mean time that a batch of requests takes to leave. Where a number is kept in flight, those
-    of one length leave in waves of that number, so a batch is whole waves: any other has its share of them by chance.
+    of one length leave in waves of that number, so a batch is whole waves: any other has its share of them by chance,
+    which makes the interval wider, and is taken only where there are too few waves.
 
     Args:
         finish_s: when each request left, in any order, [n].
         in_flight: number that is kept in flight; 1 where arrivals do not wait for answers.
     """
     gaps = np.diff(np.sort(finish_s))
+    if len(gaps) < FEWEST_BATCHES * in_flight:
+        in_flight = 1
     each = max(round(len(gaps) / NUM_BATCHES / in_flight), 1) * in_flight
     num = min(len(gaps) // each, NUM_BATCHES)
     if num < FEWEST_BATCHES or gaps.mean() <= 0.0:

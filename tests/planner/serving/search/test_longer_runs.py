@@ -211,7 +211,8 @@ def test_the_error_of_a_rate_is_what_other_runs_show() -> None:
     assert rate_error(waves, 64) == pytest.approx(0.0, abs=1e-9)
     assert rate_error(waves, 1) > 0.05  # cut anywhere, batches have no wave or several
     assert rate_error(np.arange(1.0, 9.0), 1) == pytest.approx(0.0, abs=1e-9)
-    assert rate_error(waves[:100], 64) == 1.0
+    assert rate_error(waves[:150], 64) == rate_error(waves[:150], 1) > 0.05
+    assert rate_error(waves[:3], 1) == 1.0
     random = np.random.default_rng(7).exponential(size=(400, 300))
     held = [abs(gaps.mean() - 1.0) <= rate_error(np.cumsum(gaps), 1) for gaps in random]
     assert 0.91 <= np.mean(held) <= 0.98
