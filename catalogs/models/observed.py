@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.models.config import build_shape, config_error
-from meshplan.catalogs.models.families.facts import YES, Family
+from meshplan.catalogs.models.families.facts import PLAIN
 from meshplan.catalogs.models.families.registry import FAMILIES, GENERIC
 from meshplan.catalogs.models.fields import FIELDS, shorten
 from meshplan.catalogs.models.scope import language_section, scope_problems
@@ -29,15 +29,7 @@ _EXPERT_GROUPS = {("deepseekv2", 160): (8, 3), ("deepseekv3", 256): (8, 4), ("de
 
 _MAX_LAYERS = FIELDS["num_hidden_layers"].at_most
 _GATED = dataclasses.replace(GENERIC, gated_mlp=True)
-_PLAIN = Family(
-    gated_mlp=False,
-    tie_word_embeddings=True,
-    query_bias=YES,
-    output_bias=YES,
-    mlp_bias=YES,
-    norm_bias=YES,
-    mlp_ratio=4,
-)
+_PLAIN = dataclasses.replace(PLAIN, mlp_ratio=4)
 
 
 def shape_from_observation(model: Mapping[str, object]) -> ModelShape:

@@ -129,7 +129,7 @@ def status_text(plan: Plan) -> str:
         known = f"optimal under the model and its sampling: no deployment is more than {gap} better; {seen}"
     else:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
-        if solution.get("is_complete", True) and not solution.get("stopped"):
+        if _is_sampled(plan):
             known += "; nothing is left to search, but rates in between were neither shown to hold nor to fail"
     if (plan.answer or {}).get("speculation"):
         known += "; each without drafts and with every method and depth of the profile"
@@ -138,6 +138,13 @@ def status_text(plan: Plan) -> str:
     if len(plan.spec["cluster"].get("nodes") or ()) > 1:
         known += "; of one kind of worker for each node type, prefill and decode on one node type each"
     return f"{known}; {effort_text(solution)}"
+
+
+def _is_sampled(plan: Plan) -> bool:
+    """Whether the gap is the sampling's alone: the search ended, and no tier was sized by a formula."""
+    solution = plan.solution
+    is_done = solution.get("is_complete", True) and not solution.get("stopped")
+    return is_done and not (plan.answer or {}).get("kv_stores")
 
 
 # --- deployments ------------------------------------------------------------------------------------------------------

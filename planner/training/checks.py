@@ -5,9 +5,6 @@ A check takes what the names mean (a shape, a machine, a framework's rules) and 
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.network.network import Network
@@ -142,10 +139,8 @@ def _check_loss(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -
 
 
 def _refuses(rules: FrameworkRules, choice: str, value: str | bool) -> bool:
-    """Whether the framework has no word for a value: then a rule of the parser is about the choice alone."""
-    alone, no_model = SimpleNamespace(**{choice: value}), cast("ModelShape", None)
-    about_it = (rule for rule in rules.rules if rule.about == (choice,) and rule.stage == "parser")
-    return any(not rule.holds(no_model, alone) for rule in about_it)
+    """Whether the framework has no word for a value, whatever else is chosen."""
+    return any(rule.stage == "parser" for rule in rules.refuses(**{choice: value}))
 
 
 def check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, problems: Problems) -> None:

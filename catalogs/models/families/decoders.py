@@ -9,9 +9,10 @@ parameter counts that follow with published ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from meshplan.catalogs.models.families import dialects as config_dialects
-from meshplan.catalogs.models.families.facts import NO, YES, Family, SlidingRule, Switch
+from meshplan.catalogs.models.families.facts import NO, PLAIN, YES, Family, SlidingRule, Switch
 
 _EVERY_LAYER = SlidingRule()
 _QWEN_WINDOWS = SlidingRule(
@@ -29,16 +30,7 @@ _QWEN3_NEXT = Family(
     output_gate=Switch(default=True, key="attn_output_gate"),
     dialect=config_dialects.qwen3_next,
 )
-_GPT2 = Family(
-    gated_mlp=False,
-    tie_word_embeddings=True,
-    query_bias=YES,
-    output_bias=YES,
-    mlp_bias=YES,
-    norm_bias=YES,
-    mlp_ratio=4,
-    position_offset=0,
-)
+_GPT2 = replace(PLAIN, mlp_ratio=4, position_offset=0)
 _GPTJ = Family(
     gated_mlp=False,
     query_bias=NO,
@@ -245,16 +237,7 @@ DECODERS: Mapping[str, Family] = {
         position_offset=2,
         dialect=config_dialects.opt,
     ),
-    "bloom": Family(
-        gated_mlp=False,
-        tie_word_embeddings=True,
-        query_bias=YES,
-        output_bias=YES,
-        mlp_bias=YES,
-        norm_bias=YES,
-        num_outer_norms=2,
-        mlp_ratio=4,
-    ),
+    "bloom": replace(PLAIN, num_outer_norms=2, mlp_ratio=4),
     "mpt": Family(
         gated_mlp=False,
         tie_word_embeddings=True,

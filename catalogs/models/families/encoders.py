@@ -11,15 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshplan.catalogs.models.families import dialects as config_dialects
-from meshplan.catalogs.models.families.facts import YES, Family, SlidingRule
+from meshplan.catalogs.models.families.facts import PLAIN, YES, Family, SlidingRule
 
-_BERT = Family(
-    gated_mlp=False,
-    tie_word_embeddings=True,
-    query_bias=YES,
-    output_bias=YES,
-    mlp_bias=YES,
-    norm_bias=YES,
+_BERT = replace(
+    PLAIN,
     num_outer_norms=1,  # after the embedding; none follows the layers, which end in one themselves
     position_offset=0,
     bidirectional=YES,

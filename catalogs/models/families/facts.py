@@ -104,3 +104,7 @@ class Family:
     has_pooler: bool = False
     defaults: Mapping[str, int] = field(default_factory=dict)
     dialect: Dialect = config_dialects.common
+
+
+# Layers of the first transformers, GPT-2's and BERT's: no gate, biases everywhere, the embedding tied.
+PLAIN = Family(gated_mlp=False, tie_word_embeddings=True, query_bias=YES, output_bias=YES, mlp_bias=YES, norm_bias=YES)

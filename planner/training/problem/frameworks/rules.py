@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
@@ -60,6 +63,16 @@ class FrameworkRules:
         """The rules that ONE configuration breaks; empty when the framework takes it."""
         return tuple(rule for rule in self.rules if not rule.holds(shape, config))
 
+    def refuses(self, shape: ModelShape | None = None, **choices: Any) -> tuple[LegalityRule, ...]:
+        """The rules that some choices break whatever the others are; a rule that looks at another one is left out.
+
+        Args:
+            shape: the model; None: whatever the model is.
+            choices: name of the configuration's field → value.
+        """
+        alone = SimpleNamespace(**choices)
+        return tuple(rule for rule in self.rules if _breaks(rule, shape, alone))
+
     def usual_layers(self, num_layers: int, num_chunks: int) -> tuple[int, ...] | None:
         """Layers of each chunk where nobody says otherwise; None where the framework has no split into so many."""
         if self.layer_splits is None:
@@ -76,6 +89,13 @@ class FrameworkRules:
         """Rows of the embedding and of the LM head as the framework allocates them."""
         multiple = self.vocab_multiple_per_tensor_parallel * tensor_parallel
         return -(-vocab_size // multiple) * multiple
+
+
+def _breaks(rule: LegalityRule, shape: ModelShape | None, alone: SimpleNamespace) -> bool:
+    try:
+        return not np.all(rule.holds(cast("ModelShape", shape), alone))
+    except AttributeError:  # it looks at what is not said: at another choice, or at the model
+        return False
 
 
 def without_layer_recompute(rules: FrameworkRules) -> FrameworkRules:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -176,7 +175,12 @@ class MemoryBounds:
     def _most_sharded(self, num_stages: int) -> int | None:
         """ZeRO stage of the leader under so many pipeline stages; None where there is no leader."""
         if num_stages not in self._stages:
-            possible = [zero for zero in self._asked() if self._may_be(zero, num_stages)]
+            rules, shape = self.problem.rules, self.problem.shape
+            possible = [
+                zero
+                for zero in self._asked()
+                if not rules.refuses(shape, zero_stage=zero, pipeline_parallel=num_stages)
+            ]
             most = max(possible, default=ZERO_PARAMETERS)
             # Fully sharded frameworks sum whole gradients in a pipeline, and keep gathered what ZeRO-2 has sharded.
             keeps_whole = self.problem.calibration.recipe.is_fsdp and most >= ZERO_GRADIENTS
@@ -186,17 +190,6 @@ class MemoryBounds:
     def _asked(self) -> tuple[int, ...]:
         pinned = self.problem.fixed.get("zero_stage")
         return ZERO_STAGES if pinned is None else (int(pinned),)
-
-    def _may_be(self, zero: int, num_stages: int) -> bool:
-        """False where a rule that looks at nothing else refuses a ZeRO stage under so many pipeline stages."""
-        alone = SimpleNamespace(zero_stage=zero, pipeline_parallel=num_stages)
-        for rule in self.problem.rules.rules:
-            try:
-                if not np.all(rule.holds(self.problem.shape, alone)):
-                    return False
-            except AttributeError:  # it depends on another choice
-                continue
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
