@@ -13,11 +13,13 @@ from types import ModuleType
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
-from meshplan.cli.reports import advice, mixed, serving, training
-from meshplan.cli.reports.advice import images_text, speculation_text
+from meshplan.cli.reports import mixed, training
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
+from meshplan.cli.reports.serving import advice, certainty
+from meshplan.cli.reports.serving import plan as serving
+from meshplan.cli.reports.serving.advice import images_text, speculation_text
 from meshplan.cli.reports.whole_run.far_apart import devices_text, far_apart_sentence, far_apart_table
 from meshplan.cli.reports.whole_run.forecast import run_sentence
 from meshplan.cli.reports.whole_run.lengths import lengths_sentence
@@ -167,7 +169,7 @@ def _serving(plan: Plan, width: int) -> str:
         _kept(plan, width),
         images_text(plan, width),
         speculation_text(plan, width),
-        serving.calibration_text(plan, width),
+        certainty.calibration_text(plan, width),
     ]
     return _fitted(head, lambda count: _serving_table(plan, count, width), tail)
 
@@ -217,7 +219,7 @@ def _pool_bars(plan: Plan) -> list[str]:
 
 def _kept(plan: Plan, width: int) -> str:
     """How sure the SLOs are, and how much more the deployment bears."""
-    words = " ".join(text for text in (serving.kept_text(plan), advice.most_rate_text(plan)) if text)
+    words = " ".join(text for text in (certainty.kept_text(plan), advice.most_rate_text(plan)) if text)
     return paragraph(words, width) if words else ""
 
 

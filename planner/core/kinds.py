@@ -123,7 +123,7 @@ _KINDS = (
         service=f"{_PLANNER}.serving.service",
         launch=f"{_PLANNER}.launch.serving",
         document=f"{_PLANNER}.serving.plan_document",
-        report=f"{_REPORTS}.serving",
+        report=f"{_REPORTS}.serving.plan",
         summary=f"{_REPORTS}.first_screen",
     ),
     Kind(name="rank-mapping", service=f"{_PLANNER}.rank_mapping.service"),

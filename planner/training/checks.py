@@ -140,7 +140,7 @@ def _check_loss(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -
 
 def _refuses(rules: FrameworkRules, choice: str, value: str | bool) -> bool:
     """Whether the framework has no word for a value, whatever else is chosen."""
-    return any(rule.stage == "parser" for rule in rules.refuses(**{choice: value}))
+    return any(rule.stage == "parser" for rule in rules.refusing({choice: value}))
 
 
 def check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, problems: Problems) -> None:

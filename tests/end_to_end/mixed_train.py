@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pipeline_train import Stage
+from pipeline_train import Stage, joined
 from pipeline_train import Trainer as AlikeTrainer
 from torch import Tensor, nn
 
@@ -111,17 +111,11 @@ def one_pass(model: nn.Module, tokens: Tensor) -> float:
 
 def main() -> None:
     """Train a few steps, write what they took."""
-    torch.set_num_threads(1)
     if len(sys.argv) > 1:
+        torch.set_num_threads(1)
         profile(Path(sys.argv[1]))
         return
-    dist.init_process_group("gloo")
-    config = json.loads(Path(os.environ["MESHPLAN_CONFIG"]).read_text())["config"]
-    table = json.loads(Path(os.environ["MESHPLAN_RANK_TABLE"]).read_text())["rank_table"]
-    seen: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(seen, int(os.environ["TEST_HOST"]))
-    assert seen == [host for host, _ in table], (seen, table)
-    trainer = Trainer(config, json.loads(os.environ["TEST_SHAPE"]))
+    trainer = joined(Trainer)
     seconds = []
     for number in range(WARM_UP_STEPS + int(os.environ["TEST_STEPS"])):
         if number == WARM_UP_STEPS:

@@ -143,8 +143,8 @@ class Trainer:
         self.compute_s += time.perf_counter() - start
 
 
-def main() -> None:
-    """Train a few steps, write what they took."""
+def joined(kind: type[Trainer] = Trainer) -> Trainer:
+    """This rank of the plan, among the others; each is on the host that the table of ranks gives it."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     config = json.loads(Path(os.environ["MESHPLAN_CONFIG"]).read_text())["config"]
@@ -152,7 +152,12 @@ def main() -> None:
     seen: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(seen, int(os.environ["TEST_HOST"]))
     assert seen == [host for host, _ in table], (seen, table)
-    trainer = Trainer(config, json.loads(os.environ["TEST_SHAPE"]))
+    return kind(config, json.loads(os.environ["TEST_SHAPE"]))
+
+
+def main() -> None:
+    """Train a few steps, write what they took."""
+    trainer = joined()
     seconds = []
     for number in range(WARM_UP_STEPS + int(os.environ["TEST_STEPS"])):
         dist.barrier()

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from netns import Cable, Network, Shaping, network, skip_unless_possible
+from small_llama import small_llama
 
 from meshplan.planner.validation.summary import spearman
 
@@ -38,18 +39,7 @@ CABLES = (
     Cable(first=0, second=4, forward_bits_per_s=DEGRADED, backward_bits_per_s=DEGRADED),
     Cable(first=3, second=7, forward_bits_per_s=FAST, backward_bits_per_s=BACKWARD),
 )  # fmt: skip
-MODEL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 256,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+MODEL = small_llama(64)
 BATCH, LENGTH, STEPS = 32, 128, 2
 PINNED = {
     "tensor_parallel": 1,

@@ -24,6 +24,7 @@ from typing import Any
 
 from cpu_shares import cpu_shares
 from netns import Network, Shaping, Sites, network
+from small_llama import small_llama
 
 from meshplan.planner.validation.summary import spearman
 
@@ -31,18 +32,7 @@ ONE, TWO = "type-one", "type-two"
 NEAR, LINE = 200_000_000, 4_000_000  # bit/s
 # A twentieth of a message between stages, so that the bucket does not carry it at the speed of the processor.
 LINE_SHAPING = Shaping(burst="12kb", latency="400ms")
-MODEL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 256,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+MODEL = small_llama(256)
 BATCH, LENGTH, STEPS, PROFILED_MICRO_BATCH = 16, 128, 3, 4
 # Where the catalog's numbers of a device start, before its profile says how far off they are.
 FLOPS_PER_S, BYTES_PER_S, MEMORY_BYTES = 1e11, 1e10, 8e9

@@ -30,22 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from netns import Network, Shaping, network
+from small_llama import small_llama
 
 HOSTS, LINK, STORE_LINK = 4, 1_000_000, 500_000  # bit/s
 # Bursts well below a message; queues of a second, so that few packets are dropped.
 SHAPING = Shaping(burst="12kb", latency="1s")
-MODEL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 256,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+MODEL = small_llama(32)
 # 32 sequences do not split over three replicas: three hosts are a pipeline, four may be two by two.
 BATCH, LENGTH, MICRO_BATCH = 32, 256, 4
 SAVE_EVERY, KILLED_AFTER = 2, 3

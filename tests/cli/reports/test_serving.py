@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 from command_line import Command
 
-from meshplan.cli.reports.serving import calibration_text
+from meshplan.cli.reports.serving.certainty import calibration_text
 from meshplan.planner.core.plan import Plan
 
 VALIDATION = Path(__file__).parents[2] / "validation"

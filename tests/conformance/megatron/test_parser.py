@@ -1,4 +1,4 @@
-"""Megatron-LM's parser, configuration and process groups over what we emit: accepted cases and mutated, refused ones.
+"""Megatron-LM's parser, configuration and process groups over what we emit, and what they make of it.
 
 On demand: ``make test-launchers``.
 """
@@ -8,10 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.resources
 import os
-import random
 import subprocess
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +16,16 @@ import pytest
 import yaml
 from emit_cases import (
     DEEPSEEK_V3,
-    GPT2_XL,
-    GPT_OSS_20B,
     LLAMA_70B,
     LLAMA_70B_ON_64,
     MIXTRAL,
     MIXTRAL_ON_64,
-    QWEN3_4B,
     SHAPES,
     config_for,
     plan_for,
     request_for,
 )
+from megatron_plans import environment, random_plans, refusal, words
 from rank_layout import rank_coordinates
 from read_back_cases import differences, num_devices, read_back
 
@@ -48,77 +43,6 @@ pytestmark = pytest.mark.launchers
 
 NUM_RANDOM_PLANS = 500
 SEED = importlib.resources.files("meshplan.catalogs.seed") / "models.yaml"
-
-
-def words(config: TrainingConfig, shape: ModelShape) -> list[str]:
-    return [word for flag in emitter.unchecked_flags(config, shape) for word in flag]
-
-
-def environment(config: TrainingConfig, shape: ModelShape) -> dict[str, str]:
-    variables = emitter.environment(request_for(shape, config))
-    return {name: value for name, value in variables.items() if value is not None}
-
-
-def refusal(megatron: Any, shape: ModelShape, config: TrainingConfig) -> str | None:
-    return megatron.refusal(words(config, shape), world_size=config.world_size, environment=environment(config, shape))
-
-
-def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
-    """Any configuration of at most 128 devices, legal or not."""
-    stages, virtual = draw.choice((1, 1, 2, 3, 4, 8)), draw.choice((1, 1, 2, 3))
-    chunks = stages * virtual
-    layers = [1] * chunks
-    for _ in range(shape.num_hidden_layers - chunks):
-        layers[draw.randrange(chunks)] += 1
-    choices: dict[str, Any] = {
-        "tensor_parallel": draw.choice((1, 1, 2, 4, 5, 8)),
-        "pipeline_parallel": stages,
-        "virtual_pipeline_stages": virtual,
-        "context_parallel": draw.choice((1, 1, 2)),
-        "data_parallel": draw.choice((1, 2, 3, 4, 8)),
-        "zero_stage": draw.choice((0, 1, 1, 2, 3)),
-        "activation_recompute": draw.choice(("none", "selective", "block", "full")),
-        "micro_batch_size": draw.choice((1, 2)),
-        "num_microbatches": draw.choice((1, 2, 6, 8, 12)),
-        "precision": draw.choice(("bf16", "bf16", "fp16") if shape.moe else ("bf16", "fp16", "fp8", "mxfp8")),
-    }
-    if choices["zero_stage"] == 1:
-        choices["optimizer_offload"] = draw.random() < 0.25
-    if choices["context_parallel"] > 1:
-        choices["context_parallel_style"] = draw.choice(("ring", "all-gather", "all-to-all", "all-to-all+ring"))
-    if choices.get("context_parallel_style") == "all-to-all+ring":
-        choices |= {"context_parallel": 4, "context_parallel_heads": 2}
-    if choices["activation_recompute"] == "block":
-        choices["recompute_num_layers"] = draw.choice((1, 2, max(layers)))
-    if draw.random() < 0.5:
-        choices["layers_per_chunk"] = tuple(layers)
-    if shape.moe is not None:
-        choices["expert_parallel"] = draw.choice((1, 2, 4, 8))
-        choices["expert_tensor_parallel"] = draw.choice((1, 1, 2))
-        choices["expert_capacity_factor"] = draw.choice((0.0, 0.0, 1.0, 1.25))
-        choices["expert_dispatcher"] = draw.choice(("alltoall", "alltoall", "deepep", "hybridep"))
-        choices["expert_parallel_overlap"] = draw.random() < 0.25 and choices["activation_recompute"] in (
-            "none",
-            "selective",
-        )
-    if choices["zero_stage"]:
-        choices["data_parallel_shard"] = draw.choice((choices["data_parallel"], max(1, choices["data_parallel"] // 2)))
-        if choices["zero_stage"] == 3 and choices["data_parallel_shard"] < choices["data_parallel"]:
-            choices["outer_zero_stage"] = draw.choice((0, 1))
-    return config_for(shape, **choices)
-
-
-def random_plans(*, legal: bool, seed: int, count: int) -> list[tuple[ModelShape, TrainingConfig]]:
-    draw = random.Random(seed)
-    found: list[tuple[ModelShape, TrainingConfig]] = []
-    while len(found) < count:
-        shape = draw.choice(SHAPES)
-        config = random_config(shape, draw)
-        # These chunks have at least a layer each, so the sum is the only thing that may not fit.
-        fits = config.world_size <= 128 and sum(config.layers_per_chunk) == shape.num_hidden_layers
-        if fits and (not MEGATRON.broken(shape, config)) is legal:
-            found.append((shape, config))
-    return found
 
 
 def test_version_is_the_one_that_the_rules_name() -> None:
@@ -285,89 +209,6 @@ def test_second_rank_order(megatron: Any, context_parallel: int, fits: bool) -> 
         assert {name: found[name] for name in order} == rank_coordinates(order, sizes, rank)
 
 
-REFUSED: Sequence[tuple[str, ModelShape, dict[str, Any]]] = (
-    ("heads_divisible_by_tensor_parallel", LLAMA_70B, {"tensor_parallel": 3}),
-    ("heads_divisible_by_tensor_parallel", GPT2_XL, {"tensor_parallel": 2}),
-    ("kv_heads_and_tensor_parallel_divide", replace(LLAMA_70B, num_key_value_heads=16), {"tensor_parallel": 3}),
-    ("sequence_divisible_by_twice_context_parallel", LLAMA_70B, {"context_parallel": 4, "sequence_length": 4100}),
-    ("experts_divisible_by_expert_parallel", MIXTRAL, {"data_parallel": 6, "expert_parallel": 3}),
-    (
-        "expert_bias_needs_whole_experts",
-        GPT_OSS_20B,
-        {"data_parallel": 8, "expert_parallel": 2, "expert_tensor_parallel": 2},
-    ),
-    ("global_batch_divisible", QWEN3_4B, {"data_parallel": 4, "global_batch_size": 30}),
-)
-
-
-@pytest.mark.parametrize(
-    ("rule", "shape", "choices"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_what_we_refuse_megatron_refuses(megatron: Any, rule: str, shape: ModelShape, choices: dict[str, Any]) -> None:
-    config = config_for(shape, **choices)
-    assert rule in {broken.name for broken in MEGATRON.broken(shape, config)}
-    assert refusal(megatron, shape, config) is not None
-
-
-def test_parser_rules_agree_on_random_illegal_plans(megatron: Any) -> None:
-    """A rule attributed to the parser is the parser's: without it, plans would be refused for nothing."""
-    wrong = []
-    in_parser = {rule.name for rule in MEGATRON.rules if rule.stage == "parser"}
-    switched_off = {"sequence_parallel_needs_tensor_parallel", "interleaving_needs_pipeline"}
-    for shape, config in random_plans(legal=False, seed=5, count=100):
-        broken = {rule.name for rule in MEGATRON.broken(shape, config)}
-        reason = refusal(megatron, shape, config)
-        if broken & in_parser - switched_off and reason is None:
-            wrong.append(f"{shape.slug} {config}: accepted, although {broken}")
-    assert wrong == []
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--pipeline-model-parallel-layout", "Et*20|t*20|t*20|t*19L"),
-        ("--pipeline-model-parallel-layout", "Et*20|t*20|t*40L"),
-        ("--pipeline-model-parallel-layout", "t*20|t*20|t*20|t*20L"),
-        ("--tensor-model-parallel-size", "7"),
-        ("--recompute-granularity", "some"),
-        ("--optimizer-cpu-offload", "--bf16"),
-        ("--rotary-base", "5e5"),
-        ("--recompute-gran", "full"),
-        ("--no-such-flag", "1"),
-    ],
-)
-def test_mutated_arguments_are_refused(megatron: Any, flag: str, value: str) -> None:
-    mutated = [*words(LLAMA_70B_ON_64, LLAMA_70B), flag, value]
-    variables = environment(LLAMA_70B_ON_64, LLAMA_70B)
-    assert megatron.refusal(mutated, world_size=64, environment=variables) is not None
-
-
-def test_expert_groups_are_refused_by_the_process_groups(megatron: Any) -> None:
-    config = config_for(MIXTRAL, data_parallel=4, pipeline_parallel=2, expert_parallel=8)
-    assert "expert_groups_divide_stage" in {rule.name for rule in MEGATRON.broken(MIXTRAL, config)}
-    parsed, _ = megatron.config(words(config, MIXTRAL), world_size=8, environment={})
-    with pytest.raises(RuntimeError, match="not divisible by expert_tensor_model_pipeline_parallel"):
-        megatron.coordinates(parsed, 0)
-
-
-@pytest.mark.parametrize(("stages", "fits"), [(1, True), (2, False)])
-def test_full_sharding_needs_one_stage(megatron: Any, stages: int, fits: bool) -> None:
-    config = config_for(LLAMA_70B, tensor_parallel=2, data_parallel=4, pipeline_parallel=stages, zero_stage=3)
-    assert (not MEGATRON.broken(LLAMA_70B, config)) is fits
-    parsed, _ = megatron.config(words(config, LLAMA_70B), world_size=config.world_size, environment={})
-    assert megatron.can_shard_fully(parsed) is fits
-
-
-@pytest.mark.parametrize("connections", ["", "1"])
-@pytest.mark.parametrize("zero_stage", [1, 3])
-def test_number_of_hardware_queues(megatron: Any, connections: str, zero_stage: int) -> None:
-    """Tensor parallelism before Blackwell wants the variable at 1, full sharding wants it unset."""
-    config = config_for(LLAMA_70B, tensor_parallel=8, data_parallel=1 if zero_stage == 1 else 2, zero_stage=zero_stage)
-    variables = {"CUDA_DEVICE_MAX_CONNECTIONS": connections} if connections else {}
-    reason = megatron.refusal(words(config, LLAMA_70B), world_size=config.world_size, environment=variables)
-    assert (reason is None) is (variables == environment(config, LLAMA_70B))
-
-
 def test_padded_vocabulary(megatron: Any) -> None:
     for tensor_parallel in (1, 2, 8):
         config = config_for(LLAMA_70B, tensor_parallel=tensor_parallel)
@@ -469,15 +310,6 @@ def test_hybrids(megatron: Any, slug: str, stages: int, virtual: int) -> None:
     assert "".join(parts).count("E") == shape.num_moe_layers
 
 
-def test_fp8_experts_at_the_argument_level(megatron: Any) -> None:
-    """Without Transformer Engine the parser refuses every fp8 model with experts; the flags at least are known."""
-    config = config_for(MIXTRAL, data_parallel=8, expert_parallel=8, precision="fp8")
-    reason = refusal(megatron, MIXTRAL, config)
-    assert reason is not None
-    assert "transformer-engine" in reason
-    assert {word for word in words(config, MIXTRAL) if word.startswith("--")} <= megatron.option_strings
-
-
 def test_uneven_latent_model_with_a_token_predictor(megatron: Any) -> None:
     config = config_for(
         DEEPSEEK_V3,
@@ -504,15 +336,3 @@ def test_fp8_recipes_reach_the_configuration(megatron: Any, precision: str, expe
     )
     assert {name: getattr(transformer, name) for name in expected} == expected
     assert transformer.bf16
-
-
-def test_nvfp4_is_known_and_excludes_fp8(megatron: Any) -> None:
-    """The parser takes the flags; the rest of the check asks for Transformer Engine 2.7, which the judge lacks."""
-    config = config_for(LLAMA_70B, tensor_parallel=8, precision="nvfp4")
-    said = words(config, LLAMA_70B)
-    assert {"--fp4-format", "--fp4-recipe"} <= set(said) & megatron.option_strings
-    assert "Transformer Engine >= 2.7" in (refusal(megatron, LLAMA_70B, config) or "")
-    for flag, value in (("--fp4-format", "e4m3"), ("--fp4-recipe", "mxfp4"), ("--fp8-format", "e4m3")):
-        reason = megatron.refusal([*said, flag, value], world_size=8, environment=environment(config, LLAMA_70B))
-        assert reason is not None
-        assert "Transformer Engine >= 2.7" not in reason

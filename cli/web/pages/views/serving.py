@@ -7,9 +7,9 @@ from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column
-from meshplan.cli.reports import advice
-from meshplan.cli.reports import serving as report
 from meshplan.cli.reports.quantities import LATENCY_TITLES, metric_text, metric_title
+from meshplan.cli.reports.serving import advice, certainty
+from meshplan.cli.reports.serving import plan as report
 from meshplan.cli.web.pages.views import charts
 from meshplan.cli.web.pages.views.tables import table
 from meshplan.planner.core.plan import Plan
@@ -83,7 +83,7 @@ def sentences(plan: Plan) -> Iterator[str]:
     rate = plan.predicted["requests_per_s"].value
     cost = "" if dollars is None else f" at {format_usd(dollars.value)} for {report.million_text(plan)}"
     yield f"It answers {rate:.3g} requests a second{cost}."
-    kept = " ".join(text for text in (report.kept_text(plan), advice.most_rate_text(plan)) if text)
+    kept = " ".join(text for text in (certainty.kept_text(plan), advice.most_rate_text(plan)) if text)
     if kept:
         yield kept
 
@@ -263,7 +263,8 @@ def sensitivity(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _notes(plan: Plan) -> str:
-    return report.calibration_text(plan, 10_000) + report.sampling_text(plan, 10_000) + report.power_text(plan, 10_000)
+    parts = (certainty.calibration_text, certainty.sampling_text, certainty.power_text)
+    return "".join(part(plan, 10_000) for part in parts)
 
 
 def other_choices(plan: Plan) -> list[dict[str, str]]:

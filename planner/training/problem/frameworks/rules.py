@@ -10,7 +10,7 @@ parser accepts (``stage``). tests/conformance/megatron holds them against the fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -63,12 +63,12 @@ class FrameworkRules:
         """The rules that ONE configuration breaks; empty when the framework takes it."""
         return tuple(rule for rule in self.rules if not rule.holds(shape, config))
 
-    def refuses(self, shape: ModelShape | None = None, **choices: Any) -> tuple[LegalityRule, ...]:
+    def refusing(self, choices: Mapping[str, Any], shape: ModelShape | None = None) -> tuple[LegalityRule, ...]:
         """The rules that some choices break whatever the others are; a rule that looks at another one is left out.
 
         Args:
-            shape: the model; None: whatever the model is.
             choices: name of the configuration's field → value.
+            shape: the model; None: whatever the model is.
         """
         alone = SimpleNamespace(**choices)
         return tuple(rule for rule in self.rules if _breaks(rule, shape, alone))

@@ -179,7 +179,7 @@ class MemoryBounds:
             possible = [
                 zero
                 for zero in self._asked()
-                if not rules.refuses(shape, zero_stage=zero, pipeline_parallel=num_stages)
+                if not rules.refusing({"zero_stage": zero, "pipeline_parallel": num_stages}, shape)
             ]
             most = max(possible, default=ZERO_PARAMETERS)
             # Fully sharded frameworks sum whole gradients in a pipeline, and keep gathered what ZeRO-2 has sharded.
