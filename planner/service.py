@@ -216,16 +216,22 @@ def emit_elastic(plans: Sequence[Plan], target: str, catalog: Catalog, night: st
         options: as in :func:`emit_plan`.
 
     Raises:
-        EmitError: as :func:`emit_plan`; or one number of hosts alone, or a target that brings its own launcher.
+        EmitError: as :func:`emit_plan`; or one number of hosts alone (unless the target can go on without some of its
+            replicas), or a target that brings its own launcher.
     """
     # emitters are imported where files are written: start-up time
-    from meshplan.planner.launch.elastic import OnNodes, elastic_files
+    from meshplan.planner.launch.elastic import OnNodes, elastic_files, operators_page
+    from meshplan.planner.launch.training import beside_agents
 
     found = [
         OnNodes(nodes=len({host for host, _ in plan.rank_table or ()}), plan=plan, emitted=emitted)
         for plan, emitted in ((plan, emit_plan(plan, target, catalog, **options)) for plan in plans)
     ]
-    return replace(found[-1].emitted, artifacts=elastic_files(found, night))
+    most = found[-1]
+    groups, words = beside_agents(most.plan, target, catalog, EmitOptions(**options))
+    if groups and len(found) == 1:
+        return replace(most.emitted, artifacts=(operators_page(words), *groups))
+    return replace(most.emitted, artifacts=(*elastic_files(found, night + words), *groups))
 
 
 def write_files(emitted: EmittedPlan, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:

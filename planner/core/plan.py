@@ -96,6 +96,8 @@ class Plan:
         answer: the decision of a stand-alone problem, in that problem's own format.
         certificate: what a second, independent way says of this answer
             (:class:`~meshplan.planner.core.certificate.Certificate`); no digest covers it. None where nobody asked.
+        launched_from: digest of the plan that launchers write this one's files for, where they see a part or a
+            rewording of it; files name that plan. Empty for a plan that was answered.
     """
 
     kind: str
@@ -117,6 +119,7 @@ class Plan:
     run: Mapping[str, Any] | None = None
     lengths: Mapping[str, Any] | None = None
     far_apart: Mapping[str, Any] | None = None
+    launched_from: str = ""
 
     @property
     def plan_id(self) -> str:
@@ -126,7 +129,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """Digest of the whole plan without the run's clocks; stamped into every launcher file."""
-        return digest(self._document(clocks=False))
+        return self.launched_from or digest(self._document(clocks=False))
 
     def to_document(self, *, clocks: bool = True) -> dict[str, Any]:
         """The plan as plain JSON, ``plan_id`` first.

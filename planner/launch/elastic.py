@@ -84,13 +84,18 @@ def elastic_files(found: Sequence[OnNodes], night: str) -> tuple[Artifact, ...]:
     ]
     usual = _settings(rows)
     return (
-        Artifact(path=PurePosixPath("OPERATOR.md"), content=night),
+        operators_page(night),
         Artifact(path=PurePosixPath("elastic.sh"), content=_agent("torchrun", usual), executable=True),
         Artifact(path=PurePosixPath("elastic_nvrx.sh"), content=_agent("ft_launcher", usual), executable=True),
         Artifact(path=PurePosixPath("rank.sh"), content=_RANK, executable=True),
         Artifact(path=PurePosixPath("as_rank.sh"), content=_AS_RANK, executable=True),
         *inner,
     )
+
+
+def operators_page(text: str) -> Artifact:
+    """What an operator does when, as a file."""
+    return Artifact(path=PurePosixPath("OPERATOR.md"), content=text)
 
 
 def _settings(rows: Sequence[OnNodes]) -> dict[str, Any]:

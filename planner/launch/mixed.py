@@ -88,7 +88,7 @@ def as_launched(plan: Plan, framework: str) -> Plan:
             "target flagscale, which has degrees for each stage, or torchrun with a script of yours; or pin "
             "tensor_parallel and micro_batch_size",
         )
-    return replace(plan, config=config_document(_like_the_first(plan.config)))
+    return replace(plan, config=config_document(_like_the_first(plan.config)), launched_from=plan.digest)
 
 
 def _like_the_first(config: Any) -> TrainingConfig:

@@ -5,6 +5,7 @@ said of its files before it is searched for.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
@@ -13,7 +14,7 @@ from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.training import flagscale, own_script, torchtune
 from meshplan.planner.emit.training.adapters import TRAINERS_OF_EVERY_WEIGHT, no_adapters
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.launch import far_apart, mixed, torchtitan_sites
+from meshplan.planner.launch import far_apart, mixed, replica_groups, torchtitan_sites
 from meshplan.planner.launch.registry import emit, is_orchestrator
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.problem import Phase
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.hardware import Device
     from meshplan.planner.core.plan import Plan
-    from meshplan.planner.emit.artifact import EmittedPlan
+    from meshplan.planner.emit.artifact import Artifact, EmittedPlan
     from meshplan.planner.emit.hosts import HostPool
 
 
@@ -100,7 +101,31 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     if mixed.has_stages(plan):
         pools = mixed.host_pools(plan, catalog)
         plan, device, devices_per_host = mixed.as_launched(plan, framework or target_name), None, 0
-    request = TrainingRequest(
+    request = replace(_request(plan, device, devices_per_host, options), host_pools=pools)
+    if torchtitan_sites.is_over_sites(plan):
+        return far_apart.files(request, target_name)
+    return emit(target_name, request, framework=framework)
+
+
+def beside_agents(
+    plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions
+) -> tuple[tuple[Artifact, ...], str]:
+    """What a target has of its own for nodes that come and go: files, and words for the operator's page.
+
+    Args:
+        plan: the one on most hosts.
+        target_name: emit target.
+        catalog: as in :func:`files`.
+        options: as in :func:`files`.
+    """
+    if target_name != replica_groups.TARGET:
+        return (), ""
+    return replica_groups.beside_agents(_request(plan, *_hardware(plan.spec, catalog), options))
+
+
+def _request(plan: Plan, device: Device | None, devices_per_host: int, options: EmitOptions) -> TrainingRequest:
+    """A plan of one node type as the emitters take it."""
+    return TrainingRequest(
         plan=plan,
         shape=shape_from_document(plan.provenance["model"]),
         device=device,
@@ -110,11 +135,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         framework_version=options.framework_version,
         image=options.image,
         pod_resources=options.pod_resources,
-        host_pools=pools,
     )
-    if torchtitan_sites.is_over_sites(plan):
-        return far_apart.files(request, target_name)
-    return emit(target_name, request, framework=framework)
 
 
 def _hardware(spec: Mapping[str, Any], catalog: Catalog) -> tuple[Device | None, int]:

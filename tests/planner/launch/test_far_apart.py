@@ -6,44 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from replica_plans import far_apart
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.launch.training import files
-from meshplan.planner.service import make_plan
-
-PINS = {
-    "tensor_parallel": 1,
-    "pipeline_parallel": 1,
-    "context_parallel": 1,
-    "zero_stage": 3,
-    "data_parallel_shard": 4,
-    "micro_batch_size": 1,
-    "activation_recompute": "full",
-}
 
 
 @pytest.fixture(scope="module")
 def over_sites(catalog: Catalog) -> Plan:
-    links: dict[str, Any] = {
-        "intra_node": {"bandwidth": "450 GB/s", "latency": "3 us"},
-        "inter_node": {"bandwidth": "50 GB/s", "latency": "5 us"},
-        "islands": [{"nodes": "0"}, {"nodes": "1"}],
-        "between_islands": {"total": "1 Gb/s", "latency": "30 ms"},
-    }
-    devices = {"type": "h200-sxm-141gb", "per_node": 4, "nodes": 2}
-    document = {
-        "kind": "training",
-        "model": "llama-3.1-8b",
-        "cluster": {"devices": devices, "links": links, "host_memory": "1 TiB"},
-        "workload": {"sequence_length": 4096, "global_batch_size": 32},
-        "constraints": {"target": "torchtitan"},
-        "fixed": PINS,
-        "far_apart": {"way": "streaming-diloco", "outer_gradient_bits": [8], "sync_steps": 30, "fragments": 3},
-    }
-    return make_plan(document, catalog)
+    return far_apart(catalog)
 
 
 def written(plan: Plan, catalog: Catalog, target: str = "torchtitan") -> dict[str, str]:
@@ -62,7 +36,7 @@ def changed(plan: Plan, **row: Any) -> Plan:
 def test_every_site_runs_the_same_job(over_sites: Plan, catalog: Catalog) -> None:
     found = written(over_sites, catalog)
     flags = dict(line.partition(" ")[::2] for line in found["torchtitan_args.txt"].splitlines() if line[0] != "#")
-    assert (flags["--module"], flags["--config"]) == ("meshplan_sites", "sites")
+    assert (flags["--module"], flags["--config"]) == ("meshplan_torchft", "job")
     assert flags["--training.global-batch-size"] == "32"
     assert flags["--fault-tolerance.group-size"] == "2"
     assert flags["--fault-tolerance.sync-steps"] == "30"
@@ -73,8 +47,8 @@ def test_every_site_runs_the_same_job(over_sites: Plan, catalog: Catalog) -> Non
     assert list(flags)[-1].startswith("activation-checkpoint:")
     # torchft gives an exchange up after 10 s by default: 8 GB over 1 Gb/s take longer.
     assert int(flags["--fault-tolerance.process-group-timeout-ms"]) > 64_000
-    compile(found["meshplan_sites.py"], "meshplan_sites.py", "exec")
-    assert "llama3_8b" in found["meshplan_sites.py"]
+    compile(found["meshplan_torchft.py"], "meshplan_torchft.py", "exec")
+    assert "llama3_8b" in found["meshplan_torchft.py"]
     assert "--min_replicas 2" in found["lighthouse.sh"]
     assert "SITE" in found["launch.sh"]
 

@@ -41,3 +41,15 @@ def test_a_script_of_the_users_gets_every_stage(catalog: Catalog, target: str) -
 def test_the_refusal_names_who_takes_stages(catalog: Catalog) -> None:
     with pytest.raises(CannotExpressError, match=r"flagscale.*torchrun with a script of yours"):
         emit_plan(estimate_plan(UNLIKE, catalog), "accelerate", catalog, script="train.py")
+
+
+def test_files_of_a_reworded_plan_name_the_plan_that_is_stored(catalog: Catalog) -> None:
+    stages = [{**stage, "tensor_parallel": 4, "data_parallel": 2, "micro_batch_size": 1} for stage in _stages()]
+    plan = estimate_plan({**UNLIKE, "fixed": {"stages": stages}}, catalog)
+    emitted = emit_plan(plan, "torchrun", catalog, script="train.py")
+    stamped = {one.path.name: one.content for one in emitted.artifacts}["launch.sh"]
+    assert f"meshplan plan {plan.plan_id}" in stamped
+
+
+def _stages() -> list[dict[str, object]]:
+    return UNLIKE["fixed"]["stages"]  # type: ignore[index, return-value]
