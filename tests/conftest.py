@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import pytest
 from command_line import SPEC, Command, Outcome
 from hypothesis import HealthCheck, settings
 
+# Hundreds of tests start processes, and each would compile meshplan anew where bytecode is not kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A developer's own kernel surfaces must not reach the tests.
 os.environ["MESHPLAN_SURFACES"] = str(Path(__file__).parent / "no-surfaces")
 GOLDEN = Path(__file__).parent / "golden"
@@ -26,8 +30,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite tests/golden from what the code says now")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that need a target framework unless ``-m launchers`` asks for them."""
+    """Leave out the tests that need a target framework unless ``-m launchers`` asks for them.
+
+    Tests of a file that share something made once a file stay on one worker: each worker would make it again.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
+            made = (one[-1].scope for one in item._fixtureinfo.name2fixturedefs.values() if one)
+            if "module" in made:
+                item.add_marker(pytest.mark.xdist_group(item.location[0]))
     if "launchers" in config.getoption("-m"):
         return
     on_demand = [item for item in items if "launchers" in item.keywords]

@@ -125,8 +125,9 @@ def test_no_alternative_is_cheaper_and_looser_promises_cost_no_more(plan: Plan) 
 
 
 def test_burstier_arrivals_never_need_less(catalog: Catalog) -> None:
-    calm = search_allocation(compiled(spec(replay={"burstiness": 1, "num_requests": 500}), catalog)).solution.objective
-    wild = search_allocation(compiled(spec(replay={"burstiness": 4, "num_requests": 500}), catalog)).solution.objective
+    replays = [{"burstiness": bursts, "num_requests": 500} for bursts in (1, 4)]
+    questions = [spec(slo={"ttft_p90_s": 4.0, "tpot_p90_s": 0.08}, replay=replay) for replay in replays]
+    calm, wild = (search_allocation(compiled(one, catalog)).solution.objective for one in questions)
     assert calm is not None
     assert wild is not None
     assert calm <= wild + 1e-9
@@ -173,8 +174,9 @@ def test_a_router_that_sees_prompts_only_pays_for_it(catalog: Catalog) -> None:
 
 def test_router_weights_are_in_the_routers_steps(catalog: Catalog) -> None:
     market = {"offers": [{"type": "aws-g5-xlarge", "max_nodes": 3}, {"type": "aws-g6e-xlarge"}]}
+    few = {"slo": {"ttft_p90_s": 4.0, "tpot_p90_s": 0.08}, "replay": {"num_requests": 500}}
     for steps in (4, 100):
-        made = make_plan(spec(market=market, constraints={"routing_steps": steps}), catalog)
+        made = make_plan(spec(market=market, constraints={"routing_steps": steps}, **few), catalog)
         assert made.answer is not None
         assert made.solution["kept"]
         for bucket in made.answer["services"][0]["buckets"]:
