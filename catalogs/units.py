@@ -238,19 +238,22 @@ def _decimal(value: float) -> str:
     return f"{value:.1f} "
 
 
+# Unit, its seconds, from how many of it on it is chosen, digits.
+_DURATIONS = (("d", 86400.0, 2, 1), ("h", 3600.0, 2, 1), ("min", 60.0, 10, 1), ("s", 1.0, 1, 2), ("ms", 1e-3, 1, 1))
+
+
 def format_duration(value: float) -> str:
     """The unit a person would choose.
 
     >>> format_duration(0.0123), format_duration(4.2), format_duration(2 * 86400)
     ('12.3 ms', '4.20 s', '2.0 d')
+    >>> format_duration(130.0), format_duration(1220.7)
+    ('130.00 s', '20.3 min')
     """
     if not math.isfinite(value):
         return "∞" if value > 0 else str(value)
-    for unit, factor in (("d", 86400.0), ("h", 3600.0)):
-        if abs(value) >= 2 * factor:
-            return f"{value / factor:.1f} {unit}"
-    for unit, factor, digits in (("s", 1.0, 2), ("ms", 1e-3, 1)):
-        if abs(value) >= factor:
+    for unit, factor, least, digits in _DURATIONS:
+        if abs(value) >= least * factor:
             return f"{value / factor:.{digits}f} {unit}"
     return f"{value / 1e-6:.1f} us"
 

@@ -36,7 +36,7 @@ def test_forecast_and_actual_stand_side_by_side(folder: Path) -> None:
     shown = CliRunner().invoke(plans_app, words)
     assert shown.exit_code == 0, shown.output
     assert "interruptions" in shown.stderr
-    assert "20.00 min" in shown.stderr or "1200.00 s" in shown.stderr
+    assert "20.0 min" in shown.stderr
     assert "--set run.counted.interruptions=1" in " ".join(shown.stderr.split())
     assert max(map(len, shown.stderr.splitlines())) <= 80
 
