@@ -60,6 +60,13 @@ class NodesDocument(Closed):
     config: dict[str, Any]
 
 
+class CopiesDocument(Closed):
+    """What copies that restart apart come to."""
+
+    count: Count
+    batch_share: Share
+
+
 class RunDocument(Closed):
     """What :func:`meshplan.planner.goodput.report.run_document` wrote."""
 
@@ -76,5 +83,6 @@ class RunDocument(Closed):
     finish_by_s: Positive | None
     finish_by_probability: Share | None
     assumed: list[Text]
+    copies: CopiesDocument | None = None
     availability: AvailabilityDocument | None = None
     by_nodes: tuple[NodesDocument, ...] = ()

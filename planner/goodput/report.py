@@ -9,6 +9,7 @@ from typing import Any
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.plan import Interval
 from meshplan.planner.goodput.checkpoints import daly_interval, young_interval
+from meshplan.planner.goodput.copies import batch_share
 from meshplan.planner.goodput.forecast import Ending, spare_table
 from meshplan.planner.goodput.run import RunSetting
 from meshplan.planner.goodput.spares import waiting_share
@@ -38,7 +39,7 @@ def run_metrics(
 
 
 def run_document(
-    setting: RunSetting, devices: int, training_s: float, end: Ending, assumed: Sequence[str]
+    setting: RunSetting, devices: int, training_s: float, end: Ending, assumed: Sequence[str], *, copies: int = 1
 ) -> dict[str, Any]:
     """The run of a plan.
 
@@ -48,6 +49,7 @@ def run_document(
         training_s: W, seconds of undisturbed training.
         end: when it ends.
         assumed: conditions that the spec leaves out.
+        copies: of all states, on nodes of their own; several could restart apart.
     """
     stops, costs, interval = setting.stops(devices), setting.checkpoints(devices), setting.interval(devices)
     young, daly = young_interval(stops, costs), daly_interval(stops, costs)
@@ -81,4 +83,5 @@ def run_document(
         "finish_by_s": setting.finish_by_s,
         "finish_by_probability": end.by_date,
         "assumed": list(assumed),
+        **({} if copies == 1 else {"copies": {"count": copies, "batch_share": batch_share(stops, copies)}}),
     }

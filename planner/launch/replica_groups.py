@@ -15,8 +15,10 @@ Assumptions      hosts are alike: a rank mapping is lost, as with elastic agents
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
+from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.core.plan import Plan
@@ -25,6 +27,7 @@ from meshplan.planner.emit.artifact import Artifact
 from meshplan.planner.emit.training import readme, torchrun, torchtitan
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.request import TrainingRequest
+from meshplan.planner.goodput.copies import least_copies
 from meshplan.planner.launch import torchft
 
 TARGET = torchtitan.TARGET
@@ -40,9 +43,7 @@ copy is a job for itself (see its README):
   loaded. Start the group again when the host, or another in its place, is there: it copies the states from a group that
   has them.
 - The batch changes with the number of groups, and the learning rate does not; under elastic agents the batch stays.
-"""
-# Below this share of the batch the others wait: nobody tuned a learning rate for less (assumed).
-_LEAST_SHARE = 0.5
+{forecast}"""
 _GROUP = {"group": "replica group", "variable": "REPLICA_GROUP"}
 
 
@@ -59,13 +60,24 @@ def beside_agents(request: TrainingRequest) -> tuple[tuple[Artifact, ...], str]:
         made = files(request)
     except CannotExpressError as refusal:
         return (), f"\nNo replica groups of torchft: {refusal}\n"
-    groups = num_groups(request)
+    groups = request.config.num_copies
     return made, _PAGE.format(
-        least=_least(groups),
+        least=least_copies(groups),
         folder=FOLDER,
         groups=groups,
         batch=request.config.global_batch_size,
         lost=request.config.global_batch_size // groups,
+        forecast=_forecast(request.plan.run),
+    )
+
+
+def _forecast(run: Mapping[str, Any] | None) -> str:
+    """What the plan's forecast says of groups; empty where no run was asked about."""
+    if run is None or not run.get("copies"):
+        return ""
+    return (
+        f"- Forecast: {run['copies']['batch_share']:.1%} of the run's batches train, beside "
+        f"{run['effective_training_time_ratio']:.1%} where all restart together.\n"
     )
 
 
@@ -86,17 +98,12 @@ def files(request: TrainingRequest) -> tuple[Artifact, ...]:
     return tuple(replace(one, path=FOLDER / one.path) for one in made if not torchrun.is_host_script(one))
 
 
-def num_groups(request: TrainingRequest) -> int:
-    """Whole copies of the states."""
-    return request.config.data_parallel // request.config.data_parallel_shard
-
-
 def _job(request: TrainingRequest) -> Job:
     """The job of every group."""
-    groups = num_groups(request)
+    groups = request.config.num_copies
     one = replace(request, plan=_of_one_group(request.plan, groups), hosts=())
     hosts = len({host for host, _ in one.plan.rank_table or ()})
-    least = _least(groups)
+    least = least_copies(groups)
     step_s = request.plan.predicted["iteration_s"].high
     own = {
         "group-size": str(groups),
@@ -125,11 +132,6 @@ def _job(request: TrainingRequest) -> Job:
     )
 
 
-def _least(groups: int) -> int:
-    """So many groups must be there."""
-    return math.ceil(_LEAST_SHARE * groups)
-
-
 def _of_one_group(plan: Plan, groups: int) -> Plan:
     """The plan as one group sees it: a copy of the states, its share of the batch, the first hosts in order."""
     ranks = int(plan.config["world_size"]) // groups
@@ -144,7 +146,7 @@ def _of_one_group(plan: Plan, groups: int) -> Plan:
 
 def _refuse(request: TrainingRequest) -> None:
     """Stop at what torchft's replica groups have not."""
-    config, groups = request.config, num_groups(request)
+    config, groups = request.config, request.config.num_copies
     hosts = len({host for host, _ in request.plan.rank_table or ()})
     refusals = {
         "one copy of the states": (

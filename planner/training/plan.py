@@ -107,13 +107,16 @@ def _run_ending(problem: TrainingProblem, step: Interval, devices: int) -> Endin
     return ending(problem.run.setting, devices, step.value * problem.num_steps, spread=step.high / step.value)
 
 
-def _run_section(resolved: Resolved, step: Interval, devices: int) -> dict[str, Any] | None:
+def _run_section(resolved: Resolved, step: Interval, config: TrainingConfig) -> dict[str, Any] | None:
     """What the plan says of its run; None where only steps are asked about."""
-    problem = resolved.problem
+    problem, devices = resolved.problem, config.world_size
     end = _run_ending(problem, step, devices)
     if end is None or problem.run is None or problem.num_steps is None:
         return None
-    return run_document(problem.run.setting, devices, step.value * problem.num_steps, end, resolved.assumed)
+    apart = config.world_size // config.num_copies % problem.machine.devices_per_host == 0
+    copies = config.num_copies if apart else 1
+    training_s = step.value * problem.num_steps
+    return run_document(problem.run.setting, devices, training_s, end, resolved.assumed, copies=copies)
 
 
 def _lengths_section(problem: TrainingProblem, priced: Priced) -> dict[str, Any] | None:
@@ -337,6 +340,6 @@ def make_training_plan(
         provenance={"meshplan": own_version(), **provenance(resolved, priced)},
         alternatives=alternatives,
         rejected=rejected,
-        run=_run_section(resolved, metrics["iteration_s"], priced.config.world_size),
+        run=_run_section(resolved, metrics["iteration_s"], priced.config),
         lengths=_lengths_section(resolved.problem, priced),
     )

@@ -91,9 +91,20 @@ def run_words(run: Mapping[str, Any], width: int) -> str:
     told = paragraph(_interruptions(run), width) + paragraph(_checkpoints(run["checkpoint"]), width)
     if run.get("availability"):
         told += paragraph(_availability(run["availability"]), width)
+    if run.get("copies"):
+        told += paragraph(_copies(run["copies"], run["effective_training_time_ratio"]), width)
     if run["assumed"]:
         told += paragraph(f"Not said, and assumed: {', '.join(run['assumed'])}.", width)
     return told
+
+
+def _copies(copies: Mapping[str, Any], ratio: float) -> str:
+    """What restarting copies apart would come to, beside the restart of the whole job."""
+    return (
+        f"The plan keeps {copies['count']} copies of all states on nodes of their own: restarted apart (torchft under "
+        f"TorchTitan can; meshplan replan --out writes its files), {percent(copies['batch_share'])} of the batches "
+        f"train, beside {percent(ratio)} where all restart together."
+    )
 
 
 def spare_rows(run: Mapping[str, Any]) -> list[Row]:

@@ -172,6 +172,11 @@ class TrainingConfig:
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
 
     @property
+    def num_copies(self) -> int:
+        """Whole copies of weights and optimizer states."""
+        return self.data_parallel // (self.data_parallel_shard if self.zero_stage else 1)
+
+    @property
     def expert_data_parallel(self) -> int:
         """Replicas of each expert: what is left of a stage's devices."""
         stage_devices = self.world_size // self.pipeline_parallel
