@@ -43,7 +43,7 @@ def test_more_tokens_never_cost_less(key: tuple[str, str, str]) -> None:
 @pytest.mark.parametrize("key", KEYS)
 def test_nothing_breaks_at_the_extremes(key: tuple[str, str, str]) -> None:
     for hidden, size, top_k, experts, devices, skew in product(
-        (64, 65536), (1, 65536), (1, 64), (64, 4096), (1, 64), (0.0, 1.0, 2.0, 3.0)
+        (64, 65536), (1, 65536), (1, 64), (64, 4096), (1, 64), (0.0, 3.0)
     ):
         times = surface(key).time_s(
             [0, 1, 1e9],

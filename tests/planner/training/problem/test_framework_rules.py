@@ -75,7 +75,7 @@ ALL_RULES = {rule.name: rule for rules in FRAMEWORKS.values() for rule in rules.
 
 
 @pytest.mark.parametrize("rule", ALL_RULES.values(), ids=lambda rule: rule.name)
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(choices=st.lists(CONFIGS, min_size=1, max_size=8), shape=st.sampled_from(SHAPES))
 def test_columns_and_single_plans_agree(
     rule: LegalityRule, choices: list[dict[str, object]], shape: ModelShape
