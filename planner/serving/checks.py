@@ -26,6 +26,9 @@ def served_shape(spec: ServingSpec, shape: ModelShape, problems: Problems) -> Mo
     head's rows for "yes" and "no" (Qwen3-Reranker).
     """
     task = spec.workload.task
+    if shape.encoder is not None:
+        problems.say("model", f"{shape.name} is an encoder–decoder: its cross-attention is priced in training alone")
+        return shape
     if task == "generate":
         if shape.bidirectional or shape.pooling is not None:
             what = "its tokens attend to those after them" if shape.bidirectional else "it has no LM head"
