@@ -190,6 +190,11 @@ class ModelShape:
         return self.blocks is None or self.blocks.has_mlp[layer]
 
     @property
+    def keeps_prompts_whole(self) -> bool:
+        """No prompt is cut into chunks: its tokens attend to later ones, or an encoder reads before them."""
+        return self.bidirectional or self.encoder is not None
+
+    @property
     def num_attention_layers(self) -> int:
         """How many layers have softmax attention."""
         return self._count(self.has_attention)

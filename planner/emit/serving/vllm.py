@@ -284,6 +284,11 @@ def _notes(request: ServingRequest) -> Sequence[str]:
             "A decoder that was trained to say yes or no (Qwen3-Reranker) needs --hf-overrides with the architecture "
             "...ForSequenceClassification and classifier_from_token: see vLLM's page on pooling models."
         )
+    if request.shape.encoder is not None:
+        notes.append(
+            "Clients send sound to /v1/audio/transcriptions (multipart: file, model, language); vLLM cuts what is "
+            "longer than a window. It needs the packages of vllm[audio]."
+        )
     if any(not pool.limits.cuda_graphs for pool in config.pools):
         notes.append("--enforce-eager switches compilation off as well as CUDA graphs.")
     return [*notes, *kv_stores.notes(request), *weight_tiers.notes(request)]
