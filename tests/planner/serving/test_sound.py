@@ -11,6 +11,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import emit_plan, make_plan
 from meshplan.planner.serving.estimator.encoders.sound import cross_cache_bytes, encode_flops, frames
 from meshplan.planner.serving.estimator.memory import weights_bytes
@@ -100,6 +101,9 @@ def test_a_plan_and_its_files(catalog: Catalog) -> None:
     plan = make_plan(SPEC, catalog)
     assert plan.solution["status"] == "optimal"
     assert any("encoder of sound" in text for text in plan.provenance["not_validated"])
+    assert plan.answer is not None
+    assert plan.answer["sound"]["cache_bytes"] == 2 * 32 * WINDOW * 1280 * 2
+    assert Plan.from_document(plan.to_document()).answer == plan.answer
     emitted = emit_plan(plan, "vllm", catalog)
     arguments = next(file.content for file in emitted.artifacts if file.path.name == "mixed_args.txt")
     for flag in ("--no-enable-chunked-prefill", "--no-enable-prefix-caching", "--max-model-len 448"):
