@@ -109,10 +109,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     price = _price(spec, cluster)
     machine, profile = _machine(spec, cluster, price, catalog, problems)
     workload = _workload(spec, shape, base)
-    if workload.documents is not None and workload.documents.share_sequences and not workload.documents.attends_across:
-        rules = keeping_to_documents(rules)
-    if shape.encoder is not None:
-        rules = whole_stacks(rules)
+    rules = _of_what_is_trained(rules, shape, workload)
     check_stacks(spec, shape, problems)
     check_mapping(spec, machine.network, problems)
     check_choices(spec, shape, machine, problems)
@@ -188,6 +185,14 @@ def _rules(spec: TrainingSpec, problems: Problems) -> FrameworkRules | None:
         problems.say("constraints.target", f"no rules are known for {spec.constraints.target!r}{hint}")
         return None
     return without_layer_recompute(rules) if spec.fixed.expert_parallel_overlap else rules
+
+
+def _of_what_is_trained(rules: FrameworkRules, shape: ModelShape, workload: TrainingWorkload) -> FrameworkRules:
+    """The framework's rules for documents that share a sequence, and for an encoder in front."""
+    documents = workload.documents
+    if documents is not None and documents.share_sequences and not documents.attends_across:
+        rules = keeping_to_documents(rules)
+    return rules if shape.encoder is None else whole_stacks(rules)
 
 
 def _machine(

@@ -26,7 +26,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.attention import ATTENTION_KERNELS, SoftmaxAttention, attended_pairs
 from meshplan.planner.serving.estimator.collectives import Exchange
-from meshplan.planner.serving.estimator.encoders import sound
+from meshplan.planner.serving.estimator.encoders.sound import CrossAttention, frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
@@ -158,6 +158,17 @@ class Worker:
         )
 
     @cached_property
+    def cross(self) -> CrossAttention:
+        """Attention to what an encoder of sound read."""
+        return CrossAttention(
+            shape=self.shape,
+            operators=self.operators,
+            scheme=self.quantization.attention,
+            kv_bytes=self.quantization.kv_bytes,
+            tensor_parallel=self.layout.tensor_parallel,
+        )
+
+    @cached_property
     def exchange(self) -> Exchange:
         """Collective times of the machine."""
         return Exchange(
@@ -277,7 +288,7 @@ class Worker:
         if shape.blocks is not None:
             attention = attention + self.mixers.linear_s(tokens)
         if shape.encoder is not None:
-            attention = attention + sound.cross_linear_s(self, tokens)
+            attention = attention + self.cross.linear_s(tokens)
         mlp = np.zeros_like(tokens)
         if shape.num_dense_layers:
             mlp = shape.num_dense_layers * self.mlp_s(tokens, shape.intermediate_size / t)
@@ -312,12 +323,12 @@ class Worker:
     def decode_attention_s(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
         """Attention of all layers for the decodes of one batch over ``context`` tokens each, and recurrent states."""
         own = self.attention.decode_s(sequences, context) + self.mixers.decode_s(sequences, context)
-        return own if self.shape.encoder is None else own + sound.cross_attention_s(self, sequences)
+        return own if self.shape.encoder is None else own + self.cross.attention_s(sequences)
 
     def prefill_attention_s(self, prompt: FloatArray) -> FloatArray:
         """Attention of all layers for whole prompts of ``prompt`` tokens, one prompt at a time."""
         own = self.attention.prefill_s(prompt)
-        return own if self.shape.encoder is None else own + sound.cross_attention_s(self, prompt)
+        return own if self.shape.encoder is None else own + self.cross.attention_s(prompt)
 
     def host_s(self, tokens: FloatArray) -> FloatArray:
         """Time of an iteration of ``tokens`` on what lies beside the devices, at peak rates; here: none."""
@@ -341,7 +352,9 @@ class Worker:
     def encode_s(self) -> float:
         """Time of the images of one prompt on the first stage, or of its window of sound; 0 for text alone."""
         if self.shape.encoder is not None:
-            return sound.encode_s(self, replace(self, shape=self.shape.encoder))
+            encoder, read = replace(self, shape=self.shape.encoder), np.array([float(frames(self.shape))])
+            layers = sum(encoder.dense_parts_s(read).values()) + encoder.attention.prefill_s(read)
+            return float((layers + self.cross.around_encoder_s(read))[0])
         if self.images is None or self.shape.vision is None:
             return 0.0
         return encode_s(

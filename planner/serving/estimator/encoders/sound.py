@@ -17,7 +17,7 @@ encoder's kernels are not counted. No run was compared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,10 +25,8 @@ from meshplan.catalogs.models.audio import KERNEL, STRIDE
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
+from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.problem.quantization import Quantization
-
-if TYPE_CHECKING:
-    from meshplan.planner.serving.estimator.iteration import Worker
 
 # Memory-bound work beside the products of cross-attention: a norm, and queries that are written and read.
 _KERNELS = 2.0
@@ -61,48 +59,6 @@ def cross_cache_bytes(shape: ModelShape, quantization: Quantization, *, tensor_p
     return 2.0 * heads * shape.head_dim * quantization.kv_bytes * frames(shape) * shape.num_hidden_layers
 
 
-def cross_linear_s(worker: Worker, tokens: FloatArray) -> FloatArray:
-    """Queries and outputs of all layers' cross-attention for the tokens of one batch."""
-    shape, gemm, scheme = worker.shape, worker.operators.gemm_s, worker.quantization.attention
-    h, width = shape.hidden_size, shape.num_attention_heads * shape.head_dim / worker.layout.tensor_parallel
-    products = gemm(scheme, tokens, width, h) + gemm(scheme, tokens, h, width)
-    moved = BYTES_16_BIT * tokens * _PASSES * (h + width)
-    return shape.num_hidden_layers * (products + worker.operators.memory_op_s(moved, kernels=_KERNELS))
-
-
-def cross_attention_s(worker: Worker, queries: FloatArray) -> FloatArray:
-    """Attention of so many tokens, each to its own window or to one, at the rate of decodes; all layers."""
-    shape, t = worker.shape, worker.layout.tensor_parallel
-    one = worker.operators.decode_attention_s(
-        queries,
-        np.full_like(queries, float(frames(shape))),
-        heads=shape.num_attention_heads // t,
-        kv_heads=-(-shape.num_key_value_heads // t),
-        head_dim=shape.head_dim,
-        kv_bytes=worker.quantization.kv_bytes,
-        window=None,
-    )
-    return shape.num_hidden_layers * one
-
-
-def encode_s(worker: Worker, encoder: Worker) -> float:
-    """Seconds that a worker spends on the window of one request.
-
-    Args:
-        worker: of the decoder.
-        encoder: the same devices with the encoder's layers.
-    """
-    shape, audio, gemm = worker.shape, encoder.shape.audio, worker.operators.gemm_s
-    read, h = np.array([float(frames(shape))]), shape.hidden_size
-    layers = sum(encoder.dense_parts_s(read).values()) + encoder.attention.prefill_s(read)
-    entry = gemm("bf16", read, h, KERNEL * h)
-    if audio is not None:
-        entry = entry + gemm("bf16", STRIDE * read, h, KERNEL * audio.num_mel_bins)
-    kv_heads = -(-shape.num_key_value_heads // worker.layout.tensor_parallel)
-    keys_values = gemm(worker.quantization.attention, read, 2.0 * kv_heads * shape.head_dim, h)
-    return float((layers + entry + shape.num_hidden_layers * keys_values)[0])
-
-
 def encode_flops(shape: ModelShape, tensor_parallel: int) -> float:
     """Multiplications of one window on one device, FLOP; 0 of a model that reads no sound."""
     read, encoder = float(frames(shape)), shape.encoder
@@ -111,3 +67,57 @@ def encode_flops(shape: ModelShape, tensor_parallel: int) -> float:
     attention = 4.0 * encoder.num_hidden_layers * read**2 * encoder.num_attention_heads * encoder.head_dim
     layers = 2.0 * read * sum(map(encoder.layer_parameters, range(encoder.num_hidden_layers)))
     return (attention + layers) / tensor_parallel + 2.0 * read * cross_parameters(shape, tensor_parallel)[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossAttention:
+    """Attention of the decoder's layers to what an encoder read: every method returns seconds, all layers together.
+
+    Args:
+        shape: the decoder, with its encoder.
+        operators: kernel times of the device.
+        scheme: format of the attention's weights.
+        kv_bytes: bytes of one element of the KV cache.
+        tensor_parallel: devices that divide the heads.
+    """
+
+    shape: ModelShape
+    operators: Operators
+    scheme: str
+    kv_bytes: float
+    tensor_parallel: int
+
+    def linear_s(self, tokens: FloatArray) -> FloatArray:
+        """Queries and outputs for the tokens of one batch."""
+        shape, gemm = self.shape, self.operators.gemm_s
+        h, width = shape.hidden_size, shape.num_attention_heads * shape.head_dim / self.tensor_parallel
+        products = gemm(self.scheme, tokens, width, h) + gemm(self.scheme, tokens, h, width)
+        moved = BYTES_16_BIT * tokens * _PASSES * (h + width)
+        return shape.num_hidden_layers * (products + self.operators.memory_op_s(moved, kernels=_KERNELS))
+
+    def attention_s(self, queries: FloatArray) -> FloatArray:
+        """Attention of so many tokens, each to its own window or to one, at the rate of decodes."""
+        one = self.operators.decode_attention_s(
+            queries,
+            np.full_like(queries, float(frames(self.shape))),
+            heads=self.shape.num_attention_heads // self.tensor_parallel,
+            kv_heads=self._kv_heads,
+            head_dim=self.shape.head_dim,
+            kv_bytes=self.kv_bytes,
+            window=None,
+        )
+        return self.shape.num_hidden_layers * one
+
+    def around_encoder_s(self, read: FloatArray) -> FloatArray:
+        """What lies around the encoder's layers: the convolutions before, the decoder's keys and values after them."""
+        shape, gemm = self.shape, self.operators.gemm_s
+        audio = None if shape.encoder is None else shape.encoder.audio
+        seconds = gemm("bf16", read, shape.hidden_size, KERNEL * shape.hidden_size)
+        if audio is not None:
+            seconds = seconds + gemm("bf16", STRIDE * read, shape.hidden_size, KERNEL * audio.num_mel_bins)
+        keys_values = gemm(self.scheme, read, 2.0 * self._kv_heads * shape.head_dim, shape.hidden_size)
+        return seconds + shape.num_hidden_layers * keys_values
+
+    @property
+    def _kv_heads(self) -> int:
+        return -(-self.shape.num_key_value_heads // self.tensor_parallel)
