@@ -10,7 +10,7 @@ import pytest
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError, SpecError
 from meshplan.planner.emit.training import train
-from meshplan.planner.service import emit_plan, make_plan
+from meshplan.planner.service import check_files, emit_plan, make_plan
 from meshplan.planner.training.service import resolve
 
 SPEC: dict[str, Any] = {
@@ -24,6 +24,7 @@ SPEC: dict[str, Any] = {
 
 
 def test_a_plan_names_the_targets_length_and_its_files_hand_it_over(catalog: Catalog) -> None:
+    check_files({name: part for name, part in SPEC.items() if name != "fixed"}, catalog)  # no degree has to be pinned
     plan = make_plan(SPEC, catalog)
     assert plan.solution["status"] == "optimal"
     files = {file.path.name: file.content for file in emit_plan(plan, "accelerate", catalog).artifacts}
