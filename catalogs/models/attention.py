@@ -30,3 +30,14 @@ class LatentAttention:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+
+    def parameters(self, hidden_size: int, num_heads: int) -> int:
+        """The low-rank factors with their norms, and the output projection."""
+        query_width = num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        if self.q_lora_rank is None:
+            queries = hidden_size * query_width
+        else:
+            queries = hidden_size * self.q_lora_rank + self.q_lora_rank + self.q_lora_rank * query_width
+        keys_values = hidden_size * (self.kv_lora_rank + self.qk_rope_head_dim) + self.kv_lora_rank
+        keys_values += self.kv_lora_rank * num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        return queries + keys_values + num_heads * self.v_head_dim * hidden_size

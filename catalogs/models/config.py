@@ -15,6 +15,7 @@ from pathlib import Path
 
 from meshplan.catalogs.errors import ModelConfigError, Problem, why
 from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
+from meshplan.catalogs.models.encoder_decoder import is_encoder_decoder, read_encoder_decoder
 from meshplan.catalogs.models.families.facts import Family, Switch
 from meshplan.catalogs.models.families.registry import family_of
 from meshplan.catalogs.models.fields import FIELDS, ConfigFields, shorten
@@ -110,6 +111,11 @@ def shape_from_config(config: Mapping[str, object], *, slug: str, name: str = ""
     Raises:
         ModelConfigError: with every problem found.
     """
+    if is_encoder_decoder(config):
+        found, fields = read_encoder_decoder(config, slug=slug, name=name, source=source)
+        if fields.problems:
+            raise config_error(slug, fields.problems)
+        return found
     section = language_section(config)
     problems = list(scope_problems(config, section))
     if problems:

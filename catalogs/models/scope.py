@@ -1,7 +1,7 @@
-"""Which configurations meshplan reads: those of decoder-only transformers, found also inside multimodal models, and of
-text encoders.
+"""Which configurations meshplan reads: those of decoder-only transformers, found also inside multimodal models, of
+text encoders, and of the encoder-decoders of :mod:`.encoder_decoder`.
 
-Vision and speech encoders, encoder-decoders, diffusion models and models without any attention are rejected by
+Vision and speech encoders, other encoder-decoders, diffusion models and models without any attention are rejected by
 name, and so are transformers with parts that :class:`meshplan.catalogs.models.shapes.ModelShape` cannot represent
 faithfully: an estimate of them would be wrong without a sign of it.
 """
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.models.encoder_decoder import FAMILIES as ENCODER_DECODERS
-from meshplan.catalogs.models.encoder_decoder import WHY_UNPLANNED, read_encoder_decoder
 from meshplan.catalogs.models.families.encoders import ENCODERS
 from meshplan.catalogs.models.fields import FIELDS, shorten
 
@@ -27,7 +26,7 @@ _OTHER_MODELS: Mapping[str, tuple[str, ...]] = {
         *("ernie", "esm", "longformer", "megatron-bert", "mpnet", "reformer", "rembert", "roberta-prelayernorm"),
         *("roc_bert", "roformer", "xlm", "xlm-roberta-xl", "xlnet", "xmod"),
     ),
-    "an encoder-decoder": (
+    f"an encoder-decoder of a family that is not read yet (read are {', '.join(ENCODER_DECODERS)})": (
         *("bart", "bigbird_pegasus", "blenderbot", "led", "m2m_100", "marian", "mbart", "mvp", "pegasus"),
         *("speech_to_text", "t5gemma", "trocr", "vision-encoder-decoder"),
     ),
@@ -123,9 +122,6 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
     """
     if "_diffusers_version" in config or "_class_name" in config:
         yield Problem(path="", message=f"a diffusers component ({shorten(config.get('_class_name'))})")
-    if str(config.get("model_type")) in ENCODER_DECODERS:
-        yield from _encoder_decoder_problems(config)
-        return
     stated = (part.get("model_type") for part in (config, section))
     for model_type in dict.fromkeys(name for name in stated if isinstance(name, str)):
         reason = _REASONS.get(model_type.removesuffix("_model").removesuffix("_text"))
@@ -162,18 +158,6 @@ def _part_problems(section: Mapping[str, object]) -> Iterator[Problem]:
                 path=present[0],
                 message=f"{part} are read for {', '.join(readers)} only; model_type is {shorten(family)}",
             )
-
-
-def _encoder_decoder_problems(config: Mapping[str, object]) -> Iterator[Problem]:
-    """What is wrong with the sizes of an encoder-decoder; of a sound one, what it is and why it is not planned."""
-    found, fields = read_encoder_decoder(config)
-    yield from fields.problems
-    if found is not None:
-        yield Problem(
-            path="model_type",
-            message=f"{shorten(config.get('model_type'))} is an encoder-decoder ({found.encoder_layers} + "
-            f"{found.decoder_layers} layers, {found.num_parameters:,} parameters): {WHY_UNPLANNED[found.family]}",
-        )
 
 
 def _states_sizes(config: Mapping[str, object]) -> bool:

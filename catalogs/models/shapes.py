@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
+from meshplan.catalogs.models.audio import AudioEntry
 from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks
 from meshplan.catalogs.models.pooling import Pooling
@@ -56,7 +57,7 @@ class MixtureOfExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """One decoder-only language model, or one text encoder.
+    """One decoder-only language model, one encoder, or the decoder of an encoder–decoder with its encoder.
 
     Args:
         slug: catalog name, such as ``llama-3.1-70b``.
@@ -83,6 +84,7 @@ class ModelShape:
         pooling: what stands in the place of an LM head (embedding models, rerankers); None: an LM head.
         max_sequence_length: longest trained context in tokens, None where unknown.
         attention_bias: biases on the query, key and value projections.
+        key_bias: keys have a bias where queries and values have (Whisper's have none).
         attention_output_bias: bias on the output projection.
         attention_sinks: one learned softmax sink a head (gpt-oss).
         mlp_bias: biases on the dense MLP.
@@ -98,6 +100,10 @@ class ModelShape:
             (OPT-350M); None where it is h.
         num_nextn_predict_layers: multi-token-prediction layers (DeepSeek-V3); they train but do not count as layers.
         vision: the encoder of images in front; None without one that is read. It is no part of the counts here.
+        position_bias_parameters: learned biases of scores by distance (T5), of all layers together; 0 without.
+        audio: what makes vectors of sound in the place of an embedding (the encoder of Whisper).
+        encoder: whose output each layer here attends to by a second attention (cross-attention); None without one.
+            It has the same width, and no vocabulary of its own.
         source: citation of the configuration.
     """
 
@@ -124,6 +130,7 @@ class ModelShape:
     pooling: Pooling | None = None
     max_sequence_length: int | None = None
     attention_bias: bool = False
+    key_bias: bool = True
     attention_output_bias: bool = False
     attention_sinks: bool = False
     mlp_bias: bool = False
@@ -137,6 +144,9 @@ class ModelShape:
     word_embedding_size: int | None = None
     num_nextn_predict_layers: int = 0
     vision: VisionTower | None = None
+    position_bias_parameters: int = 0
+    audio: AudioEntry | None = None
+    encoder: ModelShape | None = None
     source: str = ""
 
     # --- layers -------------------------------------------------------------------------------------------------
@@ -180,6 +190,11 @@ class ModelShape:
         return self.blocks is None or self.blocks.has_mlp[layer]
 
     @property
+    def keeps_prompts_whole(self) -> bool:
+        """No prompt is cut into chunks: its tokens attend to later ones, or an encoder reads before them."""
+        return self.bidirectional or self.encoder is not None
+
+    @property
     def num_attention_layers(self) -> int:
         """How many layers have softmax attention."""
         return self._count(self.has_attention)
@@ -202,9 +217,12 @@ class ModelShape:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks with a residual connection: of each layer its mixers, side by side, and its MLP or experts."""
+        """Blocks with a residual connection: of each layer its mixers, side by side, its cross-attention, its MLP or
+        experts.
+        """
         mixed = self._count(lambda layer: self.has_attention(layer) or self.has_recurrent(layer))
-        return mixed + self._count(self.has_mlp)
+        crossed = 0 if self.encoder is None else self.num_hidden_layers
+        return mixed + crossed + self._count(self.has_mlp)
 
     def _count(self, holds: Callable[[int], bool]) -> int:
         return self.num_hidden_layers if self.blocks is None else sum(map(holds, range(self.num_hidden_layers)))
@@ -222,10 +240,10 @@ class ModelShape:
             return round(sum(form.parameters * count for form, _, count in forms) / self.num_attention_layers)
         h, a = self.hidden_size, self.num_attention_heads
         if self.latent is not None:
-            return self._latent_attention_parameters(self.latent) + self.indexer_parameters
+            return self.latent.parameters(h, a) + self.indexer_parameters
         queries, keys = a * self.head_dim, self.num_key_value_heads * self.head_dim
         weights = h * ((2 + self.has_output_gate) * queries + 2 * keys)
-        biases = self.attention_bias * (queries + 2 * keys) + self.attention_output_bias * h
+        biases = self.attention_bias * (queries + (1 + self.key_bias) * keys) + self.attention_output_bias * h
         norms = queries + keys if self.qk_norm_full_width else 2 * self.head_dim
         return weights + biases + self.qk_norm * norms + self.attention_sinks * a + self.indexer_parameters
 
@@ -237,6 +255,11 @@ class ModelShape:
             return form.parameters
         unindexed = self.blocks is not None and not self.blocks.has_indexer(layer)
         return self.attention_parameters - unindexed * self.indexer_parameters
+
+    @property
+    def cross_attention_parameters(self) -> int:
+        """Parameters of the attention of one layer to the encoder's output, as large as that to its own tokens."""
+        return 0 if self.encoder is None else self.attention_parameters
 
     @property
     def has_output_gate(self) -> bool:
@@ -254,17 +277,6 @@ class ModelShape:
         """Parameters of one recurrent mixer; 0 where the model has none."""
         recurrent = None if self.blocks is None else self.blocks.recurrent
         return 0 if recurrent is None else recurrent.parameters(self.hidden_size)
-
-    def _latent_attention_parameters(self, latent: LatentAttention) -> int:
-        h, a = self.hidden_size, self.num_attention_heads
-        query_width = a * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
-        if latent.q_lora_rank is None:
-            queries = h * query_width
-        else:
-            queries = h * latent.q_lora_rank + latent.q_lora_rank + latent.q_lora_rank * query_width
-        keys_values = h * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank
-        keys_values += latent.kv_lora_rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
-        return queries + keys_values + a * latent.v_head_dim * h
 
     @property
     def mlp_matrices(self) -> int:
@@ -321,7 +333,7 @@ class ModelShape:
     def layer_parameters(self, layer: int) -> int:
         """All parameters of one layer, every expert included."""
         common = self.norm_parameters_per_layer + self.layer_attention_parameters(layer)
-        common += self.has_recurrent(layer) * self.recurrent_parameters
+        common += self.has_recurrent(layer) * self.recurrent_parameters + self.cross_attention_parameters
         if self.moe is None or not self.is_moe_layer(layer):
             return common + self.has_mlp(layer) * self.dense_mlp_parameters
         experts = self.moe.num_experts * self.expert_parameters
@@ -329,8 +341,11 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Input embedding: V·h, learned positions and token types; V·e + e·h where it is e wide (OPT-350M)."""
+        """Input embedding: V·h, learned positions and token types; V·e + e·h where it is e wide (OPT-350M); what reads
+        sound in an encoder of audio.
+        """
         positions = (self.num_position_embeddings + self.num_token_types) * self.hidden_size
+        positions += 0 if self.audio is None else self.audio.parameters(self.hidden_size)
         if self.word_embedding_size is None:
             return self.vocab_size * self.hidden_size + positions
         return (self.vocab_size + self.hidden_size) * self.word_embedding_size + positions
@@ -352,10 +367,11 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """All parameters, without multi-token-prediction layers (as publishers count)."""
+        """All parameters, the encoder's included, without multi-token-prediction layers (as publishers count)."""
         layers = sum(self.layer_parameters(layer) for layer in range(self.num_hidden_layers))
-        norms = self.num_outer_norms * self.norm_parameters
-        return layers + self.embedding_parameters + self.lm_head_parameters + norms
+        norms = self.num_outer_norms * self.norm_parameters + self.position_bias_parameters
+        encoder = 0 if self.encoder is None else self.encoder.num_parameters
+        return layers + self.embedding_parameters + self.lm_head_parameters + norms + encoder
 
     @property
     def num_active_parameters(self) -> int:

@@ -93,14 +93,15 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
 # --- headline ------------------------------------------------------------------------------------------------------
 
 
-def question_text(spec: Mapping[str, Any]) -> str:
-    """What was asked, in one line."""
+def question_text(spec: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> str:
+    """What was asked, in one line; with the plan's choices the length of an encoder–decoder's targets, too."""
     workload = spec.get("workload", {})
     batch = workload.get("global_batch_size")
     batch_text = counted(batch, "sequence") if batch is not None else f"{workload.get('global_batch_tokens')} tokens"
+    target = f" with targets of {written}" if (written := (config or {}).get("decoder_sequence_length")) else ""
     return (
         f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: sequences of "
-        f"{workload.get('sequence_length')}, global batch {batch_text}, {workload.get('precision', 'bf16')}"
+        f"{workload.get('sequence_length')}{target}, global batch {batch_text}, {workload.get('precision', 'bf16')}"
     )
 
 
@@ -138,7 +139,7 @@ def fit_text(plan: Plan) -> str:
 
 def headline(plan: Plan, width: int) -> str:
     """The question, the status and the gap, and a warning where the plan's memory is not safe."""
-    told = paragraph(question_text(plan.spec), width) + paragraph(status_text(plan), width)
+    told = paragraph(question_text(plan.spec, plan.config), width) + paragraph(status_text(plan), width)
     if "admitted_by" in plan.solution and "oom" not in plan.solution:
         told += paragraph(f"Warning: with these pins {fit(plan)}.", width)
     return told
@@ -398,7 +399,7 @@ def infeasible_section(plan: Plan, width: int) -> str:
 
 def explanation_report(plan: Plan, explanation: Explanation, *, width: int = TABLE_WIDTH) -> str:
     """The plan's choices, proof, runner-up, binding limits, rejected alternatives, and the evidence of its numbers."""
-    sections = [paragraph(question_text(plan.spec), width)]
+    sections = [paragraph(question_text(plan.spec, plan.config), width)]
     if not plan.config:
         return "\n".join([*sections, infeasible_section(plan, width), rejected_section(plan, width)])
     lines = {

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from typing import Any
 
 from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
+from meshplan.catalogs.models.audio import AudioEntry
 from meshplan.catalogs.models.layers.attention_form import AttentionForm, Matrix
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, RecurrentMixer, SparseIndexer
 from meshplan.catalogs.models.pooling import Pooling
@@ -213,6 +214,16 @@ def plain(value: Any) -> Any:
     return value
 
 
+# Fields of a model that few have: left out of the documents of the others.
+_UNSAID = {
+    **dict.fromkeys(("vision", "pooling", "audio", "encoder"), None),
+    "bidirectional": False,
+    "num_token_types": 0,
+    "key_bias": True,
+    "position_bias_parameters": 0,
+}
+
+
 def shape_document(shape: ModelShape) -> dict[str, Any]:
     """A model as plans carry it; what only hybrids have is left out of others, as in plans of before they were read."""
     document: dict[str, Any] = plain(shape)
@@ -226,10 +237,9 @@ def shape_document(shape: ModelShape) -> dict[str, Any]:
         del document["moe"]["latent_size"]
     if shape.moe is not None and not shape.moe.limits_groups:
         del document["moe"]["num_expert_groups"], document["moe"]["num_groups_per_token"]
-    for key, unsaid in (("vision", None), ("pooling", None), ("bidirectional", False), ("num_token_types", 0)):
-        if document[key] == unsaid:
-            del document[key]
-    return document
+    if shape.encoder is not None:
+        document["encoder"] = shape_document(shape.encoder)
+    return {key: value for key, value in document.items() if key not in _UNSAID or value != _UNSAID[key]}
 
 
 def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
@@ -241,6 +251,10 @@ def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
         values["vision"] = VisionTower(**values["vision"])
     if values.get("pooling") is not None:
         values["pooling"] = Pooling(**values["pooling"])
+    if values.get("audio") is not None:
+        values["audio"] = AudioEntry(**values["audio"])
+    if values.get("encoder") is not None:
+        values["encoder"] = shape_from_document(values["encoder"])
     if (experts := values.get("moe")) is not None:
         values["moe"] = MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])})
     if "attention" in values:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -185,7 +185,19 @@ def _unsound_experts(experts: MixtureOfExperts, layers: int) -> list[str]:
 
 
 def _sound_shape(shape: ModelShape) -> ModelShape:
-    problems = list(bounded(shape))
+    problems = list(_unsound_sizes(shape))
+    if (encoder := shape.encoder) is not None:  # it has no vocabulary of its own
+        problems += [f"encoder: {problem}" for problem in _unsound_sizes(replace(encoder, vocab_size=shape.vocab_size))]
+        if (encoder.hidden_size, encoder.bidirectional, encoder.encoder) != (shape.hidden_size, True, None):
+            problems.append("encoder: must be as wide as the model, read both ways, and have no encoder itself")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return shape
+
+
+def _unsound_sizes(shape: ModelShape) -> list[str]:
+    """What is wrong with one stack of layers."""
+    problems = list(bounded(replace(shape, encoder=None)))
     problems += [f"{name} must be above 0" for name in _MODEL_SIZES if getattr(shape, name) < 1]
     layers = shape.num_hidden_layers
     if not 1 <= layers <= MAX_LAYERS:
@@ -210,9 +222,7 @@ def _sound_shape(shape: ModelShape) -> ModelShape:
         problems += _unsound_forms(blocks, layers)
     if blocks is not None and blocks.recurrent is None and shape.num_recurrent_layers:
         problems.append("blocks lists recurrent layers without their sizes")
-    if problems:
-        raise ValueError("; ".join(problems))
-    return shape
+    return problems
 
 
 class _Shape(Closed):

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Arguments
+from meshplan.planner.emit.training.megatron.hybrid import PATTERN, has_pattern, letters
 from meshplan.planner.emit.training.megatron.model import inexpressible_shape, model_flags
 
 # Sizes that tell one model from another; a model that has one of them only matches where the command gives it too.
+DEPTH = "--num-layers"
 SIZES = (
-    "--num-layers",
+    DEPTH,
     "--hidden-size",
     "--num-attention-heads",
     "--ffn-hidden-size",
@@ -19,20 +21,22 @@ SIZES = (
     "--moe-ffn-hidden-size",
     "--moe-router-topk",
     "--kv-lora-rank",
+    PATTERN,
 )
-_GIVEN_ALWAYS = SIZES[:3]
+_GIVEN_ALWAYS = SIZES[1:3]
 # A padded vocabulary tells families of equal layers apart; some releases differ in nothing else.
 _FINE = ("--vocab-size", "--rotary-base", "--qk-layernorm", "--add-qkv-bias", "--untie-embeddings-and-output-weights")
 
 
 def flags_of(shape: ModelShape) -> Mapping[str, str]:
     """The flags that the emitter writes for a model."""
-    return {flag[0]: " ".join(flag[1:]) for flag in model_flags(shape)} | {"--vocab-size": str(shape.vocab_size)}
+    written = {flag[0]: " ".join(flag[1:]) for flag in model_flags(shape)} | {"--vocab-size": str(shape.vocab_size)}
+    return written | ({PATTERN: "".join(letters(shape))} if has_pattern(shape) else {})
 
 
 def models_of_size(arguments: Arguments, shapes: Iterable[ModelShape]) -> list[ModelShape]:
     """Models whose sizes are those of the command, the most alike first."""
-    if not all(size in arguments for size in _GIVEN_ALWAYS):
+    if not all(size in arguments for size in _GIVEN_ALWAYS) or not {DEPTH, PATTERN} & arguments.keys():
         return []
     found = []
     for shape in shapes:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names
 from meshplan.catalogs.hardware import NodeType
+from meshplan.planner.emit.serving.terms import POOLED
+from meshplan.planner.emit.training.megatron.hybrid import letters
 from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import OUR_FILE, Assumption, Reading
@@ -20,6 +23,7 @@ from meshplan.planner.training.problem.spec import FixedSpec, read_training_spec
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
+    from meshplan.catalogs.models.shapes import ModelShape
 
 _SERVING_WORKLOAD = ("input_length", "output_length", "concurrency")
 
@@ -108,7 +112,8 @@ def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
             if name not in reading.values and not reading.problems:
                 reading.report(f"workload.{name}", f"the command does not state it: give --{name.replace('_', '-')}")
     else:
-        for name in _SERVING_WORKLOAD:
+        _task(reading, model, catalog)
+        for name in _workload_of(reading):
             if getattr(answers, name) is None:
                 reading.report(f"workload.{name}", f"no command line states it: give --{name.replace('_', '-')}")
     if reading.problems or nodes is None or model is None:
@@ -154,7 +159,9 @@ def _serving_part(
     reading: Reading, answers: Answers, spec: dict[str, Any], constraints: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Workload and formats of a serving spec, in place; returns its pinned choices."""
-    spec["workload"] = {name: getattr(answers, name) for name in _SERVING_WORKLOAD}
+    spec["workload"] = {name: getattr(answers, name) for name in _workload_of(reading)}
+    if "task" in reading.values:
+        spec["workload"] = {"task": reading.values["task"], **spec["workload"]}
     if "quantization" in reading.values:
         spec["quantization"] = [reading.values["quantization"]]
     if "kv_cache" in reading.values:
@@ -162,6 +169,23 @@ def _serving_part(
     fixed = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
     read_serving_spec({**spec, "constraints": constraints, "fixed": fixed})
     return fixed
+
+
+def _workload_of(reading: Reading) -> tuple[str, ...]:
+    """What a serving spec must state of requests: vectors and scores have no length."""
+    return tuple(name for name in _SERVING_WORKLOAD if name != "output_length" or "task" not in reading.values)
+
+
+def _task(reading: Reading, model: str | None, catalog: Catalog) -> None:
+    """Vectors or scores, where the command leaves it to the checkpoint."""
+    if reading.values.get("task") != POOLED:
+        return
+    pooling = catalog.model_shape(model).pooling if model in {str(row["slug"]) for row in catalog.models()} else None
+    reading.values["task"] = "rerank" if pooling is not None and pooling.num_labels else "embed"
+    has = "a classifier" if reading.values["task"] == "rerank" else "no classifier that is known"
+    reading.assumed.append(
+        Assumption(term="workload.task", value=reading.values["task"], why=f"the checkpoint has {has}")
+    )
 
 
 def _take_answers(reading: Reading, answers: Answers) -> None:
@@ -327,9 +351,12 @@ def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
     """Hold a stated split against the layers of the model; TorchTitan's layers per stage become those of chunks."""
     values = reading.values
     per_stage, ends = values.pop("layers_per_stage", None), values.pop("end_weights", None)
+    blocks = values.pop("blocks_per_chunk", None)
     if model not in {str(row["slug"]) for row in catalog.models()}:
         return
     layers = catalog.model_shape(model).num_hidden_layers
+    if blocks is not None:
+        values["layers_per_chunk"] = _layers_of_blocks(catalog.model_shape(model), blocks)
     if ends is not None:
         _weighted_layers(reading, layers, per_stage, ends)
     chunks = values.get("layers_per_chunk")
@@ -338,6 +365,19 @@ def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
             [Problem(path="model", message=f"the layout places {sum(chunks)} layers, {model} has {layers}")],
             of="what is imported",
         )
+
+
+def _layers_of_blocks(shape: ModelShape, blocks_per_chunk: Sequence[int]) -> tuple[int, ...]:
+    """Layers of each chunk, of which a hybrid's pattern gives the blocks: mixers and MLPs one by one."""
+    ends, layers = list(itertools.accumulate(len(blocks) for blocks in letters(shape))), []
+    for blocks in itertools.accumulate(blocks_per_chunk):
+        if blocks and blocks not in ends:
+            message = (
+                f"the pattern ends a chunk after {blocks} blocks, within a layer of {shape.slug} or beyond its last"
+            )
+            raise SpecError([Problem(path="model", message=message)], of="what is imported")
+        layers.append(ends.index(blocks) + 1 if blocks else 0)
+    return tuple(after - before for before, after in itertools.pairwise((0, *layers)))
 
 
 def _weighted_layers(reading: Reading, layers: int, per_stage: int | None, ends: tuple[int, int]) -> None:

@@ -13,6 +13,7 @@ from meshplan.planner.emit.serving.request import HostType, ServingRequest, Work
 from meshplan.planner.launch.checkpoint import checkpoint_of
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.problem.engines import LLAMA_CPP
+from meshplan.planner.serving.problem.requests import prompt_length
 from meshplan.planner.serving.resolve import CHECKPOINT_FORMATS
 
 if TYPE_CHECKING:
@@ -93,10 +94,12 @@ def _pooled_length(workload: Mapping[str, Any]) -> int | None:
 def _longest_request(plan: Plan) -> int | None:
     """Prompt and answer together with room above them, where the spec gives their lengths."""
     workload = plan.spec["workload"]
-    lengths = (workload.get("input_length"), workload.get("output_length", _pooled_length(workload)))
+    lengths = (prompt_length(workload), workload.get("output_length", _pooled_length(workload)))
     if None in lengths:
         return None
     shape, images = shape_from_document(plan.provenance["model"]), workload.get("images")
+    if shape.encoder is not None:
+        return shape.max_sequence_length  # transcripts differ in length, and the cache is paged
     seen = 0
     if images is not None and shape.vision is not None:
         seen = images.get("per_request", 1) * shape.vision.tokens(images["width"], images["height"])
@@ -108,7 +111,8 @@ def _longest_request(plan: Plan) -> int | None:
 def _prefix_caching(plan: Plan) -> bool | None:
     """On where the workload does not say whether prompts share prefixes: the plan counts no hit, and hits only help."""
     workload = plan.spec["workload"]
-    return None if "prefix_hit_rate" in workload or plan.provenance["model"].get("bidirectional") else True
+    shape = shape_from_document(plan.provenance["model"])
+    return None if "prefix_hit_rate" in workload or shape.keeps_prompts_whole else True
 
 
 def _load(plan: Plan) -> Load | None:
@@ -116,7 +120,7 @@ def _load(plan: Plan) -> Load | None:
     workload = plan.spec["workload"]
     output_length = workload.get("output_length", _pooled_length(workload))
     if workload.get("input_length") is None or output_length is None or workload.get("task") == "rerank":
-        return None  # a trace; or pairs of texts, which no load generator read here makes
+        return None  # a trace; sound; or pairs of texts, which no load generator read here makes
     rate, concurrency = workload.get("request_rate_per_s"), workload.get("concurrency")
     if rate is None and concurrency is None:
         rate = plan.predicted["requests_per_s"].value

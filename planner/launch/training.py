@@ -65,13 +65,19 @@ def check(document: Mapping[str, Any], catalog: Catalog, options: EmitOptions) -
     if name == own_script.TARGET:
         raise own_script.no_script()
     open_degrees = [degree for degree in _SCRIPTS_DEGREES.get(name, ()) if getattr(spec.fixed, degree) != 1]
-    if open_degrees and not _is_one_device(spec, catalog):
+    if open_degrees and not _is_one_device(spec, catalog) and not _has_encoder(spec, catalog):
         pins = " ".join(f"--set fixed.{degree}=1" for degree in open_degrees)
         raise EmitError(
             f"target {name}: the plan may have {' and '.join(open_degrees)}, and {own_script.TRAIN_FILE} of meshplan "
             f"expresses data parallelism only: name a training script of yours (--script FILE), or keep to data "
             f"parallelism ({pins})"
         )
+
+
+def _has_encoder(spec: TrainingSpec, catalog: Catalog) -> bool:
+    """Whether the model is an encoder–decoder of the catalog: these targets' rules leave it data parallelism alone."""
+    name = catalog.model_name(spec.model)
+    return name is not None and catalog.model_shape(name.slug).encoder is not None
 
 
 def _is_one_device(spec: TrainingSpec, catalog: Catalog) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from meshplan.planner.serving.estimator.bounds.overlap_bound import overlap_bound
-from meshplan.planner.serving.estimator.encoder import encoder_bytes
+from meshplan.planner.serving.estimator.encoders.sound import cross_cache_bytes
+from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
 from meshplan.planner.serving.estimator.expert_traffic import expert_traffic
 from meshplan.planner.serving.estimator.memory import weights_bytes
 from meshplan.planner.serving.estimator.pools import pool_worker
@@ -206,7 +207,7 @@ def _changed(problem: ServingProblem, chosen: Simulated) -> Iterator[tuple[str, 
         yield "no prefix found in the cache", replace(base, prefix_hit_rate=0.0)
 
 
-# --- images -----------------------------------------------------------------------------------------------------------
+# --- images, sound ----------------------------------------------------------------------------------------------------
 
 
 def images_answer(problem: ServingProblem, config: ServingConfig) -> dict[str, Any] | None:
@@ -221,5 +222,19 @@ def images_answer(problem: ServingProblem, config: ServingConfig) -> dict[str, A
     return {
         "tokens": images.tokens,
         "encoder_bytes": encoder_bytes(problem.shape, images, pool.layout),
+        "encode_s": pool_worker(problem.site, pool, problem.workload, config.speculation).encode_s,
+    }
+
+
+def sound_answer(problem: ServingProblem, config: ServingConfig) -> dict[str, Any] | None:
+    """What the sound of a request is to the plan; None for text alone. The time is that before calibration."""
+    shape, pool = problem.shape, config.pools[0]
+    if shape.encoder is None or not problem.workload.sound_frames:
+        return None
+    tensor = pool.layout.tensor_parallel
+    return {
+        "frames": problem.workload.sound_frames,
+        "encoder_bytes": weights_bytes(shape.encoder, pool.quantization, pool.layout),
+        "cache_bytes": cross_cache_bytes(shape, pool.quantization, tensor_parallel=tensor),
         "encode_s": pool_worker(problem.site, pool, problem.workload, config.speculation).encode_s,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,9 +12,10 @@ from meshplan.catalogs.models.pooling import Pooling
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.problems import Problems
+from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CAP_SHARE
 from meshplan.planner.serving.problem.engine_rules import EngineRules
-from meshplan.planner.serving.problem.engines import ENGINES, POOLING_ENGINES
+from meshplan.planner.serving.problem.engines import ENGINES, POOLING_ENGINES, SOUND_ENGINES
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.spec import GIB, ServingSpec
@@ -26,6 +28,9 @@ def served_shape(spec: ServingSpec, shape: ModelShape, problems: Problems) -> Mo
     head's rows for "yes" and "no" (Qwen3-Reranker).
     """
     task = spec.workload.task
+    if spec.workload.audio is not None or shape.encoder is not None:
+        _check_sound(spec, shape, problems)
+        return shape
     if task == "generate":
         if shape.bidirectional or shape.pooling is not None:
             what = "its tokens attend to those after them" if shape.bidirectional else "it has no LM head"
@@ -41,6 +46,55 @@ def served_shape(spec: ServingSpec, shape: ModelShape, problems: Problems) -> Mo
     return replace(shape, pooling=shape.pooling or Pooling(num_labels=int(task == "rerank"), bias=False))
 
 
+def _check_sound(spec: ServingSpec, shape: ModelShape, problems: Problems) -> None:
+    """What a question about sound may not say; encoder–decoders of text, which no engine here serves."""
+    entry = None if shape.encoder is None else shape.encoder.audio
+    if entry is None:
+        heard = spec.workload.audio is not None
+        why = "reads no sound: leave audio out" if heard else "is an encoder–decoder of text, which no engine here has "
+        more = "" if heard else "(vLLM 0.33.0 and SGLang 0.5.23 list Whisper, and BART as a plug-in): train it alone"
+        problems.say("workload.audio" if heard else "model", f"{shape.name} {why}{more}")
+        return
+    if spec.workload.audio is None:
+        problems.say("workload.audio", f"{shape.name} reads sound: say audio: {{seconds: {entry.window_s:g}}}")
+    elif spec.workload.audio.seconds > entry.window_s:
+        windows = math.ceil(spec.workload.audio.seconds / entry.window_s)
+        problems.say(
+            "workload.audio.seconds",
+            f"{spec.workload.audio.seconds:g} s are {windows} windows of {entry.window_s:g} s, each of which vLLM "
+            f"serves as a request of its own: say {entry.window_s:g}, {windows} times the requests, and the "
+            "output_length of a window",
+        )
+    if spec.constraints.target not in SOUND_ENGINES:
+        known = ", ".join(SOUND_ENGINES)
+        problems.say("constraints.target", f"{spec.constraints.target}: {shape.name} is planned for {known} only")
+    budget, read = spec.fixed.max_batched_tokens, frames(shape)
+    if budget is not None and budget < read:
+        problems.say("fixed.max_batched_tokens", f"{budget}: vLLM takes a window whole, which has {read:,} frames")
+    _refuse_asked(
+        spec,
+        "a model with an encoder",
+        problems,
+        {
+            "speculation": (spec.speculation is not None, "drafts of it are not priced"),
+            "kv_tier": (spec.kv_tier is not None, "what an encoder read is cached on the devices alone"),
+            "fixed.mode": (spec.fixed.mode == "disaggregated", "vLLM moves no cache of cross-attention"),
+        },
+    )
+
+
+def _refuse_asked(spec: ServingSpec, what: str, problems: Problems, more: Mapping[str, tuple[bool, str]]) -> None:
+    """Fields without a meaning where all workers are alike and weights stay on the devices; ``more``: (asked, why)."""
+    common = {
+        "fixed.prefill": (bool(spec.fixed.prefill.pinned()), "all workers are alike: pin under fixed"),
+        "fixed.decode": (bool(spec.fixed.decode.pinned()), "all workers are alike: pin under fixed"),
+        "cluster.host_memory": (spec.cluster.host_memory is not None, "weights stay on the devices"),
+    }
+    for path, (is_asked, why) in {**more, **common}.items():
+        if is_asked:
+            problems.say(path, f"not with {what}: {why}")
+
+
 def _check_pooled_question(spec: ServingSpec, shape: ModelShape, problems: Problems) -> None:
     """What a question about embeddings or scores may not say: there is no decode, and no cache that is kept."""
     task, target = spec.workload.task, spec.constraints.target
@@ -53,20 +107,16 @@ def _check_pooled_question(spec: ServingSpec, shape: ModelShape, problems: Probl
             "rerank: SGLang scores with a decoder by generating one token: say generate and "
             "output_length 1, or target vllm",
         )
-    asked = {
-        "speculation": (spec.speculation is not None, "drafts speed up generation"),
-        "kv_tier": (spec.kv_tier is not None, "no KV cache is kept"),
-        "fixed.mode": (spec.fixed.mode == "disaggregated", "there is nothing to decode"),
-        "fixed.prefill": (bool(spec.fixed.prefill.pinned()), "all workers are alike: pin under fixed"),
-        "fixed.decode": (bool(spec.fixed.decode.pinned()), "there is nothing to decode"),
-        "cluster.host_memory": (
-            spec.cluster.host_memory is not None,
-            "weights stay on the devices",
-        ),
-    }
-    for path, (is_asked, why) in asked.items():
-        if is_asked:
-            problems.say(path, f"not with task: {task}: {why}")
+    _refuse_asked(
+        spec,
+        f"task: {task}",
+        problems,
+        {
+            "speculation": (spec.speculation is not None, "drafts speed up generation"),
+            "kv_tier": (spec.kv_tier is not None, "no KV cache is kept"),
+            "fixed.mode": (spec.fixed.mode == "disaggregated", "there is nothing to decode"),
+        },
+    )
     if other := [slo.key for slo in spec.slos if slo.metric != "e2e"]:
         problems.say("slo", f"{', '.join(other)}: {task} has no tokens to wait for; limit e2e_p99_s and the like")
     budget, length = spec.fixed.max_batched_tokens, spec.workload.input_length or 0
@@ -124,7 +174,7 @@ def check_choices(
     if (wants_price or spec.constraints.max_usd_per_hour is not None) and not prices:
         names = ", ".join(machines)
         problems.say("cluster", f"no price is known for {names}; give cluster.usd_per_hour_per_node")
-    length = (spec.workload.input_length or 0) + (spec.workload.output_length or 0)
+    length = (spec.workload.prompt_length or 0) + (spec.workload.output_length or 0)
     if shape.max_sequence_length is not None and length > shape.max_sequence_length:
         problems.say(
             "workload", f"{length} tokens per request; {shape.name} was trained for {shape.max_sequence_length}"

@@ -320,6 +320,11 @@ def _not_validated(problem: ServingProblem, config: ServingConfig | None) -> dic
             "vectors and scores: no run of an embedding or reranking server was compared; the time outside the engine "
             "is that of generation, and texts of equal length are assumed where length_ratio does not say otherwise"
         )
+    if problem.shape.encoder is not None:
+        doubts.append(
+            "an encoder of sound: no run was compared; its layers are priced as a text encoder's, without launches of "
+            "its kernels, and what the host does to sound (reading, resampling, spectrograms) is left out"
+        )
     if problem.tiering is not None and config and any(pool.weight_tiers for pool in config.pools):
         doubts += problem.tiering.doubts
     if config and any(pool.mig for pool in config.pools):

@@ -369,6 +369,13 @@ class _ImagesAnswer(Section):
     encode_s: Number
 
 
+class _SoundAnswer(Section):
+    frames: Count
+    encoder_bytes: Number
+    cache_bytes: Number
+    encode_s: Number
+
+
 class _Answer(Section):
     pareto: tuple[_Point, ...] = ()
     num_running: Number = 0.0
@@ -386,6 +393,7 @@ class _Answer(Section):
     speculation: _SpeculationAnswer | Nothing = Nothing()
     kv_stores: tuple[_KvStore, ...] = ()
     images: _ImagesAnswer | Nothing = Nothing()
+    sound: _SoundAnswer | Nothing = Nothing()
 
     @model_validator(mode="after")
     def _idle_has_a_reason(self) -> Self:

@@ -27,6 +27,7 @@ from meshplan.planner.cluster.lookup import (
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.checks import check_choices, check_formats, mig_options, served_shape
+from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
@@ -296,7 +297,7 @@ def _workload(spec: ServingSpec, shape: ModelShape, base: Path, problems: Proble
     asked = spec.workload
     trace = None if asked.trace is None else read_trace(base / asked.trace)
     task = Task(asked.task)
-    prompt, output = float(asked.input_length or 0), float(asked.output_length or task.is_pooled)
+    prompt, output = float(asked.prompt_length or 0), float(asked.output_length or task.is_pooled)
     rate, images = asked.request_rate_per_s, _images(spec, shape, problems)
     if images is not None:
         prompt += images.per_request * images.tokens
@@ -316,6 +317,7 @@ def _workload(spec: ServingSpec, shape: ModelShape, base: Path, problems: Proble
         num_prefixes=asked.num_prefixes,
         trace=trace,
         images=images,
+        sound_frames=frames(shape),
         task=task,
     )
 
@@ -328,8 +330,8 @@ def _recorded_rate(trace: Requests) -> float | None:
 def _pinned(spec: ServingSpec) -> Pinned:
     fixed = spec.fixed
     mode = None if fixed.mode is None else fixed.mode == "disaggregated"
-    if spec.workload.task != "generate":
-        mode = False  # prefill is all there is
+    if spec.workload.task != "generate" or spec.workload.audio is not None:
+        mode = False  # prefill is all there is, or what was encoded is not moved
     return Pinned(
         is_disaggregated=mode,
         by_role={

@@ -15,7 +15,7 @@ from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
-from meshplan.planner.serving.advice import images_answer
+from meshplan.planner.serving.advice import images_answer, sound_answer
 from meshplan.planner.serving.certify import certify_deployment
 from meshplan.planner.serving.drafts import drafts_by_load
 from meshplan.planner.serving.infeasible import explain_infeasible
@@ -95,6 +95,8 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
         more["speculation"] = drafts_by_load(resolved.problem, chosen)
     if (images := images_answer(drafted, chosen.candidate.config)) is not None:
         more["images"] = images
+    if (heard := sound_answer(drafted, chosen.candidate.config)) is not None:
+        more["sound"] = heard
     return replace(made, answer={**(made.answer or {}), **more}) if more else made
 
 

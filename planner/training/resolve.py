@@ -45,6 +45,7 @@ from meshplan.planner.goodput.run import Stretches
 from meshplan.planner.lengths.reading import packed_documents
 from meshplan.planner.training.checks import check_choices, check_framework, check_layers, check_mapping, check_offload
 from meshplan.planner.training.estimator.states import checkpoint_bytes
+from meshplan.planner.training.problem.encoder_decoder import check_stacks, target_length, whole_stacks
 from meshplan.planner.training.problem.frameworks.rules import (
     FrameworkRules,
     keeping_to_documents,
@@ -107,9 +108,9 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         raise AssertionError("a missing part is a problem, and problems were checked")
     price = _price(spec, cluster)
     machine, profile = _machine(spec, cluster, price, catalog, problems)
-    workload = _workload(spec, base)
-    if workload.documents is not None and workload.documents.share_sequences and not workload.documents.attends_across:
-        rules = keeping_to_documents(rules)
+    workload = _workload(spec, shape, base)
+    rules = _of_what_is_trained(rules, shape, workload)
+    check_stacks(spec, shape, problems)
     check_mapping(spec, machine.network, problems)
     check_choices(spec, shape, machine, problems)
     check_framework(spec, rules, problems)
@@ -186,6 +187,14 @@ def _rules(spec: TrainingSpec, problems: Problems) -> FrameworkRules | None:
     return without_layer_recompute(rules) if spec.fixed.expert_parallel_overlap else rules
 
 
+def _of_what_is_trained(rules: FrameworkRules, shape: ModelShape, workload: TrainingWorkload) -> FrameworkRules:
+    """The framework's rules for documents that share a sequence, and for an encoder in front."""
+    documents = workload.documents
+    if documents is not None and documents.share_sequences and not documents.attends_across:
+        rules = keeping_to_documents(rules)
+    return rules if shape.encoder is None else whole_stacks(rules)
+
+
 def _machine(
     spec: TrainingSpec, cluster: Cluster, price: Price | None, catalog: Catalog, problems: Problems
 ) -> tuple[Machine, ClusterProfile | None]:
@@ -200,12 +209,14 @@ def _machine(
     return machine, profile
 
 
-def _workload(spec: TrainingSpec, base: Path) -> TrainingWorkload:
+def _workload(spec: TrainingSpec, shape: ModelShape, base: Path) -> TrainingWorkload:
     """What one step must do."""
     lengths, window = spec.workload.sequence_lengths, spec.workload.sequence_length
+    target = spec.workload.decoder_sequence_length or target_length(window)
     return TrainingWorkload(
         documents=None if lengths is None else packed_documents(lengths, window, base),
         sequence_length=spec.workload.sequence_length,
+        decoder_sequence_length=None if shape.encoder is None else target,
         global_batch_size=spec.workload.num_sequences,
         precision=spec.workload.precision,
         phase=spec.workload.phase,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.planner.training.estimator.candidates import StageClass, first_layers, layer_kinds
+from meshplan.planner.training.estimator.candidates import StageClass, chunk_kinds, first_layers, layer_kinds
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.pipeline.lookup import UNFLUSHED, nominal_times, pipeline_order, weight_gradient_share
@@ -31,12 +31,10 @@ def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simu
     """The simulated schedule of a configuration, from the estimator's chunk times, without messages between stages."""
     model = _model(problem, config)
     p, v = config.pipeline_parallel, config.virtual_pipeline_stages
-    kinds, kind_of = layer_kinds(problem.shape)
-    seconds, shares, layer = [], [], 0
+    kinds, _ = layer_kinds(problem.shape)
+    seconds, shares = [], []
     share_of_chunk = 1.0 / len(config.layers_per_chunk) if config.vocabulary_parallel else 0.0
-    for chunk, count in enumerate(config.layers_per_chunk):
-        inside = kind_of[layer : layer + count]
-        layer += count
+    for chunk, inside in enumerate(chunk_kinds(problem.shape, config.layers_per_chunk)):
         part = StageClass(
             layers=tuple(inside.count(index) for index in range(len(kinds))),
             has_embedding=chunk == 0 and not config.vocabulary_parallel,

@@ -96,6 +96,13 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
             share=_share(priced, "attention"),
         )
 
+    if problem.shape.encoder is not None:
+        yield Unconfirmed(
+            what="an encoder–decoder: no measured run; its layers are priced as those of language models, attention "
+            "with learned biases of positions at the rate of fused kernels",
+            share=_share(priced, "attention"),
+        )
+
 
 def _offloads(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
     config = priced.config

@@ -206,14 +206,20 @@ def _store_text(row: Mapping[str, Any]) -> str:
 
 
 def images_text(plan: Plan, width: int) -> str:
-    """What images cost the plan, or that a model that sees was planned for text alone; else empty."""
-    images = (plan.answer or {}).get("images")
+    """What images or sound cost the plan, or that a model that sees was planned for text alone; else empty."""
+    images, sound = ((plan.answer or {}).get(name) for name in ("images", "sound"))
     tower = plan.provenance["model"].get("vision")
     if images:
         text = (
             f"Images: each is {images['tokens']:,} tokens of the prompt; the vision encoder takes "
             f"{format_bytes(images['encoder_bytes'])} of each device, and {format_duration(images['encode_s'])} for "
             "those of one request. No run with images was compared."
+        )
+    elif sound:
+        text = (
+            f"Sound: each request is a window of {sound['frames']:,} frames; the encoder takes "
+            f"{format_bytes(sound['encoder_bytes'])} of each device and {format_duration(sound['encode_s'])} a window, "
+            f"what it read {format_bytes(sound['cache_bytes'])} of the device's KV cache until the request ends."
         )
     elif tower:
         text = (

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshplan.catalogs.models.encoder_decoder import WINDOW_S
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.expert_placement import served_experts_text
@@ -33,6 +34,7 @@ from meshplan.cli.reports.serving.advice import (
 from meshplan.cli.reports.serving.certainty import calibration_text, power_text, sampling_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
+from meshplan.planner.serving.problem.requests import prompt_length
 
 # How the reason of a runner-up begins that ties with the chosen deployment.
 TIED = "a tie"
@@ -88,6 +90,8 @@ def question_text(spec: Mapping[str, Any]) -> str:
     if images := workload.get("images"):
         size = f"{images['width']} × {images['height']}"
         requests += f", {counted(images.get('per_request', 1), 'image')} of {size}"
+    if (audio := workload.get("audio")) is not None:
+        requests += f", {audio.get('seconds', WINDOW_S):g} s of sound"
     if workload.get("request_rate_per_s"):
         requests += f", {workload['request_rate_per_s']:g} requests/s"
     elif workload.get("concurrency"):
@@ -99,7 +103,7 @@ def question_text(spec: Mapping[str, Any]) -> str:
 
 def _lengths_text(workload: Mapping[str, Any]) -> str:
     """What one request is."""
-    tokens = f"{workload.get('input_length')} tokens"
+    tokens = f"{prompt_length(workload)} tokens"
     task = workload.get("task", "generate")
     if task == "generate":
         return f"{tokens} in, {workload.get('output_length')} out"

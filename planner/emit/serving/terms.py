@@ -20,6 +20,9 @@ from meshplan.planner.serving.problem.expert_routing import Dispatch
 Ranks = Callable[[Arguments], int]
 
 
+POOLED = "pooled"  # a task that a command names no further: vectors, or scores where the checkpoint has a classifier
+
+
 class ServingRows(Rows):
     """Makes the rows of an engine's table."""
 

@@ -110,6 +110,13 @@ def _task(request: ServingRequest, _: Pool) -> Arguments:
     return {"--runner": "pooling", **({} if request.is_encoder else convert)}
 
 
+def _read_task(arguments: Arguments) -> Mapping[str, Any]:
+    """What a converted language model gives; otherwise the checkpoint decides between vectors and scores."""
+    if arguments.get("--runner") != "pooling":
+        return {}
+    return {"task": {"embed": "embed", "classify": "rerank"}.get(str(arguments.get("--convert")), terms.POOLED)}
+
+
 def _images(request: ServingRequest, _: Pool) -> Arguments:
     """Room for the images that a request has; the encoder is split as it was priced (--mm-encoder-tp-mode weights)."""
     images = (request.plan.spec.get("workload") or {}).get("images")
@@ -214,10 +221,13 @@ TERMS = (
         "--speculative-config (mtp, draft_model, eagle3, ngram)",
         verified_by=f"{_PARSER} for prediction layers; others: flag and JSON only",
     ),
-    _rows.write_only(
+    _rows.term(
         "task",
         _task,
-        "--runner pooling, --convert embed or classify (decoders)",
+        _read_task,
+        "--runner",
+        "--convert",
+        expressed_by="--runner pooling, --convert embed or classify (decoders)",
         verified_by="documented argument list",
     ),
     _rows.write_only(
@@ -283,6 +293,11 @@ def _notes(request: ServingRequest) -> Sequence[str]:
         notes.append(
             "A decoder that was trained to say yes or no (Qwen3-Reranker) needs --hf-overrides with the architecture "
             "...ForSequenceClassification and classifier_from_token: see vLLM's page on pooling models."
+        )
+    if request.shape.encoder is not None:
+        notes.append(
+            "Clients send sound to /v1/audio/transcriptions (multipart: file, model, language); vLLM cuts what is "
+            "longer than a window. It needs the packages of vllm[audio]."
         )
     if any(not pool.limits.cuda_graphs for pool in config.pools):
         notes.append("--enforce-eager switches compilation off as well as CUDA graphs.")

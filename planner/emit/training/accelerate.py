@@ -152,6 +152,7 @@ TERMS = (
     _rows.handed_over("micro_batch_size"),
     _rows.handed_over("global_batch_size"),
     _rows.handed_over("sequence_length"),
+    _rows.handed_over("decoder_sequence_length"),
 )
 
 

@@ -202,6 +202,7 @@ TERMS = (
     ),
     _rows.handed_over("activation_recompute"),
     _rows.handed_over("sequence_length"),
+    _rows.handed_over("decoder_sequence_length"),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Arguments, Rows, Term, count, stated
+from meshplan.planner.training.problem.encoder_decoder import TRAINERS, whole_stacks
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -91,6 +92,10 @@ def refuse(
     for choice, names in known.items():
         if getattr(config, choice) not in names:
             raise CannotExpressError(rules.name, f"{choice} {getattr(config, choice)!r}", "one of " + ", ".join(names))
+    if shape.encoder is not None:
+        if rules.name not in TRAINERS:
+            raise CannotExpressError(rules.name, f"the encoder in front of {shape.name}", f"plans for {TRAINERS[0]}")
+        rules = whole_stacks(rules)
     broken = rules.broken(shape, config)
     if broken:
         raise CannotExpressError(

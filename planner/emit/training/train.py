@@ -4,8 +4,9 @@ meshplan copies this file beside the launch scripts as ``train.py`` and never im
 parallelism: DeepSpeed's ZeRO (``DEEPSPEED_CONFIG``) or what ``accelerate launch`` sets up. Choices are read from
 ``MESHPLAN_CONFIG``; what a plan does not decide comes from the environment:
 
-MODEL (folder or Hugging Face name), DATA (text, .jsonl with "text", or a dataset's name; unset: synthetic tokens),
-MAX_STEPS (100), LR (1e-4), WARMUP_STEPS (0), WEIGHT_DECAY (0.1), OUTPUT (nothing is saved where it is unset).
+MODEL (folder or Hugging Face name), DATA (text, .jsonl with "text", or a dataset's name; for an encoder–decoder with
+"input" and "target", such as a text without some spans and these; unset: synthetic tokens), MAX_STEPS (100), LR (1e-4),
+WARMUP_STEPS (0), WEIGHT_DECAY (0.1), OUTPUT (nothing is saved where it is unset).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 SYNTHETIC_SEQUENCES = 4096
+IGNORED = -100  # label that PyTorch's cross-entropy leaves out
 ADAMW = {"betas": [0.9, 0.95], "eps": 1e-8}
 
 
@@ -70,13 +72,14 @@ def load_model(document: dict[str, Any]) -> Any:
     """The model: random weights for pre-training, else the checkpoint, with its adapters where the plan has them."""
     # optional: meshplan itself runs without these
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+    of_class = AutoModelForSeq2SeqLM if document["config"].get("decoder_sequence_length") else AutoModelForCausalLM
     name = os.environ.get("MODEL") or document["model"]
     if not name:
         raise SystemExit("train.py: set MODEL to a folder or a Hugging Face name")
     if document["phase"] == "pretraining":
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name))
+        model = of_class.from_config(AutoConfig.from_pretrained(name))
         model.config.use_cache = False
         return model
     adapters = document.get("adapters")
@@ -85,7 +88,7 @@ def load_model(document: dict[str, Any]) -> Any:
     loaded: dict[str, Any] = {"dtype": precision if adapters else torch.float32}
     if adapters and "frozen_weights" in adapters:
         loaded["quantization_config"] = quantization(precision)
-    model = AutoModelForCausalLM.from_pretrained(name, **loaded)
+    model = of_class.from_pretrained(name, **loaded)
     model.config.use_cache = False
     return model if not adapters else with_adapters(model, adapters)
 
@@ -124,22 +127,26 @@ def with_adapters(model: Any, adapters: dict[str, Any]) -> Any:
 
 
 def load_data(document: dict[str, Any], vocab_size: int) -> Any:
-    """Sequences of exactly the planned length: packed text, or random tokens."""
+    """Sequences of exactly the planned length: packed text, or random tokens; pairs of them for an encoder–decoder."""
     # optional: meshplan itself runs without these
-    import torch
     from datasets import Dataset, load_dataset
     from transformers import AutoTokenizer
 
     length, source = document["config"]["sequence_length"], os.environ.get("DATA")
+    target = document["config"].get("decoder_sequence_length", 0)
     if not source:
-        draw = torch.Generator().manual_seed(0)
-        tokens = torch.randint(vocab_size, (64, length), generator=draw).tolist()
-        rows = [tokens[index % len(tokens)] for index in range(SYNTHETIC_SEQUENCES)]
-        return Dataset.from_dict({"input_ids": rows, "labels": rows})
+        rows = synthetic_tokens(vocab_size, length)
+        return Dataset.from_dict(
+            {"input_ids": rows, "labels": synthetic_tokens(vocab_size, target) if target else rows}
+        )
     suffix = Path(source).suffix
     kind = {".jsonl": "json", ".json": "json", ".txt": "text"}.get(suffix)
     data = load_dataset(kind, data_files=source, split="train") if kind else load_dataset(source, split="train")
     tokenizer = AutoTokenizer.from_pretrained(os.environ.get("MODEL") or document["model"])
+    if target:
+        return data.map(
+            lambda batch: pairs(tokenizer, batch, length, target), batched=True, remove_columns=data.column_names
+        )
 
     def packed(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         tokens = [token for text in batch["text"] for token in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
@@ -147,6 +154,25 @@ def load_data(document: dict[str, Any], vocab_size: int) -> Any:
         return {"input_ids": chunks, "labels": [list(chunk) for chunk in chunks]}
 
     return data.map(packed, batched=True, remove_columns=data.column_names)
+
+
+def synthetic_tokens(vocab_size: int, length: int) -> list[list[int]]:
+    """Random sequences, 64 of them over and over."""
+    # optional: meshplan itself runs without it
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab_size, (64, length), generator=draw).tolist()
+    return [tokens[index % len(tokens)] for index in range(SYNTHETIC_SEQUENCES)]
+
+
+def pairs(tokenizer: Any, batch: dict[str, list[str]], length: int, target: int) -> dict[str, list[list[int]]]:
+    """Inputs and targets cut or padded to the planned lengths; the loss leaves padding out."""
+    fixed = {"padding": "max_length", "truncation": True}
+    read = tokenizer(batch["input"], max_length=length, **fixed)
+    written = tokenizer(text_target=batch["target"], max_length=target, **fixed)["input_ids"]
+    labels = [[IGNORED if token == tokenizer.pad_token_id else token for token in row] for row in written]
+    return {"input_ids": read["input_ids"], "attention_mask": read["attention_mask"], "labels": labels}
 
 
 def main() -> None:

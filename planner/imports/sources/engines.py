@@ -21,7 +21,7 @@ _DEGREES = (
 )
 
 
-_IN_A_SPEC = frozenset({*LayoutSpec.model_fields, "quantization", "kv_cache"})
+_IN_A_SPEC = frozenset({*LayoutSpec.model_fields, "quantization", "kv_cache", "task"})
 # Flags of all engines that state formats, and what they mean in a spec. Checkpoints of these methods hold weights in
 # four bits beside 16-bit activations (docs.vllm.ai, "Quantization").
 _FORMAT_FLAGS = ("--quantization", "-q", "--kv-cache-dtype", "--dtype")

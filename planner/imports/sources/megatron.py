@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshplan.planner.emit.terms import count, read_all
+from meshplan.planner.emit.training.megatron.hybrid import PATTERN
 from meshplan.planner.emit.training.megatron.job import FIXED_ARGUMENTS
 from meshplan.planner.emit.training.megatron.script import SETTINGS
 from meshplan.planner.emit.training.megatron.terms import TERMS
@@ -19,7 +20,7 @@ def recognises(given: Given) -> bool:
     program = " ".join(given.launch.program[:1])
     return (
         "--tensor-model-parallel-size" in given.arguments
-        or program.endswith(("pretrain_gpt.py", "pretrain_mamba.py"))
+        or program.endswith(("pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_mamba.py"))
         or given.arguments.keys() >= _SIZES  # scripts of other names, and commands that leave every degree at 1
     )
 
@@ -55,7 +56,10 @@ def read(given: Given) -> Reading:
     known = {key for term in TERMS for key in term.keys} | _TRAINING_SETTINGS | FIXED_ARGUMENTS.keys()
     reading.model_arguments = {flag: value for flag, value in given.arguments.items() if flag not in known}
     try:
-        reading.model_arguments |= {"--num-layers": str(count(given.arguments, "--num-layers"))}
+        if PATTERN in given.arguments:  # its blocks are the model's, its bars the plan's
+            reading.model_arguments |= {PATTERN: str(given.arguments[PATTERN]).replace("|", "")}
+        else:
+            reading.model_arguments |= {"--num-layers": str(count(given.arguments, "--num-layers"))}
     except ValueError as error:
         reading.report("model", str(error))
     reading.left_out += [

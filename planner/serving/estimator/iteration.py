@@ -14,7 +14,7 @@ k key/value heads, d head size, f MLP width, V vocabulary and t tensor-parallel 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -26,7 +26,8 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.attention import ATTENTION_KERNELS, SoftmaxAttention, attended_pairs
 from meshplan.planner.serving.estimator.collectives import Exchange
-from meshplan.planner.serving.estimator.encoder import encode_s
+from meshplan.planner.serving.estimator.encoders.sound import CrossAttention, frames
+from meshplan.planner.serving.estimator.encoders.vision import encode_s
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.estimator.mixers import NORM_ELEMENTS, Mixers
@@ -157,6 +158,17 @@ class Worker:
         )
 
     @cached_property
+    def cross(self) -> CrossAttention:
+        """Attention to what an encoder of sound read."""
+        return CrossAttention(
+            shape=self.shape,
+            operators=self.operators,
+            scheme=self.quantization.attention,
+            kv_bytes=self.quantization.kv_bytes,
+            tensor_parallel=self.layout.tensor_parallel,
+        )
+
+    @cached_property
     def exchange(self) -> Exchange:
         """Collective times of the machine."""
         return Exchange(
@@ -275,6 +287,8 @@ class Worker:
         attention = shape.num_attention_layers * self.attention_linear_s(tokens)
         if shape.blocks is not None:
             attention = attention + self.mixers.linear_s(tokens)
+        if shape.encoder is not None:
+            attention = attention + self.cross.linear_s(tokens)
         mlp = np.zeros_like(tokens)
         if shape.num_dense_layers:
             mlp = shape.num_dense_layers * self.mlp_s(tokens, shape.intermediate_size / t)
@@ -308,11 +322,13 @@ class Worker:
 
     def decode_attention_s(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
         """Attention of all layers for the decodes of one batch over ``context`` tokens each, and recurrent states."""
-        return self.attention.decode_s(sequences, context) + self.mixers.decode_s(sequences, context)
+        own = self.attention.decode_s(sequences, context) + self.mixers.decode_s(sequences, context)
+        return own if self.shape.encoder is None else own + self.cross.attention_s(sequences)
 
     def prefill_attention_s(self, prompt: FloatArray) -> FloatArray:
         """Attention of all layers for whole prompts of ``prompt`` tokens, one prompt at a time."""
-        return self.attention.prefill_s(prompt)
+        own = self.attention.prefill_s(prompt)
+        return own if self.shape.encoder is None else own + self.cross.attention_s(prompt)
 
     def host_s(self, tokens: FloatArray) -> FloatArray:
         """Time of an iteration of ``tokens`` on what lies beside the devices, at peak rates; here: none."""
@@ -334,7 +350,11 @@ class Worker:
 
     @cached_property
     def encode_s(self) -> float:
-        """Time of the images of one prompt on the first stage; 0 for text alone."""
+        """Time of the images of one prompt on the first stage, or of its window of sound; 0 for text alone."""
+        if self.shape.encoder is not None:
+            encoder, read = replace(self, shape=self.shape.encoder), np.array([float(frames(self.shape))])
+            layers = sum(encoder.dense_parts_s(read).values()) + encoder.attention.prefill_s(read)
+            return float((layers + self.cross.around_encoder_s(read))[0])
         if self.images is None or self.shape.vision is None:
             return 0.0
         return encode_s(
@@ -372,8 +392,11 @@ class Worker:
     @property
     def captured_tokens(self) -> int:
         """Tokens of the largest batch with prompts that is replayed from graphs: they are captured up to twice the
-        requests of a batch, and not at all where the engine is started without them.
+        requests of a batch, and not at all where the engine is started without them, or an encoder comes before (vLLM
+        0.33.0: config/vllm.py, FULL_DECODE_ONLY).
         """
+        if self.shape.encoder is not None:
+            return 0
         most = 2 * self.limits.max_num_seqs // self.layout.attention_data_parallel
         return min(self.graphed_tokens, most) if self.limits.cuda_graphs else 0
 

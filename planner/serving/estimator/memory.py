@@ -5,8 +5,9 @@
   that are fewer than the tensor-parallel devices are replicated.
 - KV cache of one token on one device: 2·⌈k/t⌉·d·bytes a layer; latent attention keeps (r_kv + d_rope)·bytes, the same
   on every tensor-parallel device (DeepSeek-V2, arXiv:2405.04434, §2.1). Layers with a sliding window keep at most the
-  window. Context parallelism divides it. An indexer caches one key a token, recurrent layers a state a request. A model
-  whose tokens attend to those after them has none: keys and values live as long as the layer that makes them.
+  window. Context parallelism divides it. Cross-attention keeps what a request's encoder read, an indexer one key a
+  token, recurrent layers a state a request. A model whose tokens attend to those after them has none: keys and values
+  live as long as the layer that makes them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.constants import BYTES_16_BIT
+from meshplan.planner.serving.estimator.encoders.sound import cross_cache_bytes, cross_parameters
 from meshplan.planner.serving.problem.config import EngineLimits, Layout
 from meshplan.planner.serving.problem.expert_routing import Dispatch, ExpertRouting, copies_of
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
@@ -94,6 +96,7 @@ def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout,
     total = shape.num_attention_layers * attention
     recurrent = SCHEMES[quantization.attention].weight_bytes * recurrent_parameters(shape, layout.tensor_parallel)
     total += shape.num_recurrent_layers * recurrent
+    total += SCHEMES[quantization.attention].weight_bytes * sum(cross_parameters(shape, layout.tensor_parallel))
     total += shape.num_dense_layers * mlp * shape.dense_mlp_parameters / layout.tensor_parallel
     if shape.moe is not None:
         spread = layout.expert_parallel * layout.expert_tensor_parallel
@@ -103,7 +106,8 @@ def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout,
         total += shape.num_moe_layers * (routed + shared + BYTES_16_BIT * shape.router_parameters)
     stored = SCHEMES[quantization.ends].weight_bytes
     ends = stored * (shape.embedding_parameters + shape.lm_head_parameters) / layout.tensor_parallel
-    return total / layout.pipeline_parallel + ends / min(layout.pipeline_parallel, 2)
+    encoder = 0.0 if shape.encoder is None else weights_bytes(shape.encoder, quantization, layout)
+    return total / layout.pipeline_parallel + ends / min(layout.pipeline_parallel, 2) + encoder
 
 
 def attention_parameters(shape: ModelShape, tensor_parallel: int) -> float:
@@ -173,8 +177,12 @@ def worker_memory(
             kv_capacity_tokens=NO_CACHE_TOKENS if fits else 0,
         )
     full = kv_bytes_per_token(shape, quantization, tensor_parallel=t)
-    # A request of the mean context also holds its recurrent states: they count as so many bytes of each of its tokens.
-    states = state_bytes_per_request(shape, tensor_parallel=t) / max(context, 1.0)
+    # A request of the mean context also holds its recurrent states, and keys and values of what its encoder read: they
+    # count as so many bytes of each of its tokens.
+    states = state_bytes_per_request(shape, tensor_parallel=t) + cross_cache_bytes(
+        shape, quantization, tensor_parallel=t
+    )
+    states /= max(context, 1.0)
     kept = full * window_share(shape, context) / layout.context_parallel + states
     per_token = kept / layout.pipeline_parallel
     rank_tokens = max(budget - weights - workspace, 0.0) / per_token

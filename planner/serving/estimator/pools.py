@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
-from meshplan.planner.serving.estimator.encoder import encoder_bytes
+from meshplan.planner.serving.estimator.encoders.sound import windows_of_an_iteration
+from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
 from meshplan.planner.serving.estimator.instances import in_instance
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
@@ -19,7 +20,8 @@ def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> En
     """The limits as the engine's scheduler applies them.
 
     Engines that prefill between decode iterations count as unchunked. Engines that never cut a prompt, but mix it with
-    decodes all the same, get a budget that holds one prompt and every running request.
+    decodes all the same, get a budget that holds one prompt (after an encoder the prompts of as many windows as one
+    iteration encodes) and every running request.
     """
     ranks = pool.layout.attention_data_parallel
     longest = workload.input_length if workload.trace is None else float(workload.trace.input_length.max())
@@ -27,7 +29,9 @@ def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> En
     budget = pool.limits.max_batched_tokens
     if recipe.whole_prompts:
         budget = max(budget, int(longest) + each)
-    shares = recipe.whole_prompts or pool.limits.chunked_prefill
+    if workload.sound_frames:
+        budget = windows_of_an_iteration(workload.sound_frames, budget) * int(longest) + each
+    shares = recipe.whole_prompts or bool(workload.sound_frames) or pool.limits.chunked_prefill
     admission = Admission(
         receive_interval=recipe.receive_interval,
         batch_wait_steps=recipe.batch_wait_steps,

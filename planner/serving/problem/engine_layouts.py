@@ -57,8 +57,8 @@ def heads(shape: ModelShape, layout: Any) -> Any:
 
 
 def whole_encoder(shape: ModelShape, layout: Any) -> Any:
-    """Only tensor parallelism splits a model whose tokens attend to all others."""
-    return (layout.pipeline_parallel * layout.context_parallel == 1) | (not shape.bidirectional)
+    """Only tensor parallelism splits a model whose tokens attend to all others, or to what an encoder read."""
+    return (layout.pipeline_parallel * layout.context_parallel == 1) | (not shape.keeps_prompts_whole)
 
 
 def recurrent_heads(shape: ModelShape, layout: Any) -> Any:

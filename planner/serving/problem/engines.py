@@ -71,9 +71,10 @@ _COMMON = (
     rule(
         "encoders_need_one_stage",
         layouts.whole_encoder,
-        "a model whose tokens attend to those after them has pipeline_parallel and context_parallel 1",
+        "a model whose tokens attend to those after them, or to an encoder's, has pipeline_parallel and "
+        "context_parallel 1",
         "run time",
-        "models/bert.py of both engines declares no pipeline support (not run); there is no cache to split",
+        "models/bert.py of both engines and models/whisper.py of vLLM declare no pipeline support (not run)",
     ),
 )
 
@@ -294,3 +295,5 @@ ENGINES: Mapping[str, EngineRules] = {engine.name: engine for engine in (VLLM, S
 
 # Engines with flags for models that answer with a vector or a score: --runner pooling (vLLM), --is-embedding (SGLang).
 POOLING_ENGINES = (VLLM.name, SGLANG.name)
+# Engines whose scheduling of encoders of sound was read. SGLang 0.5.23 has Whisper too (srt/models/whisper.py).
+SOUND_ENGINES = (VLLM.name,)

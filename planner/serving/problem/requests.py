@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 # Requests simulated under open arrivals where the workload gives no number: ten lie beyond the 99th percentile.
 DEFAULT_NUM_REQUESTS = 1024
+
+
+# Tokens that begin a transcript: start, language, task, no timestamps (arXiv:2212.04356, §2.3).
+TRANSCRIPT_PROMPT = 4
+
+
+def prompt_length(workload: Mapping[str, Any]) -> int | None:
+    """Prompt tokens that the workload of a spec states; of a request of sound those that begin it, unless it says more.
+
+    >>> prompt_length({"audio": {"seconds": 30}}), prompt_length({"input_length": 512}), prompt_length({})
+    (4, 512, None)
+    """
+    stated = workload.get("input_length")
+    if stated is None and workload.get("audio") is not None:
+        return TRANSCRIPT_PROMPT
+    return None if stated is None else int(stated)
 
 
 class Task(Enum):
@@ -98,6 +116,7 @@ class ServingWorkload:
             worker still holds it; None: it is always found.
         trace: recorded requests, for TRACE.
         images: of each request; None: text alone.
+        sound_frames: that the encoder reads of each request's window of sound; 0: text alone.
         task: what requests ask for; of an embedding or a score the output is one token long, which prefill yields.
     """
 
@@ -114,6 +133,7 @@ class ServingWorkload:
     num_prefixes: int | None = None
     trace: Requests | None = None
     images: Images | None = None
+    sound_frames: int = 0
     task: Task = Task.GENERATE
 
     @property

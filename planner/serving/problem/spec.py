@@ -15,7 +15,7 @@ from meshplan.planner.serving.problem.config import KV_STORES, KvTier, Speculati
 from meshplan.planner.serving.problem.expert_routing import ExpertRoutingSpec
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES
-from meshplan.planner.serving.problem.requests import Arrival
+from meshplan.planner.serving.problem.requests import Arrival, prompt_length
 from meshplan.planner.serving.problem.slo import Slo, known_slos, slos_of
 from meshplan.planner.serving.problem.speculation import METHODS
 
@@ -45,6 +45,14 @@ class ImagesSpec(SpecModel):
     per_request: Annotated[int, Whole(most=MAX_IMAGES)] = Field(default=1, description="images of a request")
     width: Annotated[int, Whole(most=MAX_PIXELS)] = Field(description="pixels")
     height: Annotated[int, Whole(most=MAX_PIXELS)] = Field(description="pixels")
+
+
+class AudioSpec(SpecModel):
+    """Sound of each request, which an encoder reads (Whisper)."""
+
+    seconds: Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)] = Field(
+        default=30.0, description="of a request; a window (30 s of Whisper) is padded, what is longer asked in windows"
+    )
 
 
 class ServingWorkloadSpec(SpecModel):
@@ -80,13 +88,20 @@ class ServingWorkloadSpec(SpecModel):
     )
     trace: str | None = Field(default=None, description="CSV of arrival_s,input_length,output_length")
     images: ImagesSpec | None = Field(default=None, description="of each request, for models that see (default: none)")
+    audio: AudioSpec | None = Field(
+        default=None,
+        description="of each request, for models that hear; input_length is then 4 unless said: start, language, task, "
+        "no timestamps",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ServingWorkloadSpec:
         if self.task != "generate":
             self._check_pooled()
         lengths = (self.input_length, self.output_length)
-        if self.task == "generate" and (self.trace is None) == (None in lengths):
+        if self.audio is not None:
+            self._check_heard()
+        elif self.task == "generate" and (self.trace is None) == (None in lengths):
             raise ValueError("give input_length and output_length, or a trace")
         if self.trace is not None and self.images is not None:
             raise ValueError("a trace states whole prompts: leave images out, or give lengths in its place")
@@ -106,6 +121,13 @@ class ServingWorkloadSpec(SpecModel):
             raise ValueError("num_prefixes goes with a prefix_hit_rate above 0, and with no trace")
         return self
 
+    def _check_heard(self) -> None:
+        """A request of sound is a window and a short prompt; nothing of it is shared or recorded."""
+        if self.output_length is None:
+            raise ValueError("audio needs output_length, the tokens of a transcript (about 100 of 30 s of speech)")
+        if self.task != "generate" or self.trace is not None or self.images is not None or self.prefix_hit_rate:
+            raise ValueError("audio goes with task: generate alone: leave trace, images and prefix_hit_rate out")
+
     def _check_pooled(self) -> None:
         """Fields of generation have no meaning where nothing is generated."""
         if self.output_length is not None:
@@ -114,6 +136,11 @@ class ServingWorkloadSpec(SpecModel):
             raise ValueError(f"task: {self.task} needs input_length, the tokens of one text, and no trace (of answers)")
         if self.images is not None:
             raise ValueError(f"task: {self.task} is planned for text alone: leave images out")
+
+    @property
+    def prompt_length(self) -> int | None:
+        """Tokens of a prompt; of a request of sound those that begin every transcript, unless more are said."""
+        return prompt_length(self.model_dump(include={"input_length", "audio"}))
 
     @property
     def process(self) -> Arrival | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.serving.estimator.encoder import encoder_bytes
+from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
 from meshplan.planner.serving.problem.engine_rules import STAGES_WITH_DRAFTS
@@ -247,7 +247,8 @@ def with_chunk(problem: ServingProblem, placed: PlacedWorker, chunk: int) -> Pla
 def default_limits(problem: ServingProblem, role: Role, device: Device, layout: Layout) -> EngineLimits:
     """The engine's own limits of one worker, or the pinned ones, before its cache caps them."""
     pinned, limits = problem.pinned.of(role), problem.rules.default_limits(device)
-    is_whole, longest = problem.shape.bidirectional, math.ceil(problem.workload.input_length)
+    is_whole, longest = problem.shape.keeps_prompts_whole, math.ceil(problem.workload.input_length)
+    longest = max(longest, problem.workload.sound_frames)
     budget = max(limits.max_batched_tokens, longest) if is_whole else limits.max_batched_tokens
     return replace(
         limits,

@@ -128,7 +128,7 @@ def smaller_chunk(problem: ServingProblem, placed: PlacedWorker) -> PlacedWorker
     """A mixed worker with the next smaller chunks of prefill; None where they are pinned or as small as they may be."""
     pinned, ranks = problem.pinned.of(placed.role), placed.layout.attention_data_parallel
     chunk = max(placed.limits.max_batched_tokens // CHUNK_STEP, LEAST_CHUNK, pinned.get("max_num_seqs", 0) // ranks)
-    is_fixed = "max_batched_tokens" in pinned or problem.recipe.whole_prompts or problem.shape.bidirectional
+    is_fixed = "max_batched_tokens" in pinned or problem.recipe.whole_prompts or problem.shape.keeps_prompts_whole
     if (
         placed.weight_tiers is not None
         or placed.role is not Role.MIXED

@@ -19,7 +19,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.units import format_bytes
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.estimator.encoder import encoder_bytes
+from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.estimator.table import token_knots

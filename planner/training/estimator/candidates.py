@@ -7,8 +7,8 @@ array of shape ``[n]``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -97,6 +97,8 @@ class LayerKind:
         has_mlp: has an MLP or experts.
         form: softmax attention of its own sizes; None where it has the model's common ones.
         has_indexer: its attention has an indexer of its own.
+        is_encoder: of the encoder in front, which reads a sequence of its own.
+        has_cross_attention: attends to the encoder's output as well.
     """
 
     is_moe: bool
@@ -106,17 +108,28 @@ class LayerKind:
     has_mlp: bool = True
     form: AttentionForm | None = None
     has_indexer: bool = False
+    is_encoder: bool = False
+    has_cross_attention: bool = False
 
     @property
     def num_blocks(self) -> int:
-        """Blocks with a residual connection: the mixers of a layer, side by side, and its MLP or experts."""
-        return (self.has_attention or self.has_recurrent) + self.has_mlp
+        """Blocks with a residual connection: the mixers of a layer, side by side, cross-attention, and its MLP or
+        experts.
+        """
+        return (self.has_attention or self.has_recurrent) + self.has_cross_attention + self.has_mlp
 
 
 @lru_cache(maxsize=16)  # a search asks for every split of the layers
 def layer_kinds(shape: ModelShape) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
-    """The distinct kinds of layer and, for each layer, the index of its kind."""
-    per_layer = [
+    """The distinct kinds of layer and, for each layer, the index of its kind; those of an encoder come first."""
+    per_layer = [] if shape.encoder is None else [replace(kind, is_encoder=True) for kind in _layers(shape.encoder)]
+    per_layer += _layers(shape)
+    kinds = tuple(dict.fromkeys(per_layer))
+    return kinds, tuple(kinds.index(kind) for kind in per_layer)
+
+
+def _layers(shape: ModelShape) -> list[LayerKind]:
+    return [
         LayerKind(
             is_moe=shape.is_moe_layer(layer),
             window=shape.window(layer),
@@ -125,11 +138,20 @@ def layer_kinds(shape: ModelShape) -> tuple[tuple[LayerKind, ...], tuple[int, ..
             has_mlp=shape.has_mlp(layer),
             form=shape.attention_form(layer),
             has_indexer=shape.blocks is not None and shape.blocks.has_indexer(layer),
+            has_cross_attention=shape.encoder is not None,
         )
         for layer in range(shape.num_hidden_layers)
     ]
-    kinds = tuple(dict.fromkeys(per_layer))
-    return kinds, tuple(kinds.index(kind) for kind in per_layer)
+
+
+def chunk_kinds(shape: ModelShape, layers_per_chunk: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The kind of each layer of each chunk; the layers of an encoder lie in front of the first chunk's."""
+    _, kind_of = layer_kinds(shape)
+    first = len(kind_of) - shape.num_hidden_layers
+    start = 0
+    for count in layers_per_chunk:
+        yield kind_of[start : first + count]
+        start = first = first + count
 
 
 def attention_windows(shape: ModelShape) -> tuple[tuple[int | None, int], ...]:
@@ -157,19 +179,17 @@ def split_layers(
         schedule: pipeline schedule.
         vocabulary_parallel: embedding and LM head are split over all stages.
     """
-    kinds, kind_of = layer_kinds(shape)
+    kinds, _ = layer_kinds(shape)
     chunks: list[list[tuple[int, ...]]] = [[] for _ in range(pipeline_parallel)]
     places = stage_of_chunk(schedule, pipeline_parallel, virtual_pipeline_stages)
-    layer = 0
-    for chunk, count in enumerate(layers_per_chunk):
-        chunks[places[chunk]].append(kind_of[layer : layer + count])
-        layer += count
+    for chunk, inside in enumerate(chunk_kinds(shape, layers_per_chunk)):
+        chunks[places[chunk]].append(inside)
     last = places[-1]
-    tables = {inside: first_layers(inside, len(kinds)) for inside in {tuple(inside) for inside in chunks}}
+    tables = {own: first_layers(own, len(kinds)) for own in {tuple(own) for own in chunks}}
     distinct: dict[tuple[tuple[tuple[int, ...], ...], bool, bool], list[int]] = {}
-    for stage, inside in enumerate(chunks):
+    for stage, own in enumerate(chunks):
         ends = (False, False) if vocabulary_parallel else (stage == 0, stage == last)
-        distinct.setdefault((tables[tuple(inside)], *ends), []).append(stage)
+        distinct.setdefault((tables[tuple(own)], *ends), []).append(stage)
     class_of = {stage: index for index, where in enumerate(distinct.values()) for stage in where}
     classes = tuple(
         StageClass(

@@ -12,7 +12,7 @@ h hidden size, a heads, k key/value heads, d head dimension, f MLP width, V voca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -102,7 +102,14 @@ class ComputeModel:
     def tokens(self) -> FloatArray:
         """T, tokens of a micro-batch on one device, [n]."""
         batch = self.candidates
-        return batch.micro_batch_size * self.workload.sequence_length / batch.context_parallel
+        return batch.micro_batch_size * self.workload.decoder_length / batch.context_parallel
+
+    @property
+    def of_encoder(self) -> ComputeModel:
+        """The same of the layers of the encoder in front."""
+        if self.shape.encoder is None:
+            raise AssertionError(f"{self.shape.name} has no encoder")
+        return replace(self, shape=self.shape.encoder, workload=self.workload.of_encoder)
 
     @property
     def sharded_tokens(self) -> FloatArray:
@@ -162,8 +169,10 @@ class ComputeModel:
 
     def attention_core(self, kind: LayerKind) -> Cost:
         """What mixes the tokens of one layer: attention scores and weighted values, or the scan of a recurrence."""
-        scanned = self._scan() if kind.has_recurrent else self._no_work
-        return scanned + self._softmax_attention(kind) if kind.has_attention else scanned
+        mixed = self._scan() if kind.has_recurrent else self._no_work
+        if kind.has_cross_attention:
+            mixed = mixed + self._cross_attention()
+        return mixed + self._softmax_attention(kind) if kind.has_attention else mixed
 
     @property
     def _no_work(self) -> Cost:
@@ -187,8 +196,8 @@ class ComputeModel:
 
     def _softmax_attention(self, kind: LayerKind) -> Cost:
         if not self.calibration.recipe.flash_attention:
-            return self._plain_attention(kind)
-        length, documents = self.workload.sequence_length, self.workload.documents
+            return self._plain_attention(float(self.workload.decoder_length), kind.form)
+        length, documents = self.workload.decoder_length, self.workload.documents
         context = attended_context(self.shape, length, kind.window, documents, form=kind.form)
         scored = context * attention_width(self.shape, kind.form)
         if kind.has_indexer or kind.form is not None:
@@ -196,18 +205,31 @@ class ComputeModel:
         flops = 2.0 * self.tokens * scored / self.candidates.tensor_parallel
         if (imbalance := causal_imbalance(self.candidates, self.calibration.recipe)) is not None:
             flops = flops * imbalance
+        return self._fused_attention(flops)
+
+    def _fused_attention(self, flops: FloatArray) -> Cost:
         rate = attention_peak_flops_per_s(self.device, self.workload) * self.calibration.time.attention_efficiency
         return Cost(forward_s=flops / rate, backward_s=FLASH_BACKWARD_RATIO * flops / rate)
 
-    def _plain_attention(self, kind: LayerKind) -> Cost:
-        """Unfused attention: two batched products over all scores, which are written to and read from memory."""
+    def _cross_attention(self) -> Cost:
+        """Attention of the decoder's tokens to all that the encoder read: no mask leaves any out."""
+        read = float(self.workload.sequence_length)
+        if not self.calibration.recipe.flash_attention:
+            return self._plain_attention(read)
+        flops = 2.0 * self.tokens * read * attention_width(self.shape) / self.candidates.tensor_parallel
+        return self._fused_attention(flops)
+
+    def _plain_attention(self, sequence: float, form: AttentionForm | None = None) -> Cost:
+        """Unfused attention to ``sequence`` keys: two batched products over all scores, which are written to and read
+        from memory.
+        """
         precision = "bf16" if self.workload.precision in LOW_PRECISION else self.workload.precision
         curve = gemm_curve(self.device, precision)
         rate = curve.rate_flops_per_s * self.calibration.time.gemm_efficiency
-        sequence, t = float(self.workload.sequence_length), self.candidates.tensor_parallel
+        t = self.candidates.tensor_parallel
         # Half of the products contract over the short head dimension.
         stretch = 1.0 + 0.5 * curve.inner_saturation / self.shape.head_dim
-        forward = 2.0 * self.tokens * sequence * attention_width(self.shape, kind.form) / t * stretch / rate
+        forward = 2.0 * self.tokens * sequence * attention_width(self.shape, form) / t * stretch / rate
         products = Cost(forward_s=forward, backward_s=PLAIN_BACKWARD_RATIO * forward)
         scores = self.tokens * sequence * self.shape.num_attention_heads / t
         passes = PLAIN_ATTENTION_PASSES[self.activation_bytes]
@@ -218,7 +240,17 @@ class ComputeModel:
     def mixer_products(self, kind: LayerKind) -> Cost:
         """Weight products of the mixers of one layer."""
         products = self.attention_projections(kind) if kind.has_attention else self._no_work
+        if kind.has_cross_attention:
+            products = products + self._cross_projections()
         return products + self.recurrent_products() if kind.has_recurrent else products
+
+    def _cross_projections(self) -> Cost:
+        """Queries and outputs of the decoder's tokens; keys and values of the encoder's output, in every layer."""
+        shape, t, read = self.shape, self.candidates.tensor_parallel, self.of_encoder.tokens
+        h = np.full_like(self.tokens, float(shape.hidden_size))
+        queries = shape.num_attention_heads * shape.head_dim / t
+        cost = self.gemm(self.tokens, queries, h) + self.gemm(self.tokens, h, queries)
+        return cost + self.gemm(read, 2.0 * shape.num_key_value_heads * shape.head_dim / t, h)
 
     def recurrent_products(self) -> Cost:
         """Input, inner and output projections of a recurrent mixer."""
@@ -365,8 +397,9 @@ class ComputeModel:
         return self.memory_op(self.activation_bytes * routed * (load * activated + sorted_twice))
 
     def embedding(self) -> Cost:
-        """Input embedding: lookup, and accumulation of its gradient."""
-        return self.memory_op(2.0 * self.activation_bytes * self.tokens * self.shape.hidden_size)
+        """Input embedding: lookup, and accumulation of its gradient; of an encoder–decoder for both sequences."""
+        own = self.memory_op(2.0 * self.activation_bytes * self.tokens * self.shape.hidden_size)
+        return own if self.shape.encoder is None else own + self.of_encoder.embedding()
 
     def head(self, vocabulary_share: float = 1.0) -> Cost:
         """LM head and loss: a product with V/t columns in 16 bits, then softmax over the logits.

@@ -17,7 +17,7 @@ TRAINING_PASSES = 3.0  # forward, input gradient, weight gradient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFlops:
-    """Forward FLOPs of one token.
+    """Forward FLOPs of one token; of an encoder–decoder of one token of its input, the target's share included.
 
     Args:
         matrix: weight matrices of the layers; of the experts only those that the token visits.
@@ -68,9 +68,12 @@ def attended_context(
 ) -> float:
     """Keys that softmax attention multiplies on average: of the context, the window, or what the indexer selects.
 
-    The context is that of the token's document where there are ``documents``, else of the sequence. Compressed
-    attention (a ``form`` of its own) sees its window, and one entry for several tokens of the rest.
+    The context is that of the token's document where there are ``documents``, else of the sequence; all of it where
+    tokens attend to those after them. Compressed attention (a ``form`` of its own) sees its window, and one entry for
+    several tokens of the rest.
     """
+    if shape.bidirectional:
+        return float(sequence_length if window is None else min(window, sequence_length))
 
     def mean(reach: int | None) -> float:
         return mean_context(sequence_length, reach) if documents is None else documents.mean_context(reach)
@@ -115,7 +118,11 @@ def mixing_multiply_adds(
 
 
 def forward_flops_per_token(
-    shape: ModelShape, sequence_length: int, documents: PackedDocuments | None = None
+    shape: ModelShape,
+    sequence_length: int,
+    documents: PackedDocuments | None = None,
+    *,
+    decoder_length: int | None = None,
 ) -> TokenFlops:
     """Forward FLOPs of one token at a sequence length.
 
@@ -123,7 +130,26 @@ def forward_flops_per_token(
         shape: the model.
         sequence_length: tokens.
         documents: what lies in a sequence; None: one document.
+        decoder_length: tokens of the target, of an encoder–decoder; None: as many.
     """
+    if shape.encoder is None:
+        return _stack_flops(shape, sequence_length, documents)
+    written = decoder_length or sequence_length
+    encoder, decoder = _stack_flops(shape.encoder, sequence_length), _stack_flops(shape, written)
+    share, layers = written / sequence_length, shape.num_hidden_layers
+    # Of the four matrices of cross-attention two are applied to the target's tokens, two to the encoder's output.
+    per_side = FLOPS_PER_MULTIPLY_ADD * layers * shape.cross_attention_parameters / 2.0
+    crossed = FLOPS_PER_MULTIPLY_ADD * layers * sequence_length * attention_width(shape)
+    return TokenFlops(
+        matrix=encoder.matrix + per_side + share * (decoder.matrix + per_side),
+        experts=0.0,
+        attention=encoder.attention + share * (decoder.attention + crossed),
+        head=share * decoder.head,
+    )
+
+
+def _stack_flops(shape: ModelShape, sequence_length: int, documents: PackedDocuments | None = None) -> TokenFlops:
+    """Forward FLOPs of one token of one stack of layers, without cross-attention."""
     active, routed = 0.0, 0.0
     scores = 0.0
     for layer in range(shape.num_hidden_layers):
@@ -152,6 +178,7 @@ def model_flops_per_step(
     *,
     frozen_weights: bool = False,
     documents: PackedDocuments | None = None,
+    decoder_length: int | None = None,
 ) -> float:
     """FLOPs of one optimizer step, without recompute.
 
@@ -162,9 +189,10 @@ def model_flops_per_step(
         frozen_weights: the weights get no gradient (LoRA; the FLOPs of the adapters are left out): two passes over the
             matrices instead of three; attention is unchanged.
         documents: what lies in a sequence; padding is no work of the model.
+        decoder_length: tokens of one target, of an encoder–decoder.
     """
     tokens = sequence_length * global_batch_size
-    flops = forward_flops_per_token(shape, sequence_length, documents)
+    flops = forward_flops_per_token(shape, sequence_length, documents, decoder_length=decoder_length)
     matrix_passes = TRAINING_PASSES - 1.0 if frozen_weights else TRAINING_PASSES
     matrices = (flops.matrix + flops.head) * (1.0 if documents is None else documents.filled)
     return tokens * (matrix_passes * matrices + TRAINING_PASSES * flops.attention)

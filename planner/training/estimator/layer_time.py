@@ -7,7 +7,7 @@ device time = compute (+ recompute) + exposed tensor-, context- and expert-paral
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,6 +73,10 @@ class LayerModel:
 
     def times(self, kind: LayerKind, *, in_block: bool = False) -> LayerTimes:
         """Time of one layer of a kind; ``in_block``: as one of the layers that block recompute recomputes."""
+        if kind.is_encoder and self.shape.encoder is not None:
+            compute = self.compute.of_encoder
+            of_encoder = replace(self, shape=compute.shape, workload=compute.workload, compute=compute)
+            return of_encoder.times(kind, in_block=in_block)
         compute, batch = self.compute, self.candidates
         attention = compute.attention_core(kind)
         products = compute.mixer_products(kind)
@@ -132,7 +136,8 @@ class LayerModel:
         Two all-reduces (or gather + scatter pairs with sequence parallelism, same volume) of T·h elements forward
         and two backward (Megatron-LM, arXiv:1909.08053, §3); full recompute repeats the forward ones. Where gathers
         carry fp8, half of an all-reduce moves one byte instead of two; where the framework restacks split sequences,
-        a gather and a scatter copy the tensor in memory too. A layer of one block has half of them.
+        a gather and a scatter copy the tensor in memory too. A layer of one block has half of them; one with
+        cross-attention half more, and the gradient of the encoder's output is reduced once.
         """
         batch, links = self.candidates, self.links
         volume = activation_bytes(self.workload) * self.compute.tokens * self.shape.hidden_size
@@ -149,7 +154,14 @@ class LayerModel:
             copied = (COPIES_OVERLAPPED if overlaps else COPIES_RESTACKED) * volume
             copies = self.compute.memory_op(copied, backward_ratio=0.0).forward_s
             each = each + np.where(batch.sequence_parallel & (batch.tensor_parallel > 1), copies, 0.0)
-        return passes * each * (kind.num_blocks / BLOCKS_OF_A_LAYER)
+        exposed = passes * each * (kind.num_blocks / BLOCKS_OF_A_LAYER)
+        return exposed + self._read_gradient_s() if kind.has_cross_attention else exposed
+
+    def _read_gradient_s(self) -> FloatArray:
+        """All-reduce of the gradient of what the encoder read, whose keys and values are split over the ranks."""
+        batch, read = self.candidates, self.compute.of_encoder.tokens
+        volume = activation_bytes(self.workload) * read * self.shape.hidden_size
+        return self.links.all_reduce_s(volume, batch.tensor_parallel, np.ones_like(batch.tensor_parallel))
 
     def _context_parallel_s(self, kind: LayerKind, attention: Cost, again: FloatArray) -> FloatArray:
         """Exposed context-parallel exchange of a layer; ``again``: how often the forward of attention is repeated."""
@@ -157,7 +169,7 @@ class LayerModel:
             return np.zeros(len(self.candidates))
         model = ContextParallelModel(
             shape=self.shape,
-            sequence_length=self.workload.sequence_length,
+            sequence_length=self.workload.decoder_length,
             element_bytes=activation_bytes(self.workload),
             candidates=self.candidates,
         )

@@ -9,6 +9,9 @@ Korthikanti et al., arXiv:2205.05198, eq. 1–5, to gated MLPs, grouped queries,
     · MLP: input shared with the norm, each product's output and the activation's output ÷t
     · dropout masks 2h where the framework keeps them · scores 5·a·s ÷t without flash attention
 
+An encoder–decoder keeps of a decoder layer's cross-attention its norm, queries and output, and keys and values of what
+the encoder read; the encoder's output is kept once.
+
 Full recompute keeps 2h per layer and the working set of one layer; block recompute does so for the first layers of each
 chunk only; selective recompute drops the activations of the attention core, or of other modules (:mod:`.recompute`). A
 stage holds as many micro-batches as the schedule keeps in flight
@@ -18,7 +21,7 @@ stage holds as many micro-batches as the schedule keeps in flight
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -190,29 +193,44 @@ class MemoryModel:
     @property
     def _tokens(self) -> FloatArray:
         batch = self.candidates
-        return batch.micro_batch_size * self.workload.sequence_length / batch.context_parallel
+        return batch.micro_batch_size * self.workload.decoder_length / batch.context_parallel
+
+    @property
+    def of_encoder(self) -> MemoryModel | None:
+        """The same of the layers of the encoder in front; None without one."""
+        encoder = self.shape.encoder
+        return None if encoder is None else replace(self, shape=encoder, workload=self.workload.of_encoder)
+
+    def _of(self, kind: LayerKind) -> MemoryModel:
+        """The model of the stack that a kind of layer belongs to."""
+        return self.of_encoder or self if kind.is_encoder else self
 
     @property
     def _sequence_shards(self) -> FloatArray:
         batch = self.candidates
         return np.where(batch.sequence_parallel, batch.tensor_parallel, 1).astype(np.float64)
 
-    @property
-    def _scores(self) -> FloatArray:
-        """Attention scores of one layer and micro-batch that are written to memory, [n]: 0 with flash attention."""
+    def _scores(self, read: int = 0) -> FloatArray:
+        """Attention scores of one layer and micro-batch that are written to memory, [n]: 0 with flash attention.
+
+        Args:
+            read: tokens of an encoder that cross-attention scores besides.
+        """
         stated = self.workload.practice.flash_attention
         if self.calibration.recipe.flash_attention if stated is None else stated:
             return np.zeros(len(self.candidates))
-        scores = self.shape.num_attention_heads * self.workload.sequence_length
+        scores = self.shape.num_attention_heads * (self.workload.decoder_length + read)
         return scores * self._tokens / self.candidates.tensor_parallel
 
     def attention_core_bytes(self) -> FloatArray:
         """Activations of the attention core of one layer and micro-batch (dropped by selective recompute), [n]."""
         each = EAGER_ATTENTION_BYTES_PER_SCORE if self.workload.is_eager else PLAIN_ATTENTION_BYTES_PER_SCORE
-        return each * self._scores
+        return each * self._scores()
 
     def layer_bytes(self, kind: LayerKind) -> FloatArray:
         """Activations of one layer and micro-batch without recompute, attention core included, [n]."""
+        if kind.is_encoder and self.of_encoder is not None:
+            return self.of_encoder.layer_bytes(kind)
         eager = EagerActivations(shape=self.shape, workload=self.workload, candidates=self.candidates)
         extra = eager.bytes_per_token(kind, self._sequence_shards)
         return self._fused_layer_bytes(kind) + activation_bytes(self.workload) / BYTES_16_BIT * self._tokens * extra
@@ -232,11 +250,22 @@ class MemoryModel:
         wide = activation_bytes(self.workload) / BYTES_16_BIT
         kept = hidden / self._sequence_shards + heads / t + self._mlp_bytes_per_token(kind)
         layer = wide * kept * self._tokens
+        if kind.has_cross_attention and self.of_encoder is not None:
+            layer = layer + wide * self._cross_attention_bytes(self.of_encoder)
         if not kind.has_attention:
             return layer
         layer = layer + self.attention_core_bytes()
         exchanged = self._context_parallel.kept_bytes()
         return layer if exchanged is None else layer + exchanged
+
+    def _cross_attention_bytes(self, encoder: MemoryModel) -> FloatArray:
+        """Queries, output, keys and values of one layer's cross-attention in one micro-batch, and its scores where
+        they are written, in 16-bit activations, [n].
+        """
+        shape, t = self.shape, self.candidates.tensor_parallel
+        elements = shape.num_attention_heads * self._tokens + shape.num_key_value_heads * encoder._tokens
+        scores = self._scores(self.workload.sequence_length) - self._scores()
+        return BYTES_16_BIT * 2.0 * shape.head_dim * elements / t + PLAIN_ATTENTION_BYTES_PER_SCORE * scores
 
     def _attention_bytes_per_token(self, kind: LayerKind) -> FloatArray | float:
         """Queries, keys, values, output and output gate of one attention block, over all tensor-parallel devices."""
@@ -272,7 +301,7 @@ class MemoryModel:
     def _context_parallel(self) -> ContextParallelModel:
         return ContextParallelModel(
             shape=self.shape,
-            sequence_length=self.workload.sequence_length,
+            sequence_length=self.workload.decoder_length,
             element_bytes=activation_bytes(self.workload),
             candidates=self.candidates,
         )
@@ -295,7 +324,6 @@ class MemoryModel:
     def _activations(self, stage: StageClass) -> FloatArray:
         batch, shape = self.candidates, self.shape
         kinds = self.candidates.split.kinds
-        inputs = self.layer_input_bytes()
         held: FloatArray = np.zeros(len(batch))
         largest = held
         in_block = stage.recomputed(batch.recompute_num_layers)
@@ -303,9 +331,10 @@ class MemoryModel:
             count = own_layers + nextn_layers(shape, stage) * (kind == kinds[-1])
             if count == 0:
                 continue
-            whole = self.layer_bytes(kind)
+            own = self._of(kind)
+            whole, inputs = own.layer_bytes(kind), own.layer_input_bytes()
             # Selective recompute keeps named operators' outputs, fused or not.
-            selective = self._kept_by_selective(kind, self._fused_layer_bytes(kind))
+            selective = own._kept_by_selective(kind, own._fused_layer_bytes(kind))
             kept = np.select(
                 [batch.recompute == Recompute.FULL, batch.recompute == Recompute.SELECTIVE],
                 [inputs, selective],
@@ -314,16 +343,18 @@ class MemoryModel:
             held = held + count * kept - again * (whole - inputs)
             largest = np.maximum(largest, whole - np.where(again > 0, inputs, kept))
         if self.workload.is_eager:
-            largest = largest + EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE * self._scores
+            largest = largest + EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE * self._scores()
         flying = self._in_flight(stage)
         entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
+        if self.of_encoder is not None:  # what it embedded, and its output
+            entering = entering + 2.0 * self.of_encoder.layer_input_bytes()
         embedded = entering * (stage.has_embedding or stage.vocabulary_share > 0.0)
         buffers = self._context_parallel.buffer_bytes()
         if buffers is not None:
             largest = largest + buffers
         if batch.activation_offload.any():
             away = batch.activation_offload & (batch.recompute == Recompute.FULL)
-            buffers = np.minimum(ACTIVATION_BUFFERS * inputs, flying * held)
+            buffers = np.minimum(ACTIVATION_BUFFERS * self.layer_input_bytes(), flying * held)
             return np.where(away, buffers + flying * embedded, flying * (held + embedded)) + largest
         return flying * (held + embedded) + largest
 

@@ -129,6 +129,7 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
             config.global_batch_size,
             frozen_weights=problem.workload.phase.has_adapters,
             documents=problem.workload.documents,
+            decoder_length=problem.workload.decoder_sequence_length,
         ),
         recompute_flops_share=_recomputed_layers(config) / sum(config.layers_per_chunk) / 3.0,
     )

@@ -129,11 +129,12 @@ class StateModel:
 
     def _layer_parameters(self, kind: LayerKind) -> tuple[int, int]:
         """Parameters of one layer outside its routed experts: split over tensor-parallel ranks, and replicated."""
-        shape = self.shape
+        shape = self.shape if self.shape.encoder is None or not kind.is_encoder else self.shape.encoder
         attention = shape.attention_parameters if kind.form is None else kind.form.parameters
         if kind.form is None and not kind.has_indexer:
             attention -= shape.indexer_parameters
         mixers = kind.has_attention * attention + kind.has_recurrent * shape.recurrent_parameters
+        mixers += shape.cross_attention_parameters
         mlp = shape.shared_expert_parameters if kind.is_moe else kind.has_mlp * shape.dense_mlp_parameters
         whole = shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0)
         return mixers + mlp, whole

@@ -329,6 +329,14 @@ CHOICES: tuple[Choice, ...] = (
     Choice("global_batch_size", "sequences in one optimizer step", section="workload", probes=(64,), per="question"),
     Choice("sequence_length", "tokens in one sequence", section="workload", probes=(4096,), per="question"),
     Choice(
+        "decoder_sequence_length",
+        "tokens of one target, of an encoder–decoder; 0: other models",
+        section="workload",
+        default=0,
+        is_optional=True,
+        per="question",
+    ),
+    Choice(
         "expert_capacity_factor",
         "rows that every expert gets over the mean, tokens beyond them are dropped; 0: no token is dropped",
         section="workload",

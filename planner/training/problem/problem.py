@@ -50,7 +50,8 @@ class TrainingWorkload:
     """What one optimizer step must do.
 
     Args:
-        sequence_length: tokens in one sequence.
+        sequence_length: tokens in one sequence; of an encoder–decoder those that its encoder reads.
+        decoder_sequence_length: tokens of one target sequence, of an encoder–decoder; None for other models.
         global_batch_size: sequences in one step.
         precision: of matrix products: ``bf16``, ``fp16``, ``fp32``, ``fp8``, ``mxfp8`` or ``nvfp4``.
         phase: see :class:`Phase`.
@@ -76,6 +77,7 @@ class TrainingWorkload:
     sequence_length: int
     global_batch_size: int
     precision: str
+    decoder_sequence_length: int | None = None
     phase: Phase = Phase.PRETRAINING
     lora_rank: int = 0
     trains_vocabulary: bool = False
@@ -97,8 +99,20 @@ class TrainingWorkload:
         return self.expert_capacity_factor if self.drops_tokens else 0.0
 
     @property
+    def decoder_length(self) -> int:
+        """Tokens of a sequence that the decoder predicts: all of them, unless an encoder reads another sequence."""
+        return self.decoder_sequence_length or self.sequence_length
+
+    @property
+    def of_encoder(self) -> TrainingWorkload:
+        """The same of the encoder's layers alone, whose tokens are the sequence."""
+        return replace(self, decoder_sequence_length=None)
+
+    @property
     def tokens_per_step(self) -> int:
-        """Tokens in one optimizer step, padding included."""
+        """Tokens in one optimizer step, padding included; of an encoder–decoder those of the input alone, as the T5
+        paper counts (arXiv:1910.10683, §3.1.2).
+        """
         return self.sequence_length * self.global_batch_size
 
     @property
@@ -133,6 +147,7 @@ class TrainingConfig:
     global_batch_size: int
     sequence_length: int
     precision: str
+    decoder_sequence_length: int = 0
     recompute_num_layers: int = 0
     optimizer_offload: bool = False
     parameter_offload: bool = False
@@ -288,6 +303,7 @@ class TrainingProblem:
         return {
             "global_batch_size": self.workload.global_batch_size,
             "sequence_length": self.workload.sequence_length,
+            "decoder_sequence_length": self.workload.decoder_sequence_length or 0,
             "precision": self.workload.precision,
             "expert_capacity_factor": self.workload.capacity_factor,
             "quantised_weights": self.workload.phase is Phase.QLORA,

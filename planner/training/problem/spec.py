@@ -58,7 +58,14 @@ class NoiseSpec(SpecModel):
 class WorkloadSpec(SpecModel):
     """What one optimizer step must do, and how many steps there are."""
 
-    sequence_length: Annotated[int, Whole(most=MAX_SEQUENCE_LENGTH, tokens=True), Field(description="tokens")]
+    sequence_length: Annotated[int, Whole(most=MAX_SEQUENCE_LENGTH, tokens=True)] = Field(
+        description="tokens; of an encoder–decoder those of the input"
+    )
+    decoder_sequence_length: Annotated[int, Whole(most=MAX_SEQUENCE_LENGTH, tokens=True)] | None = Field(
+        default=None,
+        description="tokens of the target, of an encoder–decoder; unless said those that T5's pre-training makes of a "
+        "full input: 2/9 of sequence_length",
+    )
     global_batch_size: Annotated[int | Literal["auto"], WholeOrAuto(most=MAX_GLOBAL_BATCH)] | None = Field(
         default=None, description="sequences in one step; auto: the batch that trains soonest"
     )

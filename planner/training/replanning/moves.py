@@ -106,7 +106,8 @@ def _tensors(shape: ModelShape, recipe: FrameworkRecipe) -> Iterator[_Tensor]:
         if shape.moe is not None and shape.is_moe_layer(layer)
     }
     dense = {layer: float(shape.layer_parameters(layer)) - experts.get(layer, 0.0) for layer in layers}
-    dense |= {EMBEDDING: float(shape.vocab_size * shape.hidden_size)}
+    encoder = 0 if shape.encoder is None else shape.encoder.num_parameters  # in front of the first layer
+    dense |= {EMBEDDING: float(shape.vocab_size * shape.hidden_size + encoder)}
     dense |= {shape.num_hidden_layers: float(shape.vocab_size * shape.hidden_size)}
     for name, counts, size in (
         ("weights", dense, recipe.weight_bytes),

@@ -124,7 +124,9 @@ def work_device_s(
     factor = constants.low_precision_efficiency if low else 1.0
     rate = gemm_curve(machine.device, workload.precision).rate_flops_per_s * constants.gemm_efficiency * factor
     head_rate = gemm_curve(machine.device, wide).rate_flops_per_s * constants.gemm_efficiency
-    flops = forward_flops_per_token(shape, workload.sequence_length, workload.documents)
+    flops = forward_flops_per_token(
+        shape, workload.sequence_length, workload.documents, decoder_length=workload.decoder_sequence_length
+    )
     experts_rate = rate * float(np.max(constants.expert_gemm_efficiency))
     experts = flops.experts * leaving_load(workload)
     layers = (flops.matrix - flops.experts) / rate + experts / experts_rate

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import random
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL, QWEN3_4B
 from serving_cases import aggregated, disaggregated, layout, pool, random_config, serving_request
 
 from meshplan.catalogs.errors import CannotExpressError
+from meshplan.catalogs.models.config import shape_from_config
 from meshplan.planner.emit.serving import vllm as emitter
 from meshplan.planner.emit.serving.job import PoolProgram
 from meshplan.planner.emit.serving.request import ServingRequest
@@ -27,6 +30,7 @@ from commands import command_of
 pytestmark = pytest.mark.launchers
 
 NUM_RANDOM_PLANS = 500
+SEED_MODELS = Path(__file__).parents[3] / "catalogs" / "seed" / "models.yaml"
 SHAPES = (LLAMA_70B, MIXTRAL, DEEPSEEK_V3, QWEN3_4B)
 
 
@@ -79,6 +83,26 @@ def test_usual_plans_are_accepted(vllm, checkpoints, shape, of) -> None:
     )
     for program in emitter.job(request).programs:
         check(vllm, program, request)
+
+
+def test_an_encoder_of_sound_neither_cuts_prompts_nor_caches_prefixes(vllm, tmp_path) -> None:
+    entry = yaml.safe_load(SEED_MODELS.read_text(encoding="utf-8"))["models"]["whisper-large-v3-turbo"]
+    config = {**entry["config"], "architectures": ["WhisperForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shape = shape_from_config(entry["config"], slug="whisper-large-v3-turbo", source=entry["source"])
+    whole = EngineLimits(max_num_seqs=64, max_batched_tokens=8192, chunked_prefill=False, prefix_caching=False)
+    request = serving_request(
+        shape,
+        aggregated("vllm", layout(2), limits=whole),
+        model_path=str(tmp_path),
+        max_sequence_length=shape.max_sequence_length,
+        quantized_checkpoint=False,
+    )
+    (program,) = emitter.job(request).programs
+    check(vllm, program, request)
+    made = vllm.config(command_of(program)[2:])
+    assert made.model_config.is_encoder_decoder
+    assert not made.scheduler_config.enable_chunked_prefill
 
 
 def test_random_plans_are_accepted_with_their_number_of_devices(vllm, checkpoints) -> None:

@@ -37,7 +37,7 @@ _DEGREES = (1, 2, 4, 8)
 
 def question(plan: Plan) -> str:
     """What was asked."""
-    return report.question_text(plan.spec)
+    return report.question_text(plan.spec, plan.config)
 
 
 def sections(plan: Plan) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from meshplan.planner.emit.training.terms import TrainingRows
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 _LAYOUT = re.compile(r"[EtmL|()*0-9]+")
+_PATTERN = re.compile(r"[M*|E-]{1,10000}")
 _REPEATED = re.compile(r"(?P<unit>[EtmL|]|\([EtmL|]*\))\*(?P<times>[0-9]{1,4})")
 _LONGEST_LAYOUT = 10_000  # letters; layers of the deepest models are in the hundreds
 _rows = TrainingRows("parser")
@@ -62,6 +63,20 @@ def read_layout(layout: str) -> tuple[int, ...]:
     return tuple(chunk.count("t") for chunk in text.split("|"))
 
 
+def read_pattern(pattern: str) -> tuple[int, ...]:
+    """Blocks of each chunk, from a pattern of letters.
+
+    >>> read_pattern("M-M-|*-ME")
+    (4, 4)
+
+    Raises:
+        ValueError: it has other signs, such as those of a draft's blocks.
+    """
+    if not _PATTERN.fullmatch(pattern):
+        raise ValueError(f"{PATTERN} {pattern!r} has signs other than M * - E |")
+    return tuple(map(len, pattern.split("|")))
+
+
 def _layers(config: TrainingConfig, shape: ModelShape) -> Arguments:
     """The split of the layers, which also determines the number of virtual stages; of a hybrid its blocks, too."""
     if has_pattern(shape):
@@ -74,13 +89,17 @@ def _layers(config: TrainingConfig, shape: ModelShape) -> Arguments:
 
 
 def _read_layers(arguments: Arguments) -> Mapping[str, Any]:
-    layout = arguments.get("--pipeline-model-parallel-layout")
+    layout, pattern = arguments.get("--pipeline-model-parallel-layout"), arguments.get(PATTERN)
     stages = count(arguments, "--pipeline-model-parallel-size") or 1
     if layout is not None:
         chunks = read_layout(layout)
         if len(chunks) % stages:
             raise ValueError(f"the layout {layout!r} has {len(chunks)} chunks for {stages} stages")
         return {"layers_per_chunk": chunks, "virtual_pipeline_stages": len(chunks) // stages}
+    if pattern is not None and len(blocks := read_pattern(str(pattern))) > 1:
+        if len(blocks) % stages:
+            raise ValueError(f"{PATTERN} has {len(blocks)} chunks for {stages} stages")
+        return {"blocks_per_chunk": blocks, "virtual_pipeline_stages": len(blocks) // stages}
     layers_per_chunk = count(arguments, "--num-layers-per-virtual-pipeline-stage")
     if layers_per_chunk is None:
         return stated(virtual_pipeline_stages=count(arguments, "--num-virtual-stages-per-pipeline-rank"))

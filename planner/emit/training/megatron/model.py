@@ -76,6 +76,8 @@ class Inexpressible:
 
 def inexpressible_shape(shape: ModelShape) -> Inexpressible | None:
     """Why Megatron-LM cannot train ``shape``; None where it can."""
+    if shape.encoder is not None:
+        return Inexpressible(what="the encoder in front", nearest="plans for accelerate or deepspeed")
     if shape.bidirectional or shape.pooling is not None:
         return Inexpressible(what="a text encoder or a classifier", nearest="a language model")
     if shape.family in _FAMILIES_WITHOUT_FLAGS:

@@ -20,6 +20,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.attention import compressed_entries
+from meshplan.planner.serving.estimator.encoders.sound import cross_cache_bytes, cross_parameters, encode_flops, frames
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import (
     attention_parameters,
@@ -104,6 +105,12 @@ def iteration_work(
     by_width[False] += cached_tokens * _cache_bytes(worker)
     states = state_bytes_per_request(shape, tensor_parallel=layout.tensor_parallel) / stages
     by_width[False] += 2.0 * decodes / ranks * states
+    if shape.encoder is not None:
+        read = cross_cache_bytes(shape, worker.quantization, tensor_parallel=layout.tensor_parallel)
+        by_width[False] += decodes / ranks * read
+        windows = prompt_tokens / max(worker.contexts.prompt, 1.0)
+        encoded = windows * encode_flops(shape, layout.tensor_parallel) + tokens * _crossed_flops(worker)
+        compute = compute + encoded / ranks / _peak(worker, worker.quantization.attention)
     return DeviceWork(
         wide_s=by_width[False] / device.memory_bandwidth_bytes_per_s,
         narrow_s=by_width[True] / device.memory_bandwidth_bytes_per_s,
@@ -138,7 +145,7 @@ def _dense_parameters(worker: Worker) -> list[tuple[str, float]]:
     shared = 0.0 if shape.moe is None else shape.num_moe_layers * shape.shared_expert_parameters / tensor
     dense = shape.num_dense_layers * shape.dense_mlp_parameters / tensor
     mixers = shape.num_attention_layers * attention_parameters(shape, tensor)
-    mixers += shape.num_recurrent_layers * recurrent_parameters(shape, tensor)
+    mixers += shape.num_recurrent_layers * recurrent_parameters(shape, tensor) + cross_parameters(shape, tensor)[0]
     return [
         (formats.attention, mixers),
         (formats.mlp, dense + shared),
@@ -164,6 +171,13 @@ def _attention_s(worker: Worker, cached_tokens: FloatArray, prompt_tokens: Float
     pairs = decode * cached_tokens + prefill * prompt_tokens * (prompt + 1.0) / 2.0
     split = layout.attention_data_parallel * layout.pipeline_parallel * layout.context_parallel
     return shape.num_attention_layers * share * pairs / split / _peak(worker, "bf16")
+
+
+def _crossed_flops(worker: Worker) -> float:
+    """Attention of one token to what its request's encoder read, all layers."""
+    shape = worker.shape
+    width = shape.num_attention_heads * shape.head_dim / worker.layout.tensor_parallel
+    return 4.0 * shape.num_hidden_layers * frames(shape) * width
 
 
 def _seen_width(shape: ModelShape, context: float) -> float:

@@ -141,3 +141,15 @@ def test_a_replica_survives_where_states_are_whole() -> None:
     assert moves(shape, RECIPE, old, new, old.places[-2:]).lost == 0.0
     sharded = layout(replace(old.config, zero_stage=1))
     assert moves(shape, RECIPE, sharded, new, old.places[-2:]).lost > 0.0
+
+
+def test_an_encoder_in_front_moves_with_the_embedding() -> None:
+    """Twice the replicas of a model hold twice its bytes; with an encoder in front those of the encoder more."""
+    encoder = replace(DENSE, bidirectional=True, vocab_size=0, tie_word_embeddings=True)
+    both = replace(DENSE, encoder=encoder)
+    found = [
+        moves(shape, RECIPE, layout(config()), layout(config(data_parallel=2, zero_stage=0))) for shape in (DENSE, both)
+    ]
+    crossed = DENSE.num_hidden_layers * both.cross_attention_parameters
+    added = 2 * (RECIPE.weight_bytes + RECIPE.optimizer_bytes) * (encoder.num_parameters + crossed)
+    assert found[1].needed - found[0].needed == pytest.approx(added)

@@ -1,0 +1,1 @@
+"""Encoders in front of what generates: of images, and of sound."""
