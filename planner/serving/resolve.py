@@ -26,10 +26,11 @@ from meshplan.planner.cluster.lookup import (
 )
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
-from meshplan.planner.serving.checks import check_choices, check_formats, mig_options, served_shape
+from meshplan.planner.serving.checks import check_choices, check_formats, check_separation, mig_options, served_shape
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
+from meshplan.planner.serving.problem.ffn_devices import Separation
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, ServingWorkload, Task
@@ -100,8 +101,10 @@ def resolve_serving(
     check_choices(spec, shape, machines, prices, problems)
     experts = expert_routing(spec.experts, shape, base, problems)
     tiering = _tiering(spec, shape, machines, experts, problems)
+    check_separation(spec, shape, problems)
     problems.check()
     recipe = engine_recipes()[rules.name]
+    calibrations = _calibrations(spec, catalog, recipe.constants_name, machines)
     problem = ServingProblem(
         shape=shape,
         machines=machines,
@@ -111,7 +114,7 @@ def resolve_serving(
         limits=_limits(spec),
         rules=rules,
         recipe=recipe,
-        calibrations=_calibrations(spec, catalog, recipe.constants_name, machines),
+        calibrations=calibrations,
         quantizations=formats,
         speculation=None if spec.speculation is None else spec.speculation.value,
         speculation_options=_speculation_options(spec, shape, problems),
@@ -122,6 +125,7 @@ def resolve_serving(
         power_caps_w=tuple(spec.power_caps_w or ()),
         mig_options=mig_options(spec, machines, problems),
         tiering=tiering,
+        separation=_separation(spec, machines, calibrations),
     )
     sources = _sources(problem, prices) | ({} if stored is None else {CHECKPOINT_FORMATS: stored.description})
     return ResolvedServing(problem=problem, prices=prices, sources=sources)
@@ -265,6 +269,18 @@ def _tiering(
     return host_tiering(spec, shape, machines, experts, problems)
 
 
+def _separation(
+    spec: ServingSpec, machines: Mapping[str, Machine], calibrations: Mapping[str, ServingCalibration]
+) -> Separation | None:
+    """What may be split between attention and FFN devices; None where the spec does not ask."""
+    if spec.attention_ffn is None:
+        return None
+    from meshplan.planner.serving.attention_ffn.placement import AttentionFfn  # start-up: most questions have none
+
+    constants = {name: calibration.constants for name, calibration in calibrations.items()}
+    return AttentionFfn(machines=machines, constants=constants, is_asked=spec.attention_ffn == "disaggregated")
+
+
 def _machine(node: NodeType, count: int, price: Price | None, host_memory_bytes: float | None = None) -> Machine:
     if host_memory_bytes is not None:
         node = replace(node, host_memory_bytes=int(host_memory_bytes))
@@ -328,6 +344,8 @@ def _recorded_rate(trace: Requests) -> float | None:
 def _pinned(spec: ServingSpec) -> Pinned:
     fixed = spec.fixed
     mode = None if fixed.mode is None else fixed.mode == "disaggregated"
+    if spec.attention_ffn == "disaggregated":
+        mode = True  # prefill has workers of its own
     if spec.workload.task != "generate":
         mode = False  # prefill is all there is
     return Pinned(
