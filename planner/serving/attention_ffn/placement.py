@@ -216,14 +216,17 @@ class AttentionFfn:
         if not isinstance(worker, SeparatedWorker):
             raise AssertionError("parts are those of workers with FFN devices")
         running = np.array([max(num_running, 1.0)])
-        context = (worker.contexts.least + worker.contexts.most) / 2.0
+        context = np.array([(worker.contexts.least + worker.contexts.most) / 2.0])
         busy = dict.fromkeys(("attention", "links", "FFN"), 0.0)
-        for count, micro, stages in worker.stages(running, context):
+        for count, micro, (stages,) in worker.stages(running, [context]):
             links = np.maximum(stages.sent, stages.back)
             for name, seconds in zip(busy, (stages.attention, links, stages.ffn), strict=True):
                 busy[name] += count * float((micro * seconds)[0])
         slowest = max(busy, key=lambda name: busy[name])
-        whole, seqs = float(worker.traversal_s(running, context)[0]), running / worker.layout.attention_data_parallel
+        whole, seqs = (
+            float(worker.traversals_s(running, context)[0, 0]),
+            running / worker.layout.attention_data_parallel,
+        )
         host = worker.constants.host_step_s + worker.constants.host_s_per_seq * float(seqs[0])
         level = EvidenceLevel.ASSUMED
         return [

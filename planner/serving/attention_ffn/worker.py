@@ -22,7 +22,7 @@ Not counted: time of the hosts to keep two sides in step beyond the engine's own
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -79,15 +79,15 @@ class SeparatedWorker(Worker):
 
     # --- stages -------------------------------------------------------------------------------------------------------
 
-    def _attention_s(self, own: FloatArray, context: float) -> FloatArray:
-        """a: attention devices, one layer, ``own`` requests of each rank that hold ``context`` tokens."""
+    def _attention_s(self, own: FloatArray, contexts: Sequence[FloatArray]) -> list[FloatArray]:
+        """a: attention devices, one layer, ``own`` requests of each rank that hold so many tokens; for each context."""
         shape, moe = self.shape, self.shape.moe
         linear = self.attention_linear_s(own) + self.all_reduce_s(own)
         if moe is not None:
             routed = shape.num_moe_layers / shape.num_hidden_layers
             linear = linear + routed * self.operators.gemm_s("bf16", own, moe.num_experts, shape.hidden_size)
-        cached = self.decode_attention_s(own, np.full_like(own, context)) / shape.num_hidden_layers
-        return np.asarray(self.scale(own) * linear + self.constants.decode_factor * cached)
+        linear, factor = self.scale(own) * linear, self.constants.decode_factor / shape.num_hidden_layers
+        return [np.asarray(linear + factor * self.decode_attention_s(own, held)) for held in contexts]
 
     def _ffn_s(self, tokens: FloatArray) -> Iterator[tuple[int, int, FloatArray]]:
         """(layers, experts that a token visits, f) of dense layers and of those with experts."""
@@ -113,24 +113,31 @@ class SeparatedWorker(Worker):
         spread = inside / self.ffn.exchange.scale_up_bytes_per_s if visits > 1 else np.zeros_like(tokens)
         return COLLECTIVE_S + self.link.latency_s + np.maximum(rows, spread)
 
-    def stages(self, running: FloatArray, context: float) -> Iterator[tuple[int, FloatArray, Stages]]:
-        """(layers, micro-batches, stages) of each kind of layer, for ``running`` requests.
+    def stages(
+        self, running: FloatArray, contexts: Sequence[FloatArray]
+    ) -> Iterator[tuple[int, FloatArray, list[Stages]]]:
+        """(layers, micro-batches, stages by context) of each kind of layer.
 
         A batch of fewer requests than ranks × micro-batches has fewer micro-batches.
+
+        Args:
+            running: [N] requests.
+            contexts: each [N], tokens that every one of them holds.
         """
         ranks = self.layout.attention_data_parallel
         micro = np.clip(np.ceil(running / ranks), 1.0, self.alternating)
         tokens, own = running / micro, np.ceil(running / (ranks * micro))
-        attention = self._attention_s(own, context)
+        attention = self._attention_s(own, contexts)
         width = self.shape.expert_hidden_size
         there = width * SCHEMES[self.quantization.experts].activation_bytes
         for count, visits, ffn in self._ffn_s(tokens):
             sent, back = (self._way_s(tokens, visits, row) for row in (there, width * BYTES_16_BIT))
-            yield count, micro, Stages(attention=attention, sent=sent, ffn=ffn, back=back)
+            yield count, micro, [Stages(attention=each, sent=sent, ffn=ffn, back=back) for each in attention]
 
-    def traversal_s(self, running: FloatArray, context: float) -> FloatArray:
-        """All layers of one decode iteration."""
-        return np.asarray(sum(layers_s(each, count, micro) for count, micro, each in self.stages(running, context)))
+    def traversals_s(self, running: FloatArray, *contexts: FloatArray) -> FloatArray:
+        """[contexts, N] all layers of one decode iteration; arguments as for :meth:`stages`."""
+        kinds = self.stages(running, contexts)
+        return np.asarray(sum(np.array([layers_s(one, count, micro) for one in each]) for count, micro, each in kinds))
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 
@@ -140,26 +147,26 @@ class SeparatedWorker(Worker):
         A prompt that is computed anew after a preemption takes one traversal of its tokens.
         """
         use, ranks = constants or self.constants, self.layout.attention_data_parallel
-        counts = token_knots(self.limits.max_num_seqs)
+        counts, prompt = token_knots(self.limits.max_num_seqs), max(self.contexts.prompt, 1.0)
         least, most = max(self.contexts.least, 1.0), max(self.contexts.most, self.contexts.least + 1.0)
-        low, high = (np.maximum.accumulate(self.traversal_s(counts, held)) for held in (least, most))
-        fixed, slope = _line(counts, (least, low), (most, high))
+        ends = (np.append(np.full_like(counts, held), 1.0) for held in (least, most))  # and a prompt, each token alone
+        low, high = self.traversals_s(np.append(counts, prompt), *ends)
+        fixed, slope = _line(counts, (least, np.maximum.accumulate(low[:-1])), (most, np.maximum.accumulate(high[:-1])))
         every = np.arange(1, self.limits.max_num_seqs + 1)
         seqs = token_knots(-(-self.limits.max_num_seqs // ranks) + 1)
         tokens = self.limits.max_batched_tokens + self.limits.max_num_seqs
         launch = use.launch_s_per_layer * self.shape.num_hidden_layers
         host = use.host_step_s if self.limits.cuda_graphs else use.host_step_s + launch
-        ends = np.array([1.0, float(tokens)])
-        again = float(self.traversal_s(np.array([max(self.contexts.prompt, 1.0)]), 1.0)[0])
+        first_last = np.array([1.0, float(tokens)])
         return StepCost(
             concurrent_batches=ranks,
             pipeline_parallel=1,
-            dense_s=Table(ends, np.full(2, host), tokens),
-            experts_s=Table(ends, np.zeros(2), tokens),
+            dense_s=Table(first_last, np.full(2, host), tokens),
+            experts_s=Table(first_last, np.zeros(2), tokens),
             outputs_s=Table(seqs, self.head_s(seqs) + use.host_s_per_seq * seqs, int(seqs[-1])),
             decode_fixed_s=[0.0, *np.interp(every, counts, fixed).tolist()],
             decode_context_s=[0.0, *np.interp(every, counts, slope).tolist()],
-            prefill_fixed_s=again,
+            prefill_fixed_s=float(low[-1]),
             prefill_pair_s=use.prefill_factor * self._prefill_line()[0],
             prefill_least_s=use.host_step_s + launch,
             graphed_tokens=self.captured_tokens,
