@@ -33,8 +33,8 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     if any("ffn" in pool for pool in plan.config["pools"]):
         raise EmitError(
             "attention and FFN on different devices: no release of vLLM, SGLang or TensorRT-LLM read here has words "
-            "for it (SGLang's main branch has --afd-role, vLLM a plugin with --afd-config, both experimental); plan "
-            "without attention_ffn for files that can be started"
+            "for it (SGLang's main branch has --afd-role, vLLM an external plugin, both experimental); plan without "
+            "attention_ffn for files that can be started"
         )
     shape = shape_from_document(plan.provenance["model"])
     checkpoint = checkpoint_of(str(plan.spec["model"]), shape, plan.config["pools"], options.model_path)

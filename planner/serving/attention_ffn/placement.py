@@ -39,9 +39,9 @@ from meshplan.planner.serving.search.layouts import PlacedWorker, default_limits
 # four where they take more.
 MICRO_BATCHES = (1, 2, 3, 4)
 NEVER_RUN = (
-    "attention and FFN on different devices: no run was compared, and no release of an engine that is read here takes "
-    "it. SGLang has --afd-role on its main branch (experimental, Qwen3-MoE alone; its pull request 36258), vLLM a "
-    "plugin (vllm-project/afd-plugin, --afd-config)"
+    "attention and FFN on different devices: no run was compared (Step-3's published rate is met within 2 to 12 %), "
+    "and no release of an engine that is read here takes it. Experimental: SGLang's main branch (--afd-role, Qwen3-MoE "
+    "alone; pull request 36258) and a plugin of vLLM (vllm-project/afd-plugin: --additional-config, two micro-batches)"
 )
 
 
@@ -223,10 +223,8 @@ class AttentionFfn:
             for name, seconds in zip(busy, (stages.attention, links, stages.ffn), strict=True):
                 busy[name] += count * float((micro * seconds)[0])
         slowest = max(busy, key=lambda name: busy[name])
-        whole, seqs = (
-            float(worker.traversals_s(running, context)[0, 0]),
-            running / worker.layout.attention_data_parallel,
-        )
+        whole = float(worker.traversals_s(running, context)[0, 0])
+        seqs = running / worker.layout.attention_data_parallel
         host = worker.constants.host_step_s + worker.constants.host_s_per_seq * float(seqs[0])
         level = EvidenceLevel.ASSUMED
         return [
