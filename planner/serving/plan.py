@@ -17,10 +17,9 @@ from meshplan.planner.serving.estimator.memory import caches
 from meshplan.planner.serving.estimator.pools import pool_memory
 from meshplan.planner.serving.estimator.power.cap import SLOWDOWN_ERROR_P90
 from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_document
-from meshplan.planner.serving.problem.ffn_devices import SEPARATION_ERROR_P90
 from meshplan.planner.serving.problem.nodes import place_workers, pools_by_node_type
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.weight_tiers import TIER_ERROR_P90
+from meshplan.planner.serving.problem.weight_tiers import SEPARATION_ERROR_P90, TIER_ERROR_P90
 from meshplan.planner.serving.resolve import ResolvedServing
 from meshplan.planner.serving.search.branch import TIE, Simulated
 from meshplan.planner.serving.search.candidates import config_label, power_at

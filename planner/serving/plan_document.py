@@ -36,10 +36,9 @@ from meshplan.planner.serving.problem.config import (
     serving_config_from_document,
 )
 from meshplan.planner.serving.problem.engines import ENGINES
-from meshplan.planner.serving.problem.ffn_devices import FfnDevices
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
 from meshplan.planner.serving.problem.spec import ServingSpec
-from meshplan.planner.serving.problem.weight_tiers import KERNEL_NAMES, Way, WeightTiers
+from meshplan.planner.serving.problem.weight_tiers import KERNEL_NAMES, FfnDevices, Way, WeightTiers
 
 _Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 _MAX_BATCH = 10**9  # tokens or requests of one iteration

@@ -30,14 +30,13 @@ from meshplan.planner.serving.checks import check_choices, check_formats, check_
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
-from meshplan.planner.serving.problem.ffn_devices import Separation
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, ServingWorkload, Task
 from meshplan.planner.serving.problem.spec import ServingSpec
 from meshplan.planner.serving.problem.speculation import speculation_options
 from meshplan.planner.serving.problem.trace import read_trace
-from meshplan.planner.serving.problem.weight_tiers import Tiering
+from meshplan.planner.serving.problem.weight_tiers import Separation, Tiering
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

@@ -30,9 +30,9 @@ from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import FIXED_BYTES, WorkerMemory, weights_bytes
 from meshplan.planner.serving.estimator.pools import pool_memory
 from meshplan.planner.serving.problem.config import Layout, Pool, Role
-from meshplan.planner.serving.problem.ffn_devices import FfnDevices
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
+from meshplan.planner.serving.problem.weight_tiers import FfnDevices
 from meshplan.planner.serving.search.layouts import PlacedWorker, default_limits, tokens_held
 
 # Micro-batches tried. MegaScale-Infer (arXiv:2504.02263, §4.1) needs three where links take less than half of a stage,

@@ -14,9 +14,8 @@ from typing import Any
 
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.errors import EmitError
-from meshplan.planner.serving.problem.ffn_devices import FfnDevices
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.weight_tiers import Way, WeightTiers
+from meshplan.planner.serving.problem.weight_tiers import FfnDevices, Way, WeightTiers
 
 
 class Role(Enum):

@@ -17,11 +17,10 @@ from meshplan.planner.cluster.mig import cut
 from meshplan.planner.serving.problem.config import KvTier, Pool, Role, Speculation
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
-from meshplan.planner.serving.problem.ffn_devices import Separation
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.problem.weight_tiers import Tiering
+from meshplan.planner.serving.problem.weight_tiers import Separation, Tiering
 
 # Share of a worker's highest rate that may be planned: a queue without headroom never empties.
 MAX_UTILIZATION = 0.95

@@ -18,10 +18,9 @@ from meshplan.planner.serving.estimator.encoder import encoder_bytes
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
 from meshplan.planner.serving.problem.engine_rules import STAGES_WITH_DRAFTS
-from meshplan.planner.serving.problem.ffn_devices import FfnDevices
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.weight_tiers import WeightTiers
+from meshplan.planner.serving.problem.weight_tiers import FfnDevices, WeightTiers
 
 # Largest degrees tried: no measured run goes beyond them, and latency only grows.
 MAX_TENSOR, MAX_PIPELINE, MAX_DATA_PARALLEL, MAX_CONTEXT = 64, 16, 512, 8
