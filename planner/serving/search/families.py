@@ -113,9 +113,9 @@ class Family:
         return tuple(rate * count * each / most for count, each in zip(counts, self.rates, strict=True))
 
     def simplicity(self, counts: Counts) -> tuple[float, ...]:
-        """What an operator would rather not have, the worst first: kinds of workers, a dearer rent (or, without prices,
-        more devices), partly used nodes, devices cut by MIG, pipeline stages, a router, drafts and how many, power
-        limits.
+        """What an operator would rather not have, the worst first: kinds of workers (attention and FFN apart are two),
+        a dearer rent (or, without prices, more devices), partly used nodes, devices cut by MIG, pipeline stages, a
+        router, drafts and how many, power limits.
 
         Of plans that cannot be told apart a team runs tensor parallelism, or copies behind a router, before it splits
         a model over stages.
@@ -128,7 +128,7 @@ class Family:
         )
         usd = self.usd_per_hour(counts)
         return (
-            len(counts),
+            float(sum(len(kind.placed.sides) for kind in self.kinds)),
             float(self.num_devices(counts)) if usd is None else usd,
             float(idle > 0),
             float(self.kinds[0].placed.machine.instances_per_device),
