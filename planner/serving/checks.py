@@ -113,6 +113,7 @@ def check_choices(
         problems.say("fixed.expert_parallel", f"{spec.fixed.expert_parallel}: a dense model has no experts")
     _check_tier(spec, machines, ENGINES[spec.constraints.target], problems)
     _check_caps(spec, machines, problems)
+    _check_separation(spec, shape, problems)
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
     if needs_rate:
         problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
@@ -170,7 +171,7 @@ def mig_options(spec: ServingSpec, machines: Mapping[str, Machine], problems: Pr
     return tuple(profiles[name] for name in wanted)
 
 
-def check_separation(spec: ServingSpec, shape: ModelShape, problems: Problems) -> None:
+def _check_separation(spec: ServingSpec, shape: ModelShape, problems: Problems) -> None:
     """Report what was not priced for workers with attention and FFN on different devices."""
     if spec.attention_ffn is None:
         return

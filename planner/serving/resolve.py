@@ -26,7 +26,7 @@ from meshplan.planner.cluster.lookup import (
 )
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
-from meshplan.planner.serving.checks import check_choices, check_formats, check_separation, mig_options, served_shape
+from meshplan.planner.serving.checks import check_choices, check_formats, mig_options, served_shape
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
@@ -83,14 +83,7 @@ def resolve_serving(
     shape = served_shape(spec, shape, problems)
     workload = _workload(spec, shape, base, problems)
     problems.check()
-    prices: dict[str, Price] = {}
-    machines: dict[str, Machine] = {}
-    for node, count in nodes.values():
-        price = _price(spec, node)
-        if price is not None:
-            prices[node.slug] = price
-        machine = _machine(node, count, price, spec.cluster.host_memory)
-        machines[node.slug] = replace(machine, nvme_bytes_per_s=drives_bytes_per_s(spec.cluster, problems))
+    prices, machines = _priced_machines(spec, nodes, problems)
     stored = _stored(spec, shape, catalog, base, problems)
     problems.check()
     formats = _formats(spec, shape, catalog, stored)
@@ -100,7 +93,6 @@ def resolve_serving(
     check_choices(spec, shape, machines, prices, problems)
     experts = expert_routing(spec.experts, shape, base, problems)
     tiering = _tiering(spec, shape, machines, experts, problems)
-    check_separation(spec, shape, problems)
     problems.check()
     recipe = engine_recipes()[rules.name]
     calibrations = _calibrations(spec, catalog, recipe.constants_name, machines)
@@ -128,6 +120,21 @@ def resolve_serving(
     )
     sources = _sources(problem, prices) | ({} if stored is None else {CHECKPOINT_FORMATS: stored.description})
     return ResolvedServing(problem=problem, prices=prices, sources=sources)
+
+
+def _priced_machines(
+    spec: ServingSpec, nodes: Mapping[str, tuple[NodeType, int]], problems: Problems
+) -> tuple[dict[str, Price], dict[str, Machine]]:
+    """Node type → its price, where one is known, and node type → its devices and links."""
+    prices: dict[str, Price] = {}
+    machines: dict[str, Machine] = {}
+    for node, count in nodes.values():
+        price = _price(spec, node)
+        if price is not None:
+            prices[node.slug] = price
+        machine = _machine(node, count, price, spec.cluster.host_memory)
+        machines[node.slug] = replace(machine, nvme_bytes_per_s=drives_bytes_per_s(spec.cluster, problems))
+    return prices, machines
 
 
 def _limits(spec: ServingSpec) -> ServingLimits:
