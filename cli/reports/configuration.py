@@ -42,7 +42,9 @@ def config_text(config: Mapping[str, Any]) -> str:
         parts.append(f"CP {_context(config)}")
     states = [name for name in ("optimizer", "parameters") if config.get(OFFLOADS[name])]
     if states:
-        parts.append(f"{' and '.join(states)} on {config.get('offload_to', 'host')}")
+        share = config.get("optimizer_offload_percent")
+        part = "" if share is None else f"{share} % of "
+        parts.append(f"{part}{' and '.join(states)} on {config.get('offload_to', 'host')}")
     if config.get(OFFLOADS["activations"]):
         parts.append("activations on host")
     if config.get("activation_recompute", "none") != "none":
@@ -93,9 +95,12 @@ def _recompute_kept(row: Row) -> str:
 
 
 def _zero_states(row: Row) -> str:
-    """ZeRO stage and group size, other sharding; ``+host`` or ``+nvme`` where states or parameters are offloaded."""
+    """ZeRO stage and group size, other sharding; ``+host`` or ``+nvme`` where states or parameters are offloaded, with
+    the per cent of the optimizer states where that is not all.
+    """
     away = row.get("optimizer_offload") or row.get("parameter_offload")
-    place = f"+{row.get('offload_to', 'host')}" if away else ""
+    part = row.get("optimizer_offload_percent", "")
+    place = f"+{part}{'%' if part else ''}{row.get('offload_to', 'host')}" if away else ""
     return f"{_zero(row)}{_sharding_marks(row)}{place}"
 
 

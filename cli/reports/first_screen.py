@@ -206,7 +206,7 @@ def _pool_bars(plan: Plan) -> list[str]:
     pools: Sequence[Row] = plan.memory["pools"]
     for pool in pools:
         device = pool["device_memory_bytes"]
-        role = "" if len(pools) == 1 else f", {pool['role']}"
+        role = "" if len(pools) == 1 else f", {pool.get('pool', pool['role'])}"
         lines.append(f"Memory{role}, GiB of {gib(device)}")
         lines += [
             _bar_line(name, gib(pool[key]), pool[key] / device)

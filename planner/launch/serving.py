@@ -31,6 +31,12 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     """Launcher files of a serving plan, in memory; see :func:`meshplan.planner.service.emit_plan`."""
     if not plan.config:
         raise EmitError(f"plan {plan.plan_id} found no configuration to launch")
+    if any("ffn" in pool for pool in plan.config["pools"]):
+        raise EmitError(
+            "attention and FFN on different devices: no release of vLLM, SGLang or TensorRT-LLM read here has words "
+            "for it (SGLang's main branch has --afd-role, vLLM an external plugin, both experimental); plan without "
+            "attention_ffn for files that can be started"
+        )
     shape = shape_from_document(plan.provenance["model"])
     checkpoint = checkpoint_of(str(plan.spec["model"]), shape, plan.config["pools"], options.model_path)
     request = ServingRequest(

@@ -163,6 +163,7 @@ def check_choices(
         problems.say("fixed.expert_parallel", f"{spec.fixed.expert_parallel}: a dense model has no experts")
     _check_tier(spec, machines, ENGINES[spec.constraints.target], problems)
     _check_caps(spec, machines, problems)
+    _check_separation(spec, shape, problems)
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
     if needs_rate:
         problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
@@ -218,6 +219,35 @@ def mig_options(spec: ServingSpec, machines: Mapping[str, Machine], problems: Pr
             problems.say("mig", f"{name}: {next(iter(devices))} has {', '.join(profiles)}")
     problems.check()
     return tuple(profiles[name] for name in wanted)
+
+
+def _check_separation(spec: ServingSpec, shape: ModelShape, problems: Problems) -> None:
+    """Report what was not priced for workers with attention and FFN on different devices."""
+    if spec.attention_ffn is None:
+        return
+    workload = spec.workload
+    asked = {
+        "model": (
+            shape.blocks is not None,
+            f"{shape.name} has layers that are not attention and then an MLP",
+        ),
+        "workload.task": (workload.task != "generate", "nothing is decoded"),
+        "workload.arrival": (workload.arrival == "all_at_once", "prefill has workers of its own: give a rate"),
+        "fixed.mode": (spec.fixed.mode == "aggregated", "prefill has workers of its own: say disaggregated"),
+        "objective": (spec.objective is ServingObjective.ENERGY, "energy: no run tells the watts of FFN devices"),
+        "constraints.max_power_w": (spec.constraints.max_power_w is not None, "no run tells the watts of FFN devices"),
+        "speculation": (spec.speculation is not None, "drafts beside FFN devices were not priced"),
+        "experts": (spec.experts is not None, "recorded routing beside FFN devices was not priced"),
+        "power_caps_w": (bool(spec.power_caps_w), "power limits beside FFN devices were not priced"),
+        "mig": (spec.mig is not None, "no link joins MIG instances"),
+        "cluster.host_memory": (
+            spec.cluster.host_memory is not None and spec.fixed.device_experts is not None,
+            "weights lie on FFN devices or on the host, not on both",
+        ),
+    }
+    for path, (is_asked, why) in asked.items():
+        if is_asked:
+            problems.say(path, f"not with attention_ffn: {why}; or leave attention_ffn out")
 
 
 def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: EngineRules, problems: Problems) -> None:

@@ -160,6 +160,8 @@ def serving_setting(plan: Plan, problem: ServingProblem, pool: Pool, *, is_sampl
     shape, layout, machine = problem.shape, pool.layout, problem.machines[pool.node_type]
     if shape.moe is None:
         raise _error(f"{shape.name} is a dense model")
+    if pool.ffn is not None:
+        raise _error("its experts lie on FFN devices: places of experts are not priced there")
     weight_bytes = SCHEMES[pool.quantization.experts].weight_bytes * shape.expert_parameters
     running = float((plan.answer or {}).get("num_running", 0.0)) / pool.num_workers / layout.pipeline_parallel
     layer_ids = tuple(layer for layer, is_moe in enumerate(shape.moe.moe_layers) if is_moe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from meshplan.catalogs.models.layers.naming import describe_blocks
@@ -19,7 +19,7 @@ from meshplan.planner.serving.estimator.power.cap import SLOWDOWN_ERROR_P90
 from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_document
 from meshplan.planner.serving.problem.nodes import place_workers, pools_by_node_type
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.weight_tiers import TIER_ERROR_P90
+from meshplan.planner.serving.problem.weight_tiers import SEPARATION_ERROR_P90, TIER_ERROR_P90
 from meshplan.planner.serving.resolve import ResolvedServing
 from meshplan.planner.serving.search.branch import TIE, Simulated
 from meshplan.planner.serving.search.candidates import config_label, power_at
@@ -61,8 +61,9 @@ def make_serving_plan(
         rank_table=rank_table(problem, config),
         memory={
             "pools": [
-                {"pool": name, **memory_row(problem, pool)}
+                row
                 for name, pool in zip(config.pool_names, config.pools, strict=True)
+                for row in memory_rows(problem, pool, name)
             ]
         },
         breakdown=tuple(breakdown(problem, chosen)),
@@ -116,13 +117,14 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
 
 def error_factors(problem: ServingProblem, config: ServingConfig) -> dict[str, float]:
     """Metric → factor by which its 90 % interval extends each way: the widest over the pools, a power limit's error
-    and that of weights in host memory included.
+    and those of weights in host memory and of FFN devices included.
     """
     widest: dict[str, float] = {}
     for pool in config.pools:
         beyond = 0.0 if pool.weight_tiers is None else TIER_ERROR_P90 + pool.weight_tiers.drive_doubt
         slowed = 0.0 if pool.power_cap_w is None else SLOWDOWN_ERROR_P90
         slowed += 0.0 if pool.mig is None else INSTANCE_ERROR_P90
+        beyond += 0.0 if pool.ffn is None else SEPARATION_ERROR_P90
         for name, error in problem.calibrations[pool.node_type].error_p90.items():
             widest[name] = max(widest.get(name, 1.0), math.exp(math.hypot(error, slowed, beyond)))
     return widest
@@ -139,6 +141,17 @@ def _around(value: float, factor: float) -> Interval:
 
 
 # --- memory and time --------------------------------------------------------------------------------------------------
+
+
+def memory_rows(problem: ServingProblem, pool: Pool, name: str) -> list[dict[str, Any]]:
+    """Rows of a pool of that name: of its own devices, and of those that compute its MLPs or experts apart."""
+    rows = [{"pool": name, **memory_row(problem, pool)}]
+    if pool.ffn is not None and problem.separation is not None:
+        memory = problem.separation.ffn_memory(problem, pool)
+        device = problem.machines[pool.ffn.node_type].device
+        held = {"device": device.slug, "device_memory_bytes": device.memory_bytes, "kv_cache_bytes": 0.0}
+        rows.append({"pool": f"{name} FFN", "role": pool.role.value, **asdict(memory), **held})
+    return rows
 
 
 def memory_row(problem: ServingProblem, pool: Pool) -> dict[str, Any]:
@@ -193,7 +206,8 @@ def breakdown(problem: ServingProblem, simulated: Simulated) -> list[dict[str, A
 
 
 def rank_table(problem: ServingProblem, config: ServingConfig) -> tuple[tuple[int, int], ...]:
-    """(host, device on the host) of each rank: workers one after the other, each pool on the hosts of its node type.
+    """(host, device on the host) of each rank: workers one after the other, each pool on the hosts of its node type;
+    after the devices of its workers those that compute their MLPs or experts apart.
 
     Workers are packed on nodes as :mod:`meshplan.planner.serving.problem.nodes` says.
     """
@@ -203,13 +217,13 @@ def rank_table(problem: ServingProblem, config: ServingConfig) -> tuple[tuple[in
         name: iter(place_workers(groups, problem.machines[name].domain_size))
         for name, groups in pools_by_node_type(config.pools).items()
     }
-    for pool in config.pools:
-        machine = problem.machines[pool.node_type]
-        for place in next(places[pool.node_type]):
+    for node_type, size in (side for pool in config.pools for side in pool.sides):
+        machine = problem.machines[node_type]
+        for place in next(places[node_type]):
             start = place.node * machine.domain_size + place.first
-            for device in range(start, start + pool.layout.num_devices):
+            for device in range(start, start + size):
                 host, slot = divmod(device, machine.devices_per_host)
-                slots.append((offsets[pool.node_type] + host, slot))
+                slots.append((offsets[node_type] + host, slot))
     return tuple(slots)
 
 
@@ -329,6 +343,8 @@ def _not_validated(problem: ServingProblem, config: ServingConfig | None) -> dic
         doubts += problem.tiering.doubts
     if config and any(pool.mig for pool in config.pools):
         doubts.append(INSTANCE_DOUBT)
+    if problem.separation is not None and config and any(pool.ffn for pool in config.pools):
+        doubts += problem.separation.doubts
     return {"not_validated": doubts} if doubts else {}
 
 

@@ -38,7 +38,7 @@ from meshplan.planner.serving.problem.config import (
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
 from meshplan.planner.serving.problem.spec import ServingSpec
-from meshplan.planner.serving.problem.weight_tiers import KERNEL_NAMES, Way, WeightTiers
+from meshplan.planner.serving.problem.weight_tiers import KERNEL_NAMES, FfnDevices, Way, WeightTiers
 
 _Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 _MAX_BATCH = 10**9  # tokens or requests of one iteration
@@ -82,6 +82,12 @@ def _sound_tiers(tiers: WeightTiers) -> WeightTiers:
     return tiers
 
 
+def _sound_ffn(ffn: FfnDevices) -> FfnDevices:
+    if not 1 <= ffn.num_devices <= MAX_DEVICES or not 1 <= ffn.micro_batches <= _MAX_BATCH:
+        raise ValueError(f"ffn: {ffn.num_devices} devices must be within 1 and {MAX_DEVICES}, micro_batches at least 1")
+    return ffn
+
+
 def _known_mig(profile: MigProfile) -> MigProfile:
     if not any(profile in profiles.values() for profiles in mig_profiles().values()):
         raise ValueError(f"mig: {profile} is no profile of this version's catalog: plan again")
@@ -118,6 +124,7 @@ class _Pool(Closed):
     weight: Annotated[Count, Field(ge=1)] = 1
     power_cap_w: Positive | None = None
     mig: Annotated[MigProfile, AfterValidator(_known_mig)] | None = None
+    ffn: Annotated[FfnDevices, AfterValidator(_sound_ffn)] | None = None
     weight_tiers: Annotated[WeightTiers, AfterValidator(_sound_tiers)] | None = None
     kind: Text = ""  # of an allocation's pools
     offer: Text = ""

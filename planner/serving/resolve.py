@@ -37,7 +37,7 @@ from meshplan.planner.serving.problem.requests import Arrival, Images, Requests,
 from meshplan.planner.serving.problem.spec import ServingSpec
 from meshplan.planner.serving.problem.speculation import speculation_options
 from meshplan.planner.serving.problem.trace import read_trace
-from meshplan.planner.serving.problem.weight_tiers import Tiering
+from meshplan.planner.serving.problem.weight_tiers import Separation, Tiering
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -84,14 +84,7 @@ def resolve_serving(
     shape = served_shape(spec, shape, problems)
     workload = _workload(spec, shape, base, problems)
     problems.check()
-    prices: dict[str, Price] = {}
-    machines: dict[str, Machine] = {}
-    for node, count in nodes.values():
-        price = _price(spec, node)
-        if price is not None:
-            prices[node.slug] = price
-        machine = _machine(node, count, price, spec.cluster.host_memory)
-        machines[node.slug] = replace(machine, nvme_bytes_per_s=drives_bytes_per_s(spec.cluster, problems))
+    prices, machines = _priced_machines(spec, nodes, problems)
     stored = _stored(spec, shape, catalog, base, problems)
     problems.check()
     formats = _formats(spec, shape, catalog, stored)
@@ -103,6 +96,7 @@ def resolve_serving(
     tiering = _tiering(spec, shape, machines, experts, problems)
     problems.check()
     recipe = engine_recipes()[rules.name]
+    calibrations = _calibrations(spec, catalog, recipe.constants_name, machines)
     problem = ServingProblem(
         shape=shape,
         machines=machines,
@@ -112,7 +106,7 @@ def resolve_serving(
         limits=_limits(spec),
         rules=rules,
         recipe=recipe,
-        calibrations=_calibrations(spec, catalog, recipe.constants_name, machines),
+        calibrations=calibrations,
         quantizations=formats,
         speculation=None if spec.speculation is None else spec.speculation.value,
         speculation_options=_speculation_options(spec, shape, problems),
@@ -123,9 +117,25 @@ def resolve_serving(
         power_caps_w=tuple(spec.power_caps_w or ()),
         mig_options=mig_options(spec, machines, problems),
         tiering=tiering,
+        separation=_separation(spec, machines, calibrations),
     )
     sources = _sources(problem, prices) | ({} if stored is None else {CHECKPOINT_FORMATS: stored.description})
     return ResolvedServing(problem=problem, prices=prices, sources=sources)
+
+
+def _priced_machines(
+    spec: ServingSpec, nodes: Mapping[str, tuple[NodeType, int]], problems: Problems
+) -> tuple[dict[str, Price], dict[str, Machine]]:
+    """Node type → its price, where one is known, and node type → its devices and links."""
+    prices: dict[str, Price] = {}
+    machines: dict[str, Machine] = {}
+    for node, count in nodes.values():
+        price = _price(spec, node)
+        if price is not None:
+            prices[node.slug] = price
+        machine = _machine(node, count, price, spec.cluster.host_memory)
+        machines[node.slug] = replace(machine, nvme_bytes_per_s=drives_bytes_per_s(spec.cluster, problems))
+    return prices, machines
 
 
 def _limits(spec: ServingSpec) -> ServingLimits:
@@ -266,6 +276,18 @@ def _tiering(
     return host_tiering(spec, shape, machines, experts, problems)
 
 
+def _separation(
+    spec: ServingSpec, machines: Mapping[str, Machine], calibrations: Mapping[str, ServingCalibration]
+) -> Separation | None:
+    """What may be split between attention and FFN devices; None where the spec does not ask."""
+    if spec.attention_ffn is None:
+        return None
+    from meshplan.planner.serving.attention_ffn.placement import AttentionFfn  # start-up: most questions have none
+
+    constants = {name: calibration.constants for name, calibration in calibrations.items()}
+    return AttentionFfn(machines=machines, constants=constants, is_asked=spec.attention_ffn == "disaggregated")
+
+
 def _machine(node: NodeType, count: int, price: Price | None, host_memory_bytes: float | None = None) -> Machine:
     if host_memory_bytes is not None:
         node = replace(node, host_memory_bytes=int(host_memory_bytes))
@@ -330,6 +352,8 @@ def _recorded_rate(trace: Requests) -> float | None:
 def _pinned(spec: ServingSpec) -> Pinned:
     fixed = spec.fixed
     mode = None if fixed.mode is None else fixed.mode == "disaggregated"
+    if spec.attention_ffn == "disaggregated":
+        mode = True  # prefill has workers of its own
     if spec.workload.task != "generate" or spec.workload.audio is not None:
         mode = False  # prefill is all there is, or what was encoded is not moved
     return Pinned(

@@ -14,6 +14,7 @@ from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.training.estimator.assembly import WAITING
 from meshplan.planner.training.estimator.offload import nvme_bytes_per_s
 from meshplan.planner.training.estimator.priced import Priced
+from meshplan.planner.training.problem.choices import ALL_STATES
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.schedules import SCHEDULES
 
@@ -113,8 +114,10 @@ def _offloads(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]
             f"NVMe at {format_bandwidth(nvme_bytes_per_s(problem.machine))} a host ({'yours' if given else 'assumed'})"
         )
     if config.optimizer_offload:
+        percent = config.optimizer_offload_percent
+        part = "" if percent == ALL_STATES else f"{percent} % of the "
         yield Unconfirmed(
-            what=f"optimizer states in {place}: no measured run; rates of host and link are assumed",
+            what=f"{part}optimizer states in {place}: no measured run; rates of host and link are assumed",
             share=_share(priced, "optimizer step"),
         )
     if config.parameter_offload:

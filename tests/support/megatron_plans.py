@@ -47,6 +47,8 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
     }
     if choices["zero_stage"] == 1:
         choices["optimizer_offload"] = draw.random() < 0.25
+        if choices["optimizer_offload"]:
+            choices["optimizer_offload_percent"] = draw.choice((7, 50, 100))
     if choices["context_parallel"] > 1:
         choices["context_parallel_style"] = draw.choice(("ring", "all-gather", "all-to-all", "all-to-all+ring"))
     if choices.get("context_parallel_style") == "all-to-all+ring":

@@ -48,6 +48,7 @@ def read_back(target: str, emitted: EmittedPlan, folder: Path, *, extra: Sequenc
 # What a choice is where a framework needs no argument for it.
 NEEDS_NO_ARGUMENT = {
     "optimizer_offload": False,
+    "optimizer_offload_percent": 100,
     "parameter_offload": False,
     "vocabulary_parallel": False,
     "activation_offload": False,

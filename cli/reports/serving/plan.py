@@ -73,7 +73,7 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
     devices = int(plan.config["num_devices"]) + int((plan.answer or {}).get("num_idle_devices", 0))
     commands = [f"meshplan explain {plan.plan_id}{where}{instead_of(tensor, devices)}"]
-    if not emitted:
+    if not emitted and not any("ffn" in pool for pool in plan.config["pools"]):  # which no engine runs
         commands.append(f"meshplan emit {plan.plan_id}{where} --out serve")
     return [*commands, f"meshplan plans record {plan.plan_id}{where} --from result.json"]
 
@@ -238,7 +238,7 @@ def pool_text(pool: Mapping[str, Any]) -> str:
     schemes = dict.fromkeys((formats["mlp"], formats["attention"], formats["experts"]))
     return (
         f"{workers} on {pool['node_type']}: {_mig_text(pool) or degrees}; weights {' / '.join(schemes)}, "
-        f"KV cache {formats['kv_cache']}{_tier_text(pool)}{_host_text(pool)}; {_limit_text(pool)}"
+        f"KV cache {formats['kv_cache']}{_tier_text(pool)}{_host_text(pool)}{_ffn_text(pool)}; {_limit_text(pool)}"
         f"max_num_seqs {limits['max_num_seqs']}, "
         f"max_batched_tokens {limits['max_batched_tokens']}."
     )
@@ -262,6 +262,15 @@ def _tier_text(pool: Mapping[str, Any]) -> str:
     if tier is None:
         return ""
     return f", its prefixes also in {format_bytes(tier['bytes_per_device'])} of {STORES[tier['store']]} per device"
+
+
+def _ffn_text(pool: Mapping[str, Any]) -> str:
+    """The devices that compute its MLPs or experts, where they lie apart."""
+    ffn = pool.get("ffn")
+    if ffn is None:
+        return ""
+    batches = counted(ffn["micro_batches"], "micro-batch", "micro-batches")
+    return f"; MLPs or experts of each on {ffn['num_devices']} devices of {ffn['node_type']}, {batches} in turn"
 
 
 def _host_text(pool: Mapping[str, Any]) -> str:

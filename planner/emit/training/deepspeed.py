@@ -19,8 +19,9 @@ from meshplan.planner.emit.training import own_script as script
 from meshplan.planner.emit.training.adapters import adapter_notes
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.emit.training.terms import TrainingRows, refuse
+from meshplan.planner.emit.training.terms import TrainingRows, offloaded_percent, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
+from meshplan.planner.training.problem.choices import ALL_STATES
 from meshplan.planner.training.problem.frameworks.deepspeed import DEEPSPEED
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -39,6 +40,9 @@ _ZERO_STAGES = (0, 1, 2, 3)
 _AUTO = "auto"
 _OFFLOAD = "zero_optimization.offload_optimizer"
 _PARAMETERS = "zero_optimization.offload_param"
+_RATIO, _GROUP = f"{_OFFLOAD}.ratio", "zero_optimization.sub_group_size"
+# Groups of a rank's parameters of which some step on the device.
+_GROUPS = 20
 _CHECKPOINTING = "activation_checkpointing.cpu_checkpointing"
 # Our tier → DeepSpeed's device, and back.
 _DEVICES = {"host": "cpu", "nvme": "nvme"}
@@ -110,6 +114,16 @@ def _offload(section: str, config: TrainingConfig) -> dict[str, Any]:
     return arguments
 
 
+def _share(config: TrainingConfig, shape: ModelShape) -> dict[str, Any]:
+    """A ratio counts groups of parameters (runtime/zero/stage3.py, _create_fp32_partitions): so many that a step of it
+    is a twentieth. What stays on the device is rounded down to whole groups.
+    """
+    if not config.optimizer_offload or config.optimizer_offload_percent == ALL_STATES:
+        return {}
+    owned = shape.num_parameters // config.data_parallel_shard
+    return {_RATIO: config.optimizer_offload_percent / ALL_STATES, _GROUP: max(owned // _GROUPS, 1)}
+
+
 def _read_offload(section: str, choice: str, arguments: Arguments) -> Mapping[str, Any]:
     device = arguments.get(f"{section}.device")
     if device not in {None, "none", *_DEVICES.values()}:
@@ -170,6 +184,14 @@ TERMS = (
         lambda arguments: _read_offload(_OFFLOAD, "optimizer_offload", arguments),
         *tuple(f"{_OFFLOAD}.{key}" for key in ("device", "pin_memory", "nvme_path", "pipeline_read", "pipeline_write")),
         expressed_by="zero_optimization.offload_optimizer.device: cpu (zero_stage 1, 2, 3), nvme (3)",
+    ),
+    _rows.term(
+        "optimizer_offload_percent",
+        _share,
+        lambda arguments: offloaded_percent(arguments.get(_RATIO), _RATIO),
+        _RATIO,
+        _GROUP,
+        expressed_by=f"{_RATIO} (zero_stage 3), with a smaller {_GROUP}",
     ),
     _rows.term(
         "parameter_offload",

@@ -8,12 +8,28 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Arguments, Rows, Term, count, stated
+from meshplan.planner.training.problem.choices import ALL_STATES
 from meshplan.planner.training.problem.encoder_decoder import TRAINERS, whole_stacks
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 HANDED_OVER = "training_config.json (MESHPLAN_CONFIG)"
 BY_THE_SCRIPT = "handed over only: nothing checks that the script obeys"
+
+
+def offloaded_percent(share: Any, key: str) -> Mapping[str, Any]:
+    """A share of the optimizer states between 0 and 1 as whole per cent; nothing where it is not stated, or is all.
+
+    Raises:
+        ValueError: it is no such share, or moves nothing.
+    """
+    if share is None:
+        return {}
+    number = float(share) if isinstance(share, (int, float, str)) and not isinstance(share, bool) else -1.0
+    if not 0.0 < number <= 1.0:
+        raise ValueError(f"{key} is a share above 0 and up to 1, not {share!r}; without offload leave it out")
+    percent = max(round(number * ALL_STATES), 1)
+    return {} if percent == ALL_STATES else {"optimizer_offload_percent": percent}
 
 
 class TrainingRows(Rows):

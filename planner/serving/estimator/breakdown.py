@@ -39,6 +39,8 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
     calibration = problem.calibrations[pool.node_type]
     constants = calibration.constants
     worker = pool_worker(problem.site, pool, problem.workload, problem.speculation)
+    if pool.ffn is not None and problem.separation is not None:
+        return problem.separation.parts(worker, num_running)
     gemm_level = worker.operators.gemm_level
     is_prefill = pool.role is Role.PREFILL
     sequences = np.array([1.0 if is_prefill else max(num_running / worker.concurrent_batches, 1.0)])

@@ -334,6 +334,10 @@ class Worker:
         """Time of an iteration of ``tokens`` on what lies beside the devices, at peak rates; here: none."""
         return np.zeros_like(tokens)
 
+    def own_resources(self, running: FloatArray) -> dict[str, FloatArray] | None:
+        """Resource → [N] seconds that a request takes it where they are not those of one of its devices; here: None."""
+        return None
+
     # --- tables -------------------------------------------------------------------------------------------------------
 
     def scale(self, tokens: FloatArray) -> FloatArray:

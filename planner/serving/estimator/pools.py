@@ -64,6 +64,8 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
     )
     if site.tiering is not None:
         worker = site.tiering.worker(worker, pool)
+    if site.separation is not None:
+        worker = site.separation.worker(worker, pool)
     if pool.mig is not None:
         worker = in_instance(worker)
     return worker if pool.power_cap_w is None else capped(worker, pool.power_cap_w, site.power)
@@ -81,4 +83,6 @@ def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemo
         experts=site.experts,
         encoder_bytes=encoder_bytes(site.shape, workload.images, pool.layout),
     )
+    if site.separation is not None:
+        memory = site.separation.memory(memory, site.shape, pool)
     return memory if site.tiering is None else site.tiering.memory(memory, site.shape, pool)

@@ -15,7 +15,7 @@ from typing import Any
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.weight_tiers import Way, WeightTiers
+from meshplan.planner.serving.problem.weight_tiers import FfnDevices, Way, WeightTiers
 
 
 class Role(Enum):
@@ -160,6 +160,7 @@ class Pool:
         power_cap_w: power limit of each device, W; None for the board's own.
         weight_tiers: weights beyond device memory; None where all lie on the devices.
         mig: how each device is cut: a worker has one instance; None: whole devices.
+        ffn: devices of each worker for its MLPs or experts; None: those of the layout compute them.
     """
 
     role: Role
@@ -173,11 +174,18 @@ class Pool:
     power_cap_w: float | None = None
     weight_tiers: WeightTiers | None = None
     mig: MigProfile | None = None
+    ffn: FfnDevices | None = None
+
+    @property
+    def sides(self) -> tuple[tuple[str, int], ...]:
+        """(node type, devices of one worker): its own, and those for its MLPs or experts where they lie apart."""
+        own = (self.node_type, self.layout.num_devices)
+        return (own,) if self.ffn is None else (own, (self.ffn.node_type, self.ffn.num_devices))
 
     @property
     def num_ranks(self) -> int:
         """Devices of all workers, or instances of devices that are cut: one a rank."""
-        return self.layout.num_devices * self.num_workers
+        return sum(size for _, size in self.sides) * self.num_workers
 
     @property
     def num_devices(self) -> int:
@@ -337,6 +345,7 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
     weight = {} if pool.weight == 1 else {"weight": pool.weight}
     cap = {} if pool.power_cap_w is None else {"power_cap_w": pool.power_cap_w}
     mig = {} if pool.mig is None else {"mig": asdict(pool.mig)}
+    ffn = {} if pool.ffn is None else {"ffn": asdict(pool.ffn)}
     beyond = {} if pool.weight_tiers is None else {"weight_tiers": asdict(pool.weight_tiers)}
     if beyond:
         beyond["weight_tiers"]["way"] = beyond["weight_tiers"]["way"].value
@@ -354,6 +363,7 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
         **weight,
         **cap,
         **mig,
+        **ffn,
         **beyond,
     }
 
@@ -369,6 +379,7 @@ def _pool_from(document: Mapping[str, Any]) -> Pool:
         kv_tier=KvTier(**document["kv_tier"]) if "kv_tier" in document else None,
         weight=int(document.get("weight", 1)),
         power_cap_w=float(document["power_cap_w"]) if "power_cap_w" in document else None,
+        ffn=FfnDevices(**document["ffn"]) if "ffn" in document else None,
         weight_tiers=_weight_tiers_from(document["weight_tiers"]) if "weight_tiers" in document else None,
         mig=MigProfile(**document["mig"]) if "mig" in document else None,
     )

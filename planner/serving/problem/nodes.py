@@ -121,4 +121,4 @@ def usd_per_hour(
 
 def pools_by_node_type(pools: Iterable[Pool]) -> dict[str, list[Group]]:
     """Node type → groups of the pools on it, in their order."""
-    return by_node_type((pool.node_type, pool.layout.num_devices, pool.num_workers) for pool in pools)
+    return by_node_type((name, size, pool.num_workers) for pool in pools for name, size in pool.sides)

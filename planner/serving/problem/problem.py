@@ -20,7 +20,7 @@ from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.problem.weight_tiers import Tiering
+from meshplan.planner.serving.problem.weight_tiers import Separation, Tiering
 
 # Share of a worker's highest rate that may be planned: a queue without headroom never empties.
 MAX_UTILIZATION = 0.95
@@ -82,6 +82,7 @@ class Site:
         experts: routing and the places of experts; None where nothing is known of them.
         power: constants of the devices' power by load, which say what a power limit slows.
         tiering: weights in host memory; None where all lie on the devices.
+        separation: MLPs or experts on devices of their own; None where they never are.
     """
 
     shape: ModelShape
@@ -91,6 +92,7 @@ class Site:
     experts: ExpertRouting | None = None
     power: PowerConstants = field(default_factory=lambda: power_calibration().constants)
     tiering: Tiering | None = None
+    separation: Separation | None = None
 
     def machine(self, pool: Pool) -> Machine:
         """The machine of a pool, cut as the pool's devices are."""
@@ -123,6 +125,7 @@ class ServingProblem:
         mig: how every device is cut; None: whole devices. The machines are those of instances.
         mig_options: profiles to choose from besides; empty: nothing to choose.
         tiering: what may lie in host memory; None where none was stated.
+        separation: what may be split between attention and FFN devices; None where nothing may.
     """
 
     shape: ModelShape
@@ -146,6 +149,7 @@ class ServingProblem:
     mig: MigProfile | None = None
     mig_options: tuple[MigProfile, ...] = ()
     tiering: Tiering | None = None
+    separation: Separation | None = None
 
     @property
     def with_each_draft(self) -> tuple[ServingProblem, ...]:
@@ -183,6 +187,7 @@ class ServingProblem:
             experts=self.experts,
             power=self.power.constants,
             tiering=self.tiering,
+            separation=self.separation,
         )
 
     def caps_of(self, device: Device) -> tuple[float | None, ...]:

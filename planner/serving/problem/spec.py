@@ -354,6 +354,11 @@ class ServingSpec(SpecModel):
         description="profiles of NVIDIA's MIG into which the plan may cut every device (3g.40gb), one worker in each "
         "instance, or choose for all of the device; default: whole devices",
     )
+    attention_ffn: Literal["choose", "disaggregated"] | None = Field(
+        default=None,
+        description="choose: decode workers may have their MLPs or experts on devices of their own; disaggregated: "
+        "they must (no engine launches it); default: never",
+    )
     constraints: ServingConstraintsSpec = ServingConstraintsSpec()
     fixed: ServingFixedSpec = ServingFixedSpec()
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,7 +76,9 @@ class Family:
 
     def _groups(self, counts: Counts) -> dict[str, list[tuple[int, int]]]:
         return by_node_type(
-            (kind.placed.node_type, kind.num_devices, count) for kind, count in zip(self.kinds, counts, strict=True)
+            (name, size, count)
+            for kind, count in zip(self.kinds, counts, strict=True)
+            for name, _, size in kind.placed.sides
         )
 
     def _instances(self, counts: Counts) -> int:
@@ -110,9 +113,9 @@ class Family:
         return tuple(rate * count * each / most for count, each in zip(counts, self.rates, strict=True))
 
     def simplicity(self, counts: Counts) -> tuple[float, ...]:
-        """What an operator would rather not have, the worst first: kinds of workers, a dearer rent (or, without prices,
-        more devices), partly used nodes, devices cut by MIG, pipeline stages, a router, drafts and how many, power
-        limits.
+        """What an operator would rather not have, the worst first: kinds of workers (attention and FFN apart are two),
+        a dearer rent (or, without prices, more devices), partly used nodes, devices cut by MIG, pipeline stages, a
+        router, drafts and how many, power limits.
 
         Of plans that cannot be told apart a team runs tensor parallelism, or copies behind a router, before it splits
         a model over stages.
@@ -125,7 +128,7 @@ class Family:
         )
         usd = self.usd_per_hour(counts)
         return (
-            len(counts),
+            float(sum(len(kind.placed.sides) for kind in self.kinds)),
             float(self.num_devices(counts)) if usd is None else usd,
             float(idle > 0),
             float(self.kinds[0].placed.machine.instances_per_device),
@@ -162,6 +165,8 @@ class Family:
         """Most workers of one kind if it had the devices alone."""
         kind = self.kinds[which]
         machine, size = kind.placed.machine, kind.num_devices
+        if kind.placed.ffn is not None:
+            return self._most_separated(which)
         have = min(machine.num_devices, self.problem.limits.max_devices or machine.num_devices)
         if size >= machine.domain_size:
             most = machine.num_devices // (-(-size // machine.domain_size) * machine.domain_size)
@@ -169,6 +174,15 @@ class Family:
             whole, rest = divmod(machine.num_devices, machine.domain_size)
             most = whole * (machine.domain_size // size) + rest // size
         return min(most, have // size, kind.placed.most_workers)
+
+    def _most_separated(self, which: int) -> int:
+        """No more workers of a kind with FFN devices have the devices they need, nodes left aside."""
+        kind, needed, have = self.kinds[which], Counter[str](), dict[str, int]()
+        for name, machine, size in kind.placed.sides:
+            needed[name] += size
+            have[name] = machine.num_devices
+        most = min(have[name] // size for name, size in needed.items())
+        return min(most, (self.problem.limits.max_devices or self.problem.num_devices) // kind.num_devices)
 
     def pinned(self, which: int) -> int | None:
         """The pinned number of workers of one kind."""
@@ -323,7 +337,7 @@ class Family:
         if not self.is_disaggregated:
             return self.rate(tuple(most))
         apart = min(number * rate for number, rate in zip(most, self.rates, strict=True))
-        if len({kind.placed.node_type for kind in self.kinds}) > 1:
+        if len({name for kind in self.kinds for name, _, _ in kind.placed.sides}) > 1:
             return apart
         needed = sum(kind.num_devices / rate for kind, rate in zip(self.kinds, self.rates, strict=True) if rate > 0.0)
         have = self.kinds[0].placed.machine.num_devices
@@ -377,7 +391,7 @@ class Family:
         """
         match self.problem.objective:
             case ServingObjective.USD_PER_MILLION_TOKENS:
-                return kind.num_devices * (kind.placed.machine.usd_per_hour_per_device or 0.0)
+                return sum(size * (machine.usd_per_hour_per_device or 0.0) for _, machine, size in kind.placed.sides)
             case ServingObjective.ENERGY:
                 return kind.power_w(rate_per_s, self.problem.power.constants) or 0.0
             case _:

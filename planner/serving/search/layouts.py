@@ -20,7 +20,7 @@ from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
 from meshplan.planner.serving.problem.engine_rules import STAGES_WITH_DRAFTS
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.weight_tiers import WeightTiers
+from meshplan.planner.serving.problem.weight_tiers import FfnDevices, WeightTiers
 
 # Largest degrees tried: no measured run goes beyond them, and latency only grows.
 MAX_TENSOR, MAX_PIPELINE, MAX_DATA_PARALLEL, MAX_CONTEXT = 64, 16, 512, 8
@@ -44,6 +44,8 @@ class PlacedWorker:
         memory: memory of its fullest device.
         power_cap_w: power limit of each device, W; None for the board's own.
         weight_tiers: weights beyond device memory; None where all lie on the devices.
+        ffn: devices for its MLPs or experts; None: its own compute them.
+        ffn_machine: theirs.
     """
 
     role: Role
@@ -55,6 +57,21 @@ class PlacedWorker:
     memory: WorkerMemory
     power_cap_w: float | None = None
     weight_tiers: WeightTiers | None = None
+    ffn: FfnDevices | None = None
+    ffn_machine: Machine | None = None
+
+    @property
+    def sides(self) -> tuple[tuple[str, Machine, int], ...]:
+        """(node type, machine, devices): its own, and those for its MLPs or experts where they lie apart."""
+        own = (self.node_type, self.machine, self.layout.num_devices)
+        if self.ffn is None or self.ffn_machine is None:
+            return (own,)
+        return own, (self.ffn.node_type, self.ffn_machine, self.ffn.num_devices)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one worker, or instances of devices that are cut."""
+        return sum(size for _, _, size in self.sides)
 
     @property
     def withheld_share(self) -> float:
@@ -81,6 +98,10 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
     if problem.tiering is not None and problem.tiering.is_asked:
         yield from problem.tiering.placements(problem, role, rejected)
         return
+    if problem.separation is not None and role is Role.DECODE:
+        yield from problem.separation.placements(problem, rejected)
+        if problem.separation.is_asked:
+            return
     any_fits = False
     for node_type, machine in problem.machines.items():
         for quantization in problem.quantizations:

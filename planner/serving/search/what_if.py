@@ -8,8 +8,8 @@ alternate between the two, so that a layer takes the time of its slowest stage f
 
 with the kernel times of the estimator, so that it bounds what a schedule makes of those, not what better kernels might.
 DeepSeek-V3 on 128 H800 with 4,048 tokens of context in FP8 comes out at 2,286 tokens/s a device within 50 ms; Step-3's
-authors print 2,324 for DeepSeek's own deployment, which does not split them (abstract of arXiv:2507.19427). Their 4,039
-of Step-3 itself is not compared: its attention is none of the catalog's.
+authors print 2,324 for DeepSeek's own deployment, which does not split them (abstract of arXiv:2507.19427). A spec that
+says ``attention_ffn`` plans such deployments (:mod:`meshplan.planner.serving.attention_ffn`) instead of bounding them.
 
 *Experts in host memory* (MoE-Lens, arXiv:2504.09345; HybriMoE, arXiv:2504.05897). A share g of the experts of a node
 stays in device memory, as many as fit in addition to attention and cache; meanwhile the CPU reads the distinct experts

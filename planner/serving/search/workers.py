@@ -72,7 +72,7 @@ class PricedWorker:
     @property
     def num_devices(self) -> int:
         """Devices of one worker, or instances of devices that are cut."""
-        return self.placed.layout.num_devices
+        return self.placed.num_devices
 
     @property
     def device_share(self) -> float:
@@ -103,7 +103,11 @@ class PricedWorker:
         return request_work(self.worker, self.steady.num_seqs.astype(np.float64), cached=self.cached)
 
     def power_w(self, rate_per_s: float, constants: PowerConstants) -> float | None:
-        """Average power of all its devices where it finishes so many requests/s, W; None without a known limit."""
+        """Average power of all its devices where it finishes so many requests/s, W; None without a known limit, and
+        where MLPs or experts lie apart, whose watts no run tells.
+        """
+        if self.placed.ffn is not None:
+            return None
         reached = np.maximum.accumulate(self.steady.rate_per_s)
         use = self.work_per_request.at(rate_per_s, reached).times(rate_per_s)
         device, cap = self.placed.machine.device, self.placed.power_cap_w
@@ -268,6 +272,7 @@ def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num
         node_type=placed.node_type,
         power_cap_w=placed.power_cap_w,
         weight_tiers=placed.weight_tiers,
+        ffn=placed.ffn,
         mig=problem.mig,
         kv_tier=problem.kv_tier if placed.role is Role.MIXED and placed.limits.prefix_caching else None,
     )

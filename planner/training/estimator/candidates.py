@@ -17,10 +17,10 @@ import numpy as np
 from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.network.rank_layout import Degrees
-from meshplan.planner.core.arrays import BoolArray, IntArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.choice import Choice, ContextStyle
-from meshplan.planner.training.problem.choices import COLUMNS, SPLIT
+from meshplan.planner.training.problem.choices import ALL_STATES, COLUMNS, SPLIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +257,7 @@ class Candidates:
     recompute_num_layers: IntArray
     sequence_parallel: BoolArray
     optimizer_offload: BoolArray
+    optimizer_offload_percent: IntArray
     parameter_offload: BoolArray
     activation_offload: BoolArray
     on_nvme: BoolArray
@@ -294,6 +295,11 @@ class Candidates:
     def offloads_states(self) -> BoolArray:
         """Optimizer states or parameters lie off the devices, [n]."""
         return self.optimizer_offload | self.parameter_offload
+
+    @property
+    def moved_optimizer(self) -> FloatArray:
+        """Share of the optimizer states that lie off the devices, [n]."""
+        return np.where(self.optimizer_offload, self.optimizer_offload_percent / ALL_STATES, 0.0)
 
     @property
     def expert_data_parallel(self) -> IntArray:

@@ -6,6 +6,11 @@ is faster). On NVMe reading and writing of states overlaps with the update (arXi
 
     T = owned·(g/B_link + w/B_link) + max(owned·r·a/B_host, owned·r·2·o/B_nvme)
 
+A share f of the states may move (DeepSpeed's Twin-Flow, Megatron-LM's HybridDeviceOptimizer). Both step one part after
+the other here, so that time rises with f and the least f that fits is the best::
+
+    T(f) = f·T + (1 − f)·T_device
+
 *Parameters* (ZeRO-Infinity, arXiv:2104.07857, §5.1 and §6.1). Every rank fetches its own shard before each
 gather, all links of a host at the same time: forward, backward, and once more with recompute. From NVMe the ranks of a
 host share its devices, and reads overlap with the transfer of earlier shards over the link:

@@ -253,12 +253,13 @@ class StateModel:
         """Bytes of weights, gradients and optimizer states on one rank's device, by name, [n] each."""
         recipe, batch, zero = self.calibration.recipe, self.candidates, self.candidates.zero_stage
         # An offloaded optimizer steps on the host.
-        stepping = np.where(batch.optimizer_offload, 0.0, self.optimizer_step_bytes)
+        stays = 1.0 - batch.moved_optimizer
+        stepping = stays * self.optimizer_step_bytes
         extra = self.calibration.memory.extra_bytes_per_parameter + stepping
         weights: FloatArray = np.zeros(len(batch))
         gradients = optimizer = weights
         copies = WEIGHT_COPY_BYTES.get(self.workload.precision, 0.0)
-        on_device = np.where(batch.optimizer_offload, 0.0, self.optimizer_bytes)
+        on_device = stays * self.optimizer_bytes
         outer = self.outer_copies()
         has_shards = zero >= (ZERO_GRADIENTS if recipe.is_fsdp else ZERO_PARAMETERS)
         whole = self.accumulates_whole()
@@ -319,7 +320,7 @@ class StateModel:
             return np.zeros(len(batch))
         optimizer = self.owned_parameters(stage) * self.optimizer_bytes
         parameters = self.shard_bytes(stage)
-        return np.where(batch.optimizer_offload, optimizer, 0.0) + np.where(batch.parameter_offload, parameters, 0.0)
+        return batch.moved_optimizer * optimizer + np.where(batch.parameter_offload, parameters, 0.0)
 
     def on_host(self, stage: StageClass) -> FloatArray:
         """Host memory for one rank's offloaded states, [n]: the states or their NVMe buffers, and transfer buffers."""
@@ -329,7 +330,7 @@ class StateModel:
         buffers = np.where(batch.parameter_offload, NVME_BUFFER_BYTES, 0.0)
         held = np.where(batch.on_nvme, buffers, self.off_device(stage))
         copies = self.owned_parameters(stage) * HOST_COPY_BYTES_PER_PARAMETER
-        return held + np.where(batch.optimizer_offload, copies, 0.0)
+        return held + batch.moved_optimizer * copies
 
     # --- gathered parameters, secondary copies -----------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ from meshplan.planner.training.problem.switches import (
     USUAL_MODULES,
 )
 
+# Per cent of the optimizer states: all of them.
+ALL_STATES = 100
 # Replicas of the probes of the support matrix.
 PROBE_REPLICAS = 4
 
@@ -186,6 +188,16 @@ CHOICES: tuple[Choice, ...] = (
         default=False,
         is_optional=True,
         simplicity=1,
+    ),
+    # ZeRO-Offload++ (Twin-Flow) of DeepSpeed, HybridDeviceOptimizer of Megatron-LM.
+    Choice(
+        "optimizer_offload_percent",
+        "share of the optimizer states that optimizer_offload moves, %; the rest steps on the device (not validated)",
+        most=ALL_STATES,
+        default=ALL_STATES,
+        is_optional=True,
+        probes=(50, ALL_STATES),
+        probe_with={"optimizer_offload": True, "data_parallel": PROBE_REPLICAS},
     ),
     # Where the optimizer states are offloaded too, so are the gradients.
     Choice(

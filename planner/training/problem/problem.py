@@ -150,6 +150,7 @@ class TrainingConfig:
     decoder_sequence_length: int = 0
     recompute_num_layers: int = 0
     optimizer_offload: bool = False
+    optimizer_offload_percent: int = 100
     parameter_offload: bool = False
     activation_offload: bool = False
     offload_to: str = "host"

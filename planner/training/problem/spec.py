@@ -235,6 +235,12 @@ class FixedSpec(_Pins):
         return self
 
     @model_validator(mode="after")
+    def _a_share_is_of_what_moves(self) -> FixedSpec:
+        if self.optimizer_offload_percent is not None and not self.optimizer_offload:
+            raise ValueError("optimizer_offload_percent goes with optimizer_offload: true")
+        return self
+
+    @model_validator(mode="after")
     def _modules_are_selected(self) -> FixedSpec:
         if self.recompute_modules is not None and self.activation_recompute != "selective":
             raise ValueError("recompute_modules goes with activation_recompute: selective")

@@ -46,11 +46,14 @@ from meshplan.planner.training.search.incumbents import Incumbents
 from meshplan.planner.training.search.layers import mix
 from meshplan.planner.training.search.layers.open_splits import MOST_PRICED, OpenSplits
 from meshplan.planner.training.search.memory_savers import (
+    blocks_beside_shares,
     leaders,
     offloaded,
     takes_blocks,
     takes_blocks_only,
+    with_all_states,
     with_blocks,
+    with_least_share,
 )
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
@@ -226,7 +229,8 @@ class DegreeSearch:
             self._price_more(mixed)
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         for moved in offloaded(self.problem, batch.take(safe > self.problem.limits.memory_bytes)):
-            self._price_more(moved)
+            self._price_more(with_least_share(self.problem, moved, self._safe_bytes))
+            self._price_beside_shares(moved)
 
     def _that_may_fit(self, batch: Candidates) -> Candidates:
         """Without the candidates of which another one shows that they cannot stay within memory."""
@@ -267,6 +271,26 @@ class DegreeSearch:
                 self._price_within(hopeful, self._memory(hopeful).stages())
         if not takes_blocks_only(self.problem):
             self._price_within(batch, stages)
+
+    def _price_beside_shares(self, moved: Candidates) -> None:
+        """Price offloaded candidates with every block of recomputed layers and the least share of the states moved."""
+        for blocks in blocks_beside_shares(self.problem, moved):
+            legal = self._legal(blocks)
+            hopeful = legal.take(self._may_be_kept(legal))
+            self._rule_out(len(legal) - len(hopeful))
+            if len(hopeful):
+                part = with_least_share(self.problem, hopeful, self._safe_bytes)
+                self._price_within(part, self._memory(part).stages())
+
+    def _price_other_split(self, batch: Candidates) -> None:
+        """Price candidates with other layers on their stages, which ask for other shares of the states."""
+        moved = with_all_states(self.problem, batch)
+        part = with_least_share(self.problem, moved, self._safe_bytes)
+        self._price_with_blocks(part, self._memory(part).stages())
+        self._price_beside_shares(moved)
+
+    def _safe_bytes(self, batch: Candidates) -> FloatArray:
+        return np.maximum.reduce([stage.safe_bytes for stage in self._memory(batch).stages()])
 
     def _memory(self, batch: Candidates) -> MemoryModel:
         problem = self.problem
@@ -337,7 +361,7 @@ class DegreeSearch:
         self.open_splits.close(
             lambda: self.incumbents.least_objective,
             self._every_group,
-            lambda batch: self._price_with_blocks(batch, self._memory(batch).stages()),
+            self._price_other_split,
             budget=MOST_PRICED if is_whole else 0,
         )
 

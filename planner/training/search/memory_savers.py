@@ -6,25 +6,31 @@ that fits is the best of them, and the only one that is priced
 (:meth:`~meshplan.planner.training.estimator.memory.MemoryModel.least_recomputed`).
 
 *Offload* of optimizer states, parameters or kept activations takes no less time and no more device memory: where the
-limits allow it, candidates that exceed the device memory are tried with every allowed set.
+limits allow it, candidates that exceed the device memory are tried with every allowed set. Of the optimizer states
+only a share moves where the framework can do that: time rises with the share and memory falls, so the least whole per
+cent that fits is the best of them, and the only one that is priced; so it is beside every block of recomputed layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from meshplan.planner.core.arrays import IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.choices import ALL_STATES
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
-from meshplan.planner.training.search.templates import TEMPLATE
+from meshplan.planner.training.search.templates import TEMPLATE, rule_view
+
+SafeBytes = Callable[[Candidates], FloatArray]
+_SHARE = "optimizer_offload_percent"
 
 
 def leaders(problem: TrainingProblem, batch: Candidates) -> tuple[IntArray, IntArray] | None:
@@ -106,3 +112,54 @@ def offloaded(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidate
         for chosen in combinations(free, count):
             moved: dict[str, Any] = dict.fromkeys(chosen, np.ones(len(batch), dtype=bool))
             yield replace(batch, **moved)
+
+
+def blocks_beside_shares(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
+    """Offloaded candidates without recompute, with every block of recomputed layers that may stand beside a share."""
+    if not takes_blocks(problem) or _SHARE in problem.fixed or "recompute_num_layers" in problem.fixed:
+        return
+    plain = batch.take((batch.recompute == Recompute.NONE) & batch.optimizer_offload)
+    block = np.full(len(plain), int(Recompute.BLOCK))
+    for count in range(1, max(batch.split.layers_per_chunk)) if len(plain) else ():
+        yield replace(plain, recompute=block, recompute_num_layers=np.full(len(plain), count))
+
+
+def with_all_states(problem: TrainingProblem, batch: Candidates) -> Candidates:
+    """The batch with all of the states moved of which a share is, unless that is pinned."""
+    if _SHARE in problem.fixed or not batch.optimizer_offload.any():
+        return batch
+    return replace(batch, optimizer_offload_percent=np.full(len(batch), ALL_STATES))
+
+
+def with_least_share(problem: TrainingProblem, batch: Candidates, safe_bytes: SafeBytes) -> Candidates:
+    """The batch with no more of the offloaded optimizer states moved than memory asks for, where rules allow a part.
+
+    Args:
+        problem: the question.
+        batch: candidates, some with all optimizer states offloaded.
+        safe_bytes: of a batch, [n] the device memory of the fullest rank.
+
+    Returns:
+        The same candidates; those that exceed the memory with all states moved keep them moved.
+    """
+    rules = [rule for rule in problem.rules.rules if _SHARE in rule.about]
+    if not len(batch) or not batch.optimizer_offload.any() or _SHARE in problem.fixed or not rules:
+        return batch
+    least, most = np.ones(len(batch), dtype=np.int64), batch.optimizer_offload_percent.copy()
+    view = rule_view(problem, replace(batch, optimizer_offload_percent=least))
+    may = batch.optimizer_offload.copy()
+    for rule in rules:
+        may &= np.broadcast_to(np.asarray(rule.holds(problem.shape, view)), may.shape)
+    may &= safe_bytes(batch) <= problem.limits.memory_bytes
+    most[may] = _least_that_fits(problem, batch.take(may), safe_bytes)
+    return replace(batch, optimizer_offload_percent=most)
+
+
+def _least_that_fits(problem: TrainingProblem, batch: Candidates, safe_bytes: SafeBytes) -> IntArray:
+    """[n] the least whole per cent of states that must move; all candidates fit with all of them moved."""
+    low, high = np.ones(len(batch), dtype=np.int64), batch.optimizer_offload_percent.copy()
+    while len(batch) and (low < high).any():
+        middle = (low + high) // 2
+        fits = safe_bytes(replace(batch, optimizer_offload_percent=middle)) <= problem.limits.memory_bytes
+        low, high = np.where(fits, low, np.minimum(middle + 1, high)), np.where(fits, middle, high)
+    return high

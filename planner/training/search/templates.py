@@ -23,7 +23,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
 from meshplan.planner.training.problem.choice import Choice, Recompute
-from meshplan.planner.training.problem.choices import COLUMNS
+from meshplan.planner.training.problem.choices import ALL_STATES, COLUMNS
 from meshplan.planner.training.problem.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
@@ -306,6 +306,7 @@ def candidates_with(problem: TrainingProblem, columns: Mapping[str, IntArray], s
     for name in OFFLOADS.values():
         plain[name][:] = bool(problem.fixed.get(name, False))
     plain["on_nvme"][:] = problem.limits.offload_to == "nvme"
+    plain["optimizer_offload_percent"][:] = int(problem.fixed.get("optimizer_offload_percent", ALL_STATES))
     batch = problem.workload.global_batch_size
     num_microbatches = batch // (columns["micro_batch_size"] * columns["data_parallel"])
     return Candidates(split=split, num_microbatches=num_microbatches, **plain, **columns)

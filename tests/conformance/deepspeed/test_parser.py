@@ -80,6 +80,7 @@ def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingCon
             precision=draw.choice(("bf16", "fp16")),
             activation_recompute=draw.choice(("none", "full")),
             optimizer_offload=offloads[0],
+            optimizer_offload_percent=draw.choice((7, 50, 100)) if offloads[0] else 100,
             parameter_offload=offloads[1],
             offload_to="nvme" if any(offloads) and draw.random() < 0.3 else "host",
             activation_offload=draw.random() < 0.3,
@@ -110,6 +111,12 @@ def test_random_legal_plans_are_accepted_and_read_back(module: Any, tmp_path: Pa
         ):
             assert (offload is not None and offload.device == device) is planned
             assert not planned or (str(offload.nvme_path) == emitter.NVME_PATH) is (device == "nvme")
+        if config.optimizer_offload:
+            ratio = parsed.zero_config.offload_optimizer.ratio
+            assert ratio == pytest.approx(config.optimizer_offload_percent / 100)
+            # What steps on the device are whole groups of the rank's parameters, rounded down: int((1 − ratio)·groups).
+            groups = shape.num_parameters / config.data_parallel_shard / parsed.zero_config.sub_group_size
+            assert ratio == 1.0 or groups == pytest.approx(20, rel=0.01)
         assert parsed.activation_checkpointing_config.cpu_checkpointing is config.activation_offload
         assert parsed.gradient_accumulation_steps == config.num_microbatches
         assert parsed.train_micro_batch_size_per_gpu == config.micro_batch_size
@@ -134,6 +141,7 @@ WORDS = emitter.configuration(request_for(LLAMA_70B, config_for(LLAMA_70B, data_
         {"gradient_accumulation_steps": 3},
         {"zero_optimization": {"stage": 4}},
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "moon"}}},
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
         {"zero_optimization": {"stage": 2, "overlap_com": True}},
         {"zero_optimization": {"stage": "two"}},
         {"tensor_parallel": {"autotp_size": "two"}},

@@ -141,6 +141,7 @@ def test_legal_plans_are_accepted_and_read_back(megatron: Any, tmp_path: Path) -
         assert parsed.use_distributed_optimizer == (config.zero_stage > 0)
         assert parsed.use_megatron_fsdp == (config.zero_stage > 1)
         assert parsed.optimizer_cpu_offload is config.optimizer_offload
+        assert parsed.optimizer_offload_fraction == pytest.approx(config.optimizer_offload_percent / 100)
         assert (parsed.moe_expert_capacity_factor or 0.0) == config.expert_capacity_factor
         assert parsed.moe_pad_expert_input_to_capacity is (config.expert_capacity_factor > 0)
         if shape.moe is not None:

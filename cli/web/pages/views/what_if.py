@@ -108,9 +108,11 @@ def _load(plan: Plan) -> list[Slider]:
 
 
 def _can_predict(plan: Plan) -> bool:
-    """A deployment of several kinds of mixed workers cannot be pinned in a spec."""
+    """A deployment of several kinds of mixed workers cannot be pinned in a spec, nor can FFN devices."""
     if plan.kind == "training":
         return "stages" not in plan.config
+    if any("ffn" in pool for pool in plan.config["pools"]):
+        return False
     return len({pool["role"] for pool in plan.config["pools"]}) == len(plan.config["pools"])
 
 

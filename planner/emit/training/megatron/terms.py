@@ -19,7 +19,8 @@ from meshplan.planner.emit.training.megatron.switches import (
     OPTIMIZER,
     RECOMPUTED_MODULES,
 )
-from meshplan.planner.emit.training.terms import TrainingRows
+from meshplan.planner.emit.training.terms import TrainingRows, offloaded_percent
+from meshplan.planner.training.problem.choices import ALL_STATES
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 _PARSER = "parser"
@@ -37,6 +38,7 @@ _SCALED_FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
 _EXCHANGE, _EXCHANGE_SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 _LEVELS = 2
 _OUTER = "--outer-dp-sharding-strategy"
+_SHARE = "--optimizer-offload-fraction"  # all where it is not stated
 # The first name of a style is the one that is written.
 _EXCHANGES = {
     "p2p": "ring",
@@ -207,6 +209,16 @@ TERMS = (
         "--optimizer-cpu-offload",
         "--use-precision-aware-optimizer",
         expressed_by="--optimizer-cpu-offload, --use-precision-aware-optimizer",
+    ),
+    _rows.term(
+        "optimizer_offload_percent",
+        lambda config, _: (
+            {_SHARE: f"{config.optimizer_offload_percent / ALL_STATES:g}"}
+            if config.optimizer_offload and config.optimizer_offload_percent < ALL_STATES
+            else {}
+        ),
+        lambda arguments: offloaded_percent(arguments.get(_SHARE), _SHARE),
+        _SHARE,
     ),
     _rows.term(
         "precision",

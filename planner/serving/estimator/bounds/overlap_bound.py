@@ -83,6 +83,9 @@ def resource_seconds(worker: Worker, running: FloatArray, *, cached: float = 0.0
     Of weights only what decode iterations read is counted where there are any: a prompt may be prefilled beside them,
     and experts that it hits may be hit by others.
     """
+    own = worker.own_resources(running)
+    if own is not None:
+        return own
     contexts, role = worker.contexts, worker.role
     steps = 0.0 if role is Role.PREFILL else contexts.most - contexts.least - 1.0
     prompt = 0.0 if role is Role.DECODE else max(contexts.prompt - cached, 1.0)

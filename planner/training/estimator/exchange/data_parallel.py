@@ -219,4 +219,5 @@ class DataParallelModel:
             state_bytes=self.states.optimizer_bytes,
         )
         # Never faster than on the device, so that what fits without offload needs none.
-        return np.where(batch.optimizer_offload, np.maximum(on_host, on_device), on_device)
+        moved = batch.moved_optimizer
+        return moved * np.maximum(on_host, on_device) + (1.0 - moved) * on_device

@@ -9,6 +9,7 @@ import numpy as np
 
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.choice import RECOMPUTE_MODES
+from meshplan.planner.training.problem.choices import ALL_STATES
 from meshplan.planner.training.problem.frameworks import legality
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.precisions import PRECISIONS
@@ -57,6 +58,17 @@ ARITHMETIC = (
         message="parameter_offload needs zero_stage 3: whole parameters stay on the device",
         stage="parser",
         source="ZeRO-Infinity, arXiv:2104.07857, section 5.1; deepspeed 0.19.8: runtime/zero/config.py",
+    ),
+    LegalityRule(
+        name="part_of_the_states_moves_to_the_host",
+        holds=lambda _, config: (
+            np.equal(config.optimizer_offload_percent, ALL_STATES)
+            | (np.logical_not(config.parameter_offload) & np.not_equal(config.offload_to, "nvme"))
+        ),
+        message="optimizer_offload_percent below 100 goes with offload_to host, and without parameter_offload",
+        stage="parser",
+        source="the planner's own: part of the states beside parameters off the device, or on NVMe, was not read",
+        about=("optimizer_offload_percent",),
     ),
     LegalityRule(
         name="parameter_offload_keeps_no_copies",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.problem.choices import ALL_STATES
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.legality import (
     capacity_rule,
@@ -72,6 +73,16 @@ DEEPSPEED = without_stages(
         *plain_sharding("deepspeed", f"{_SPEED}: runtime/zero/config.py", hpz=True),
         no_vocabulary_parallel("deepspeed"),
         offload_rule("deepspeed", (1, 2, 3), f"{_SPEED}: runtime/zero/offload_config.py"),
+        LegalityRule(
+            name="part_of_the_states_needs_zero_3",
+            holds=lambda _, config: (
+                np.equal(config.optimizer_offload_percent, ALL_STATES) | np.equal(config.zero_stage, ZERO_3)
+            ),
+            message="optimizer_offload_percent below 100 needs zero_stage 3",
+            stage="parser",
+            source=f"{_SPEED}: runtime/zero/config.py, offload_ratio_check",
+            about=("optimizer_offload_percent",),
+        ),
         LegalityRule(
             name="nvme_needs_zero_3",
             holds=lambda _, config: np.not_equal(config.offload_to, "nvme") | (config.zero_stage == ZERO_3),

@@ -10,6 +10,7 @@ from core_cases import DENSE, MOE, configured, machine_with, problem_of, questio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshplan.planner.core.solution import Status
 from meshplan.planner.training.estimator.offload import (
     HOST_ADAM_BYTES_PER_S,
     HOST_COPY_BYTES_PER_PARAMETER,
@@ -121,19 +122,56 @@ def test_a_small_host_refuses_and_the_nearest_miss_says_so() -> None:
 
 @pytest.mark.parametrize("shape", [DENSE, MOE], ids=lambda shape: shape.slug)
 @pytest.mark.parametrize("objective", [TrainingObjective.THROUGHPUT, TrainingObjective.NUM_DEVICES])
-@pytest.mark.parametrize("memory_bytes", [6.4e9, 8e9])
+@pytest.mark.parametrize("memory_bytes", [6.4e9])
 def test_agrees_with_asking_twice(shape: object, objective: TrainingObjective, memory_bytes: float) -> None:
-    """Allowed is the better of pinned on and pinned off: the bound loses nothing."""
+    """Allowed is the best of pinned off, and of pinned on with any share: the bound loses nothing."""
     machine = machine_with(4, host_memory_bytes=int(TIB))
     base: dict[str, object] = {"num_devices": 4, "global_batch_size": 4, "machine": machine, "objective": objective}
     free = {"limits": {"memory_bytes": memory_bytes, "offload": ("optimizer",)}}
     solution, _ = search_degrees(problem_of(shape, **base, **free))
-    pinned = [
-        search_degrees(problem_of(shape, **base, **free, fixed={"optimizer_offload": there}))[0]
-        for there in (False, True)
+    assert solution.assignment is not None
+    assert solution.bound is not None
+    share = max(solution.assignment.config.optimizer_offload_percent - 1, 1)
+
+    def pinned(**pins: object) -> float:
+        found, _ = search_degrees(problem_of(shape, **base, **free, fixed=pins))
+        return float("inf") if found.objective is None else found.objective
+
+    whole = min(pinned(optimizer_offload=False), pinned(optimizer_offload=True, optimizer_offload_percent=100))
+    best = min(whole, pinned(optimizer_offload=True, optimizer_offload_percent=share))
+    assert solution.bound <= best
+    assert solution.objective <= whole * (1.0 + 1e-9)
+    if solution.status is Status.OPTIMAL:
+        assert solution.objective <= best * (1.0 + 1e-9)
+
+
+def test_a_share_lies_on_the_line_between_none_and_all() -> None:
+    """Memory of the device and of the host, and the time of the step, by hand: 30 of 100."""
+    problem = problem_of(DENSE, num_devices=2, machine=machine_with(2, host_memory_bytes=int(TIB)), rules=MEGATRON)
+    config = configured(problem, **NARROW)
+    none, every = both(problem, config)
+    part = price(problem, replace(config, optimizer_offload=True, optimizer_offload_percent=30))
+    assert part.step_s == pytest.approx(0.7 * none.step_s + 0.3 * every.step_s)
+    for before, between, after in zip(none.stages, part.stages, every.stages, strict=True):
+        for name in ("safe_bytes", "host_bytes"):
+            ends = getattr(before, name), getattr(after, name)
+            assert getattr(between, name) == pytest.approx(0.7 * ends[0] + 0.3 * ends[1])
+
+
+@pytest.mark.parametrize("memory_bytes", [6e9, 8e9, 9e9, 11e9])
+def test_no_more_moves_than_must(memory_bytes: float) -> None:
+    solution, _ = search_degrees(question(TIB, memory_bytes=memory_bytes))
+    if solution.assignment is None:
+        return
+    config, limit = solution.assignment.config, memory_bytes
+    problem = question(TIB, memory_bytes=memory_bytes)
+    fits = [
+        max(stage.safe_bytes for stage in price(problem, replace(config, optimizer_offload_percent=part)).stages)
+        <= limit
+        for part in (config.optimizer_offload_percent, config.optimizer_offload_percent - 1)
     ]
-    found = [one.objective for one in pinned if one.objective is not None]
-    assert solution.objective == pytest.approx(min(found), rel=1e-9)
+    assert fits == [True, False]
+    assert config.optimizer_offload_percent < 100
 
 
 def test_a_pinned_offload_obeys_the_framework() -> None:
