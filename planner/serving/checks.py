@@ -232,6 +232,7 @@ def _check_separation(spec: ServingSpec, shape: ModelShape, problems: Problems) 
             f"{shape.name} has layers that are not attention and then an MLP",
         ),
         "workload.task": (workload.task != "generate", "nothing is decoded"),
+        "workload.audio": (workload.audio is not None, "attention to what an encoder read was not priced for it"),
         "workload.arrival": (workload.arrival == "all_at_once", "prefill has workers of its own: give a rate"),
         "fixed.mode": (spec.fixed.mode == "aggregated", "prefill has workers of its own: say disaggregated"),
         "objective": (spec.objective is ServingObjective.ENERGY, "energy: no run tells the watts of FFN devices"),

@@ -207,6 +207,7 @@ def test_no_launcher_files_are_written(plan: Plan, catalog: Catalog) -> None:
         ({"fixed": {"mode": "aggregated"}}, "fixed.mode"),
         ({"mig": "choose"}, "mig"),
         ({"model": "deepseek-v4-pro"}, "model"),
+        ({"model": "whisper-large-v3", "workload": {"audio": {"seconds": 20}, "output_length": 100}}, "workload.audio"),
     ],
 )
 def test_what_was_not_priced_is_refused_by_name(catalog: Catalog, changes: dict[str, Any], path: str) -> None:
