@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from planted_serving import PLANTED, prepared
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
-from meshplan.planner.serving.measured.constants_fit import FITTED, PARAMETERS, parts_of
+from meshplan.planner.serving.measured.constants_fit import FITTED, NOISE, PARAMETERS, Row, parts_of
 from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.machines import MachineReader
 
@@ -54,6 +56,17 @@ def test_planted_constants_predict_what_they_made(reader: MachineReader) -> None
         (group, metric) for group in "ab" for metric in ("ttft_s", "tpot_s")
     }
     assert local.num_runs == 18
+
+
+def test_static_batches_pass_no_front_end(reader: MachineReader) -> None:
+    """They are handed to the engine by a script: no time outside of it explains them, nor do they tell that time."""
+    (loop,) = prepared(reader, (8,), "a")
+    batch = PreparedRun(replace(loop.run, workload=replace(loop.run.workload, arrival=Arrival.STATIC_BATCH)))
+    slow = replace(PLANTED, first_token_offset_s=PLANTED.first_token_offset_s + 1.0)
+    assert batch.predicted(slow)["ttft_s"] == batch.predicted(PLANTED)["ttft_s"]
+    assert loop.predicted(slow)["ttft_s"] == pytest.approx(loop.predicted(PLANTED)["ttft_s"] + 1.0)
+    _, slope = Row(batch, NOISE).linear(PARAMETERS.vector(PLANTED))
+    assert not slope[:, list(FITTED).index("first_token_offset_s")].any()
 
 
 def test_one_point_of_a_curve_helps_the_rest(reader: MachineReader) -> None:
