@@ -3,10 +3,9 @@
 *Notation.* Run i has measured metrics y_im (time to first token, time per token, latency or throughput) and predictions
 f_im(θ); θ are the logarithms of :class:`~meshplan.catalogs.constants.serving.ServingConstants`.
 
-*Model.* The constants of engine e on generation a are a sum, θ_ea = μ + α_e + β_a + γ_ea: what all share, what the
-engine does everywhere, what the generation does under every engine, and the rest. Each part has a normal prior, μ about
-the literature and the others about 0, so that an engine that was never measured on a generation still has constants,
-and few runs move only what they depend on.
+*Model.* The constants of an engine's release on a generation are a sum of what all share and of what the engine, the
+release and the generation do (:mod:`meshplan.planner.serving.measured.parts`). Each part has a normal prior, so that a
+release that was never measured on a generation still has constants, and few runs move only what they depend on.
 
 *Objective.* That of :mod:`meshplan.planner.validation.fitting` for ln y_im − ln f_im(θ), with Huber's loss and then
 Cauchy's, which ignores runs that no constants explain (a front end that is its own bottleneck, a flag that the source
@@ -18,55 +17,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.measured.parts import FITTED, OWN_SPREAD, SHARED, parts_of, spread_of
 from meshplan.planner.serving.measured.prediction import FITTED_METRICS, TAIL_METRICS, PreparedRun
 from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
 from meshplan.planner.validation.held_out import HeldOut, Key
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Prior standard deviations of a constant's logarithm, by part of the model.
-
-    Args:
-        prior: the shared part μ, about the literature.
-        engine: the engine's part α, in units of :data:`ENGINE_SHARE` × ``prior``.
-        generation: the hardware generation's part β, in units of :data:`GENERATION_SHARE` × ``prior``.
-        own: a single server, about the set of its engine and generation.
-    """
-
-    prior: float
-    engine: float = 1.0
-    generation: float = 1.0
-    own: float
-
-
-# The time before an engine starts on a request depends mostly on flags and front ends, so its prior is wide; an engine
-# prepares one or two iterations ahead. Engines differ in host time far more than in kernel time: where kernel times
-# seem to differ, the models do, which does not carry over to other models. The hardware generation matters little for
-# host time and not at all for the front end. One measured point of a server cannot separate steps and offset before the
-# first token, so both stay near the catalog's. Spreads, shares and the loss were chosen among some dozens by the
-# held-out error.
-FITTED: Mapping[str, Spread] = {
-    "decode_factor": Spread(prior=0.07, engine=0.5, own=0.15),
-    "prefill_factor": Spread(prior=0.2, engine=0.3, generation=0.5, own=0.3),
-    "host_step_s": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.8),
-    "host_s_per_seq": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.8),
-    "launch_s_per_layer": Spread(prior=0.5, generation=0.5, own=0.8),
-    "first_token_steps": Spread(prior=0.5, generation=0.2, own=0.3),
-    "first_token_offset_s": Spread(prior=2.0, generation=0.2, own=0.3),
-}
-# Spread of each part of the model over that of μ.
-ENGINE_SHARE, GENERATION_SHARE, REST_SHARE = 0.5, 0.2, 0.3
-SPREAD = np.array([spread.prior for spread in FITTED.values()])
-OF_ENGINE = np.array([spread.engine for spread in FITTED.values()])
-OF_GENERATION = np.array([spread.generation for spread in FITTED.values()])
-OWN_SPREAD = np.array([spread.own for spread in FITTED.values()])
 # Scatter of a metric that no constant explains, in the logarithm: another release of the same engine moves both
 # latencies by about 15 %, and the time to first token three times as much from run to run as the time per token.
 NOISE = {"ttft_s": 0.2, "tpot_s": 0.08, "latency_s": 0.08, "output_tokens_per_s": 0.08}
@@ -83,8 +44,6 @@ REWEIGHTINGS = 24
 FIXED_SPREAD = 1e-6  # prior of a constant that may not move
 OWN_ITERATIONS = 2
 PARAMETERS = Parameters(names=tuple(FITTED))
-
-Part = tuple[str, str]  # ("", "") is shared by all; (engine, ""), ("", generation), (engine, generation)
 
 
 class Row:
@@ -161,12 +120,6 @@ class Row:
         return here, slope
 
 
-def parts_of(key: Key) -> tuple[Part, ...]:
-    """The parts whose sum is the constants of a key: shared, engine, generation, both."""
-    engine, generation = key
-    return tuple(dict.fromkeys([("", ""), (engine, ""), ("", generation), key]))
-
-
 def solve(
     linear: Linear, owners: Sequence[Row], prior: FloatArray, *, kept: Callable[[Row], bool] = lambda _: True
 ) -> Callable[[Key], FloatArray]:
@@ -179,9 +132,9 @@ def solve(
         kept: rows that are not left out.
     """
     chosen = [i for i, row in enumerate(owners) if kept(row)]
-    parts = sorted({part for i in chosen for part in parts_of(owners[i].key)} | {("", "")})
-    offset = {part: i * len(SPREAD) for i, part in enumerate(parts)}
-    size = len(SPREAD)
+    parts = sorted({part for i in chosen for part in parts_of(owners[i].key)} | {SHARED})
+    offset = {part: i * len(FITTED) for i, part in enumerate(parts)}
+    size = len(FITTED)
     rows = linear.only(chosen)
     design = np.zeros((len(chosen), len(parts) * size))
     for row, i in enumerate(chosen):
@@ -189,8 +142,8 @@ def solve(
             at = offset[part]
             design[row, at : at + size] = rows.slope[row]
     parts_prior = Prior(
-        mean=np.where(np.repeat([part == ("", "") for part in parts], size), np.tile(prior, len(parts)), 0.0),
-        spread=np.concatenate([_share(part) * SPREAD for part in parts]),
+        mean=np.where(np.repeat([part == SHARED for part in parts], size), np.tile(prior, len(parts)), 0.0),
+        spread=np.concatenate([spread_of(part) for part in parts]),
     )
     rows = replace(rows, at=np.zeros(design.shape[1]), slope=design)
     found = most_probable(rows, parts_prior, LOSS, rounds=REWEIGHTINGS, start=parts_prior.mean)
@@ -220,15 +173,6 @@ def refined(rows: Sequence[Row], start: ServingConstants, free: Sequence[str] = 
         return limited(theta, found, MAX_MOVE)
 
     return PARAMETERS.replaced(start, gauss_newton(step, prior.mean, iterations=OWN_ITERATIONS))
-
-
-def _share(part: Part) -> FloatArray:
-    engine, generation = part
-    if not engine and not generation:
-        return np.ones_like(SPREAD)
-    if not generation:
-        return ENGINE_SHARE * OF_ENGINE
-    return GENERATION_SHARE * OF_GENERATION if not engine else np.full_like(SPREAD, REST_SHARE)
 
 
 def thinned_curves(rows: Sequence[Row]) -> list[Row]:
