@@ -112,7 +112,7 @@ class Row:
         for j, name in enumerate(FITTED):
             if name == "first_token_offset_s":  # it is added to the engine's time: ∂ ln f/∂θ = offset/f
                 added = np.array([metric in ("ttft_s", "latency_s") for metric in self.metrics])
-                slope[:, j] = np.where(added & self.prepared.has_front_end, np.exp(theta[j] - here), 0.0)
+                slope[:, j] = np.where(added & self.prepared.run.workload.has_front_end, np.exp(theta[j] - here), 0.0)
                 continue
             moved = theta.copy()
             moved[j] += STEP

@@ -58,15 +58,6 @@ class PreparedRun:
         """(constants' engine name, hardware generation)."""
         return self.run.recipe.constants_name, self.run.architecture
 
-    @property
-    def has_front_end(self) -> bool:
-        """Requests reach the engine over a server; a static batch is handed to it in its own process.
-
-        No server can be asked for one: benchmarks that print static batches call the engine from a script
-        (LLM-Inference-Bench, arXiv:2411.00136; Splitwise, arXiv:2311.18677; gptSessionBenchmark of TensorRT-LLM 0.5).
-        """
-        return self.run.workload.arrival is not Arrival.STATIC_BATCH
-
     @cached_property
     def workers(self) -> tuple[Worker, ...]:
         """One worker of each pool."""
@@ -80,8 +71,6 @@ class PreparedRun:
 
     def _site(self, constants: ServingConstants) -> Site:
         run = self.run
-        if not self.has_front_end:
-            constants = replace(constants, first_token_offset_s=0.0)
         nodes = {pool.node_type for pool in run.config.pools}
         return Site(
             shape=run.shape,

@@ -1,8 +1,7 @@
 """A whole configuration served: its pools become simulated workers, and clients see what the simulation says.
 
-Clients see more than the engine: tokeniser and network add a fixed time to every request
-(:class:`~meshplan.catalogs.constants.serving.ServingConstants`). With disaggregated prefill and decode they add it
-twice, because the router sends the request to one server and then to another.
+Clients see more than the engine: tokenizer and network add to the time of every request
+(:mod:`meshplan.planner.serving.search.front_end`).
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.memory import WorkerMemory, kv_bytes_per_token
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker, scheduled
@@ -18,17 +18,13 @@ from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
+from meshplan.planner.serving.search.front_end import TOKENIZE_S_PER_TOKEN, outside_s
 from meshplan.planner.serving.search.trials import Serve
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.prefix_cache import TierShape
 from meshplan.planner.serving.simulation.run import ServingRun
-
-# Time of a server to tokenize a prompt, s a token: 164 ms at the median of decode servers for prompts of some 37,000
-# tokens (ray-project/ray, pull request 64049; vLLM's chat requests, 256 clients). A tokenizer alone takes 1.1 µs (1.1 s
-# for a million tokens, charlesxu.io/parallel-tokenizer). What a single server takes is in the fitted time outside it.
-TOKENIZE_S_PER_TOKEN = 0.164 / 37_000
 
 
 def serve(
@@ -65,15 +61,12 @@ def server(
         link=kv_link(site, config) if config.is_disaggregated else None,
         first_token_from_decode=True,
     )
-    outside = dict.fromkeys(Role, 0.0)
-    for pool in config.pools:
-        outside[pool.role] = max(outside[pool.role], site.constants[pool.node_type].first_token_offset_s)
-    outside_s = sum(outside.values())
 
     def served(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
-        if stopping is not None:
-            stopping = stopping.later(outside_s)
-        return seen_by_clients(simulate_system(requests, system, stopping), outside_s)
+        later_s = outside_s(site, config, workload, requests.input_length)
+        if stopping is not None:  # no request is seen earlier than that: a run that is stopped violates its SLO
+            stopping = stopping.later(float(later_s.min()))
+        return seen_by_clients(simulate_system(requests, system, stopping), later_s)
 
     return served
 
@@ -92,9 +85,9 @@ def simulated_pool(site: Site, pool: Pool, workload: ServingWorkload, cost: Step
     )
 
 
-def seen_by_clients(run: ServingRun, outside_s: float) -> ServingRun:
-    """The run with the time that each request spends outside the engines, s, added to its tokens' times."""
-    return replace(run, first_token_s=run.first_token_s + outside_s, finish_s=run.finish_s + outside_s)
+def seen_by_clients(run: ServingRun, later_s: FloatArray) -> ServingRun:
+    """The run with the time that each request spends outside the engines, s, [n], added to its tokens' times."""
+    return replace(run, first_token_s=run.first_token_s + later_s, finish_s=run.finish_s + later_s)
 
 
 def kv_link(site: Site, config: ServingConfig) -> KvLink:
