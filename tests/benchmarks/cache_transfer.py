@@ -29,8 +29,7 @@ from meshplan.planner.serving.estimator.collectives import TRANSFER_START_S
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.resolve import serving_calibration
-from meshplan.planner.serving.search.deployment import kv_link
-from meshplan.planner.serving.search.front_end import TOKENIZE_S_PER_TOKEN
+from meshplan.planner.serving.search.deployment import TOKENIZE_S_PER_TOKEN, kv_link
 from meshplan.planner.serving.simulation.cluster import KvLink
 from meshplan.planner.validation.machines import MachineReader
 

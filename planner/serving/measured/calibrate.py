@@ -15,6 +15,7 @@ from dataclasses import replace
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.constants_fit import (
+    FITTED,
     MAX_MOVE,
     NOISE,
     OWN_NOISE,
@@ -32,7 +33,6 @@ from meshplan.planner.serving.measured.evidence import (
     half_width,
     with_coverage,
 )
-from meshplan.planner.serving.measured.parts import FITTED
 from meshplan.planner.serving.measured.prediction import TAIL_METRICS, PreparedRun
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.between_sources import log_size

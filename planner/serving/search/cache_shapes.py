@@ -19,8 +19,7 @@ from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import KvTier, ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.search.deployment import seen_by_clients, simulated_pool
-from meshplan.planner.serving.search.front_end import outside_s
+from meshplan.planner.serving.search.deployment import outside_s, seen_by_clients, simulated_pool
 from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import ServingSystem, simulate_system

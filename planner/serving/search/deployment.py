@@ -1,7 +1,12 @@
 """A whole configuration served: its pools become simulated workers, and clients see what the simulation says.
 
-Clients see more than the engine: tokenizer and network add to the time of every request
-(:mod:`meshplan.planner.serving.search.front_end`).
+Clients see more than the engine. A prompt of p tokens of text reaches it, and its tokens reach the client, later by
+
+    c + s·p
+
+c is fitted (:class:`~meshplan.catalogs.constants.serving.ServingConstants`): the slowest server of a role, and once for
+prefill and once for decode servers, because the router sends a disaggregated request to one and then to the other.
+s is published. Assumptions: prompts do not wait for each other's tokenizing, and tokens of images are not text.
 """
 
 from __future__ import annotations
@@ -9,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshplan.planner.core.arrays import FloatArray
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.memory import WorkerMemory, kv_bytes_per_token
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker, scheduled
@@ -18,13 +25,17 @@ from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
-from meshplan.planner.serving.search.front_end import TOKENIZE_S_PER_TOKEN, outside_s
 from meshplan.planner.serving.search.trials import Serve
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.prefix_cache import TierShape
 from meshplan.planner.serving.simulation.run import ServingRun
+
+# Time of a server to tokenize a prompt, s a token: 164 ms at the median of decode servers for prompts of some 37,000
+# tokens (ray-project/ray, pull request 64049; vLLM's chat requests, 256 clients). A tokenizer alone takes 1.1 µs (1.1 s
+# for a million tokens, charlesxu.io/parallel-tokenizer). The published time is that of a loaded server, as here.
+TOKENIZE_S_PER_TOKEN = 0.164 / 37_000
 
 
 def serve(
@@ -88,6 +99,25 @@ def simulated_pool(site: Site, pool: Pool, workload: ServingWorkload, cost: Step
 def seen_by_clients(run: ServingRun, later_s: FloatArray) -> ServingRun:
     """The run with the time that each request spends outside the engines, s, [n], added to its tokens' times."""
     return replace(run, first_token_s=run.first_token_s + later_s, finish_s=run.finish_s + later_s)
+
+
+def outside_s(
+    site: Site, config: ServingConfig, workload: ServingWorkload, prompt_tokens: FloatArray | IntArray
+) -> FloatArray:
+    """Time that requests with such prompts spend outside the engines of a configuration, s, [len(prompt_tokens)]."""
+    if not workload.has_front_end:
+        return np.zeros(len(prompt_tokens))
+    slowest = dict.fromkeys(Role, 0.0)
+    for pool in config.pools:
+        slowest[pool.role] = max(slowest[pool.role], site.constants[pool.node_type].first_token_offset_s)
+    return sum(slowest.values()) + tokenize_s(workload, np.asarray(prompt_tokens))
+
+
+def tokenize_s(workload: ServingWorkload, prompt_tokens: FloatArray | IntArray) -> FloatArray:
+    """Time to tokenize prompts, s, of the shape of ``prompt_tokens``."""
+    images = workload.images
+    of_images = 0 if images is None else images.per_request * images.tokens
+    return np.asarray(TOKENIZE_S_PER_TOKEN * np.maximum(np.asarray(prompt_tokens) - of_images, 0.0))
 
 
 def kv_link(site: Site, config: ServingConfig) -> KvLink:

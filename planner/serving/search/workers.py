@@ -33,7 +33,7 @@ from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.search.front_end import tokenize_s
+from meshplan.planner.serving.search.deployment import tokenize_s
 from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers, with_chunk
 
 # Chunks of prefill are made smaller by this factor, down to the least that keeps products compute-bound.

@@ -14,8 +14,7 @@ from planted_serving import PLANTED, prepared
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
-from meshplan.planner.serving.measured.constants_fit import NOISE, PARAMETERS, Row, solve
-from meshplan.planner.serving.measured.parts import FITTED
+from meshplan.planner.serving.measured.constants_fit import FITTED, NOISE, PARAMETERS, Row, solve
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE

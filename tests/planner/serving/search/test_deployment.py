@@ -11,7 +11,7 @@ from planted_serving import PLANTED, prepared
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.requests import Arrival, Images
-from meshplan.planner.serving.search.front_end import TOKENIZE_S_PER_TOKEN, outside_s, tokenize_s
+from meshplan.planner.serving.search.deployment import TOKENIZE_S_PER_TOKEN, outside_s, tokenize_s
 from meshplan.planner.validation.machines import MachineReader
 
 
