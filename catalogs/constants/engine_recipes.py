@@ -97,6 +97,15 @@ def engine_recipes() -> Mapping[str, EngineRecipe]:
     return {name: read_entry(EngineRecipe, entry, name=name) for name, entry in entries.items()}
 
 
+def engine_of_constants(name: str) -> str:
+    """The engine whose releases take the constants of a name; the name itself where no entry does.
+
+    >>> engine_of_constants("trtllm-2024"), engine_of_constants("mine")
+    ('trtllm', 'mine')
+    """
+    return next((recipe.engine for recipe in engine_recipes().values() if recipe.constants_name == name), name)
+
+
 # Engines that schedule as another one does, by what their documentation says of their batching: the nearest known.
 NEAREST_ENGINE: Mapping[str, str] = {"lmdeploy": "vLLM", "neuron": "vLLM", "tgi": "vLLM", "nim": "TensorRT-LLM"}
 

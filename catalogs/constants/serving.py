@@ -26,7 +26,8 @@ class ServingConstants:
         first_token_steps: iterations that pass before one can hold a request that has arrived: engines that prepare
             them ahead prepare one (vLLM, SGLang and TensorRT-LLM with their overlap schedulers), and some
             stream what they gave at intervals.
-        first_token_offset_s: fixed time of a request outside the engine (tokeniser, HTTP), s.
+        first_token_offset_s: fixed time of a request outside the engine (HTTP, processes), s; tokenizing its prompt
+            comes on top.
     """
 
     decode_factor: float = 1.0

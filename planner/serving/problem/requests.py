@@ -137,6 +137,15 @@ class ServingWorkload:
     task: Task = Task.GENERATE
 
     @property
+    def has_front_end(self) -> bool:
+        """Requests reach the engine over a server; a static batch is handed to it in its own process.
+
+        No server can be asked for one: benchmarks that print static batches call the engine from a script
+        (LLM-Inference-Bench, arXiv:2411.00136; Splitwise, arXiv:2311.18677; gptSessionBenchmark of TensorRT-LLM 0.5).
+        """
+        return self.arrival is not Arrival.STATIC_BATCH
+
+    @property
     def mean_lengths(self) -> tuple[float, float]:
         """Mean prompt and output tokens of a request: nominal × (1 + length_ratio)/2."""
         mean = (1.0 + self.length_ratio) / 2.0

@@ -19,7 +19,7 @@ from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import KvTier, ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.search.deployment import seen_by_clients, simulated_pool
+from meshplan.planner.serving.search.deployment import outside_s, seen_by_clients, simulated_pool
 from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import ServingSystem, simulate_system
@@ -150,8 +150,8 @@ def _one_cache(problem: ServingProblem, config: ServingConfig, cost: StepCost, s
         kv_capacity_tokens=num * alone.kv_capacity_tokens,
     )
     run = simulate_system(make_requests(workload, seed=seed), ServingSystem(pools=(together,)))
-    outside_s = site.constants[pool.node_type].first_token_offset_s
-    metrics = summarize(seen_by_clients(run, outside_s), num_devices=config.num_devices)
+    later_s = outside_s(site, config, workload, run.input_length)
+    metrics = summarize(seen_by_clients(run, later_s), num_devices=config.num_devices)
     return _shape(
         metrics,
         name="one KV cache over all workers",

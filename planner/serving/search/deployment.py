@@ -1,8 +1,12 @@
 """A whole configuration served: its pools become simulated workers, and clients see what the simulation says.
 
-Clients see more than the engine: tokeniser and network add a fixed time to every request
-(:class:`~meshplan.catalogs.constants.serving.ServingConstants`). With disaggregated prefill and decode they add it
-twice, because the router sends the request to one server and then to another.
+Clients see more than the engine. A prompt of p tokens of text reaches it, and its tokens reach the client, later by
+
+    c + s·p
+
+c is fitted (:class:`~meshplan.catalogs.constants.serving.ServingConstants`): the slowest server of a role, and once for
+prefill and once for decode servers, because the router sends a disaggregated request to one and then to the other.
+s is published. Assumptions: prompts do not wait for each other's tokenizing, and tokens of images are not text.
 """
 
 from __future__ import annotations
@@ -10,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.memory import WorkerMemory, kv_bytes_per_token
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker, scheduled
@@ -27,7 +34,7 @@ from meshplan.planner.serving.simulation.run import ServingRun
 
 # Time of a server to tokenize a prompt, s a token: 164 ms at the median of decode servers for prompts of some 37,000
 # tokens (ray-project/ray, pull request 64049; vLLM's chat requests, 256 clients). A tokenizer alone takes 1.1 µs (1.1 s
-# for a million tokens, charlesxu.io/parallel-tokenizer). What a single server takes is in the fitted time outside it.
+# for a million tokens, charlesxu.io/parallel-tokenizer). The published time is that of a loaded server, as here.
 TOKENIZE_S_PER_TOKEN = 0.164 / 37_000
 
 
@@ -65,15 +72,12 @@ def server(
         link=kv_link(site, config) if config.is_disaggregated else None,
         first_token_from_decode=True,
     )
-    outside = dict.fromkeys(Role, 0.0)
-    for pool in config.pools:
-        outside[pool.role] = max(outside[pool.role], site.constants[pool.node_type].first_token_offset_s)
-    outside_s = sum(outside.values())
 
     def served(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
-        if stopping is not None:
-            stopping = stopping.later(outside_s)
-        return seen_by_clients(simulate_system(requests, system, stopping), outside_s)
+        later_s = outside_s(site, config, workload, requests.input_length)
+        if stopping is not None:  # no request is seen earlier than that: a run that is stopped violates its SLO
+            stopping = stopping.later(float(later_s.min()))
+        return seen_by_clients(simulate_system(requests, system, stopping), later_s)
 
     return served
 
@@ -92,9 +96,28 @@ def simulated_pool(site: Site, pool: Pool, workload: ServingWorkload, cost: Step
     )
 
 
-def seen_by_clients(run: ServingRun, outside_s: float) -> ServingRun:
-    """The run with the time that each request spends outside the engines, s, added to its tokens' times."""
-    return replace(run, first_token_s=run.first_token_s + outside_s, finish_s=run.finish_s + outside_s)
+def seen_by_clients(run: ServingRun, later_s: FloatArray) -> ServingRun:
+    """The run with the time that each request spends outside the engines, s, [n], added to its tokens' times."""
+    return replace(run, first_token_s=run.first_token_s + later_s, finish_s=run.finish_s + later_s)
+
+
+def outside_s(
+    site: Site, config: ServingConfig, workload: ServingWorkload, prompt_tokens: FloatArray | IntArray
+) -> FloatArray:
+    """Time that requests with such prompts spend outside the engines of a configuration, s, [len(prompt_tokens)]."""
+    if not workload.has_front_end:
+        return np.zeros(len(prompt_tokens))
+    slowest = dict.fromkeys(Role, 0.0)
+    for pool in config.pools:
+        slowest[pool.role] = max(slowest[pool.role], site.constants[pool.node_type].first_token_offset_s)
+    return sum(slowest.values()) + tokenize_s(workload, np.asarray(prompt_tokens))
+
+
+def tokenize_s(workload: ServingWorkload, prompt_tokens: FloatArray | IntArray) -> FloatArray:
+    """Time to tokenize prompts, s, of the shape of ``prompt_tokens``."""
+    images = workload.images
+    of_images = 0 if images is None else images.per_request * images.tokens
+    return np.asarray(TOKENIZE_S_PER_TOKEN * np.maximum(np.asarray(prompt_tokens) - of_images, 0.0))
 
 
 def kv_link(site: Site, config: ServingConfig) -> KvLink:

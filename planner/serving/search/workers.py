@@ -33,6 +33,7 @@ from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.search.deployment import tokenize_s
 from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers, with_chunk
 
 # Chunks of prefill are made smaller by this factor, down to the least that keeps products compute-bound.
@@ -184,7 +185,8 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
         most=placed.limits.max_num_seqs,
     )
     alone = prefill_s(cost, prompt, cached=cached, budget=limits.max_batched_tokens)
-    first = alone + constants.first_token_offset_s + constants.first_token_steps * steady.tpot_s
+    seen = alone + constants.first_token_offset_s + float(tokenize_s(workload, np.asarray(prompt)))
+    first = seen + constants.first_token_steps * steady.tpot_s
     feasible = np.ones(len(steady.num_seqs), dtype=bool)
     if placed.role is not Role.PREFILL:
         feasible &= steady.tpot_s <= problem.tpot_limit_s
@@ -199,7 +201,7 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
         budget=limits.max_batched_tokens,
         chunked=limits.chunked_prefill,
     )
-    most, may_meet, best = _bounds(problem, cost, work, steady.num_seqs, alone + constants.first_token_offset_s)
+    most, may_meet, best = _bounds(problem, cost, work, steady.num_seqs, seen)
     return PricedWorker(
         placed=placed,
         worker=worker,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,9 +14,11 @@ from planted_serving import PLANTED, prepared
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
-from meshplan.planner.serving.measured.constants_fit import FITTED, PARAMETERS, parts_of
+from meshplan.planner.serving.measured.constants_fit import FITTED, NOISE, PARAMETERS, Row, solve
 from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
+from meshplan.planner.validation.fitting import Linear
 from meshplan.planner.validation.machines import MachineReader
 
 
@@ -31,17 +36,29 @@ def test_vector_and_constants_are_inverse() -> None:
     assert set(FITTED) == set(ServingConstants.__dataclass_fields__)
 
 
-def test_parts_of_a_key_name_each_share_once() -> None:
-    assert parts_of(("vllm", "hopper")) == (("", ""), ("vllm", ""), ("", "hopper"), ("vllm", "hopper"))
-    assert parts_of(("", "")) == (("", ""),)
+def test_a_release_that_nobody_measured_is_expected_to_be_like_its_engines_others() -> None:
+    """Two releases of TensorRT-LLM wait three times as long for their host as vLLM: so does the third, in part."""
+    seen = {"trtllm-2023": 3.0, "trtllm-2024": 3.0, "vllm": 1.0, "vllm-v0": 1.0}
+    host = list(FITTED).index("host_step_s")
+    linear = Linear(
+        at=np.zeros(len(FITTED)),
+        residual=np.log([1e-3 * times for times in seen.values()]),
+        slope=np.tile(np.eye(len(FITTED))[host], (len(seen), 1)),
+        noise=np.full(len(seen), 0.05),
+        weight=np.ones(len(seen)),
+    )
+    owners = [cast("Row", SimpleNamespace(key=(name, "hopper"))) for name in seen]
+    theta = solve(linear, owners, PARAMETERS.vector(ServingConstants()))
+    waits = {name: float(np.exp(theta((name, "hopper"))[host])) for name in ("trtllm", "sglang", "vllm")}
+    assert 1.1e-3 < waits["vllm"] * 1.1 < waits["sglang"] < waits["trtllm"] < 3e-3
 
 
 def test_planted_constants_predict_what_they_made(reader: MachineReader) -> None:
-    """Of few runs shrinkage keeps some of the way back: eighteen, at three lengths of answers, are enough."""
-    runs = prepared(reader, (1, 4, 16), "a") + prepared(reader, (2, 8, 32), "b")
+    """Of few runs shrinkage keeps some of the way back: eighteen, at three lengths and many loads, are enough."""
+    runs = prepared(reader, (1, 4, 16), "a") + prepared(reader, (2, 8, 128), "b")
     for length in (32, 512):
         runs += prepared(reader, (1, 4, 16), "a", output_length=length)
-        runs += prepared(reader, (2, 8, 32), "b", output_length=length)
+        runs += prepared(reader, (2, 8, 128), "b", output_length=length)
     result = calibrate_serving(runs, source="planted", date="2026-11-21")
     names = [(item.engine, item.architecture) for item in result.calibrations]
     assert names[0] == (ANY_ENGINE, ANY)
@@ -54,6 +71,17 @@ def test_planted_constants_predict_what_they_made(reader: MachineReader) -> None
         (group, metric) for group in "ab" for metric in ("ttft_s", "tpot_s")
     }
     assert local.num_runs == 18
+
+
+def test_static_batches_pass_no_front_end(reader: MachineReader) -> None:
+    """They are handed to the engine by a script: no time outside of it explains them, nor do they tell that time."""
+    (loop,) = prepared(reader, (8,), "a")
+    batch = PreparedRun(replace(loop.run, workload=replace(loop.run.workload, arrival=Arrival.STATIC_BATCH)))
+    slow = replace(PLANTED, first_token_offset_s=PLANTED.first_token_offset_s + 1.0)
+    assert batch.predicted(slow)["ttft_s"] == batch.predicted(PLANTED)["ttft_s"]
+    assert loop.predicted(slow)["ttft_s"] == pytest.approx(loop.predicted(PLANTED)["ttft_s"] + 1.0)
+    _, slope = Row(batch, NOISE).linear(PARAMETERS.vector(PLANTED))
+    assert not slope[:, list(FITTED).index("first_token_offset_s")].any()
 
 
 def test_one_point_of_a_curve_helps_the_rest(reader: MachineReader) -> None:
