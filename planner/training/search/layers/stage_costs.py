@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -223,8 +224,16 @@ class SplitCosts:
             fewest[stage] += chunk not in ends and set(possible) == {kind}
         return fewest
 
+    @cached_property
+    def unsharded(self) -> TrainingModel:
+        """The estimator of the same candidates without the transfers of ZeRO-3, which are no sum over layers."""
+        if not (self.batch.zero_stage >= ZERO_PARAMETERS).any():
+            return self.model
+        below = np.minimum(self.batch.zero_stage, ZERO_PARAMETERS - 1)
+        return training_model(self.problem, replace(self.batch, zero_stage=below))
+
     def costs(self) -> StageCosts:
-        """See :class:`StageCosts`."""
+        """See :class:`StageCosts`; transfers of ZeRO-3 are left out."""
         split = self.split
         p, kinds = split.pipeline_parallel, len(self.kinds)
         usual = -(-self.problem.shape.num_hidden_layers // p)
@@ -239,11 +248,11 @@ class SplitCosts:
             for kind in range(kinds):
                 more = [count + (index == kind) for index, count in enumerate(point)]
                 asked.append(replace(stage_of(more, first=first, head=head), vocabulary_share=share))
-        seconds = self.model.stages_s(asked)
+        seconds = self.unsharded.stages_s(asked)
         plain = where[False, False] if (False, False) in where else min(where.values())
         units = [seconds[plain + 1 + kind] - seconds[plain] for kind in range(kinds)]
         base = {key: seconds[at] - point[0] * units[0] for key, at in where.items()}
-        memory = self.memory()
+        memory = self.memory(may_be_empty=False)
         return StageCosts(
             kind_of=tuple(self.kind_of),
             layer_s=np.stack(units),
@@ -259,25 +268,30 @@ class SplitCosts:
         self._again_s = again_s
 
     def again_s(self) -> FloatArray:
-        """Time that recompute of one more layer of each kind adds to a micro-batch, [kinds, n]."""
+        """Time that recompute of one more layer of each kind adds to a micro-batch's work, [kinds, n]."""
         if self._again_s is None:
             self._again_s = self._priced_again_s()
         return self._again_s
 
     def _priced_again_s(self) -> FloatArray:
-        rows = (self.batch.recompute == Recompute.NONE) & (self.batch.zero_stage < ZERO_PARAMETERS)
+        rows, batch = self.batch.recompute == Recompute.NONE, self.unsharded.candidates
         if not takes_blocks(self.problem) or not rows.any():
-            return np.zeros((len(self.kinds), len(self.batch)))
-        ones = np.ones(len(self.batch), dtype=np.int64)
+            return np.zeros((len(self.kinds), len(batch)))
+        ones = np.ones(len(batch), dtype=np.int64)
         in_blocks = training_model(
-            self.problem, replace(self.batch, recompute=int(Recompute.BLOCK) * ones, recompute_num_layers=ones)
+            self.problem, replace(batch, recompute=int(Recompute.BLOCK) * ones, recompute_num_layers=ones)
         )
         layers = [stage_of(unit(kind, len(self.kinds))) for kind in range(len(self.kinds))]
-        pairs = zip(in_blocks.stages_s(layers), self.model.stages_s(layers), strict=True)
+        pairs = zip(in_blocks.stages_s(layers), self.unsharded.stages_s(layers), strict=True)
         return np.where(rows, np.stack([again - once for again, once in pairs]), 0.0)
 
-    def memory(self) -> StageBytes:
-        """See :class:`StageBytes`."""
+    def memory(self, *, may_be_empty: bool = True) -> StageBytes:
+        """See :class:`StageBytes`. Under ZeRO-3 the gathered layer is the smallest of any kind.
+
+        Args:
+            may_be_empty: what an end needs without layers counts if that is less; else every stage holds one or more,
+                and has the working set of a recomputed or gathered layer.
+        """
         batch, split, kinds = self.batch, self.split, len(self.kinds)
         p = split.pipeline_parallel
         shape = (p, len(batch))
@@ -298,22 +312,47 @@ class SplitCosts:
             kind: weight * (two[kind, 0] - one[kind, 0]) + (1.0 - weight) * (two[kind, p - 1] - one[kind, p - 1])
             for kind in range(kinds)
         }
-        start = np.minimum.reduce([2.0 * one[kind, 0] - two[kind, 0] for kind in range(kinds)])
-        base = np.broadcast_to(start, shape).copy()
+        base = np.broadcast_to(np.minimum.reduce([2.0 * one[kind, 0] - two[kind, 0] for kind in range(kinds)]), shape)
+        base = base.copy()
         for stage in {0, self.head_stage}:
-            first, head = self.ends(stage)
-            layer = unit(0, kinds)
-            plain = memory.stage(stage_of(layer, index=stage)).safe_bytes
-            base[stage] += memory.stage(stage_of(layer, first=first, head=head, index=stage)).safe_bytes - plain
+            base[stage] += self._ends_bytes(stage)
+            if may_be_empty:
+                base[stage] = np.minimum(base[stage], self._without_layers_bytes(stage))
         dropped = np.stack([memory.layer_bytes(kind) for kind in self.kinds]) - memory.layer_input_bytes()
         saved = flying[:, None] * dropped * memory.safe_per_activation_byte
         again = (batch.recompute == Recompute.NONE) & takes_blocks(self.problem)
-        known = batch.zero_stage < ZERO_PARAMETERS
+        # While a checkpoint is loaded whole, memory is not what it is in a step.
+        known = (batch.zero_stage < ZERO_PARAMETERS) | (not self.problem.calibration.recipe.loads_whole)
         return StageBytes(
             layer_bytes=np.stack([np.where(known, slope[kind], 0.0) for kind in range(kinds)], axis=1),
             base_bytes=np.where(known, base, 0.0),
             saved_bytes=np.where(again & known, saved, 0.0),
         )
+
+    def _ends_bytes(self, stage: int) -> FloatArray:
+        """What embedding and LM head add to a stage with layers, [n].
+
+        A fully sharded rank gathers a layer's share of all parameters of its stage, the ends' among them: the smallest
+        share, that of a stage with all layers, is counted.
+        """
+        first, head = self.ends(stage)
+        memory, kinds = self.model.memory, len(self.kinds)
+
+        def added(count: int) -> FloatArray:
+            layers = unit(0, kinds, count)
+            plain = memory.stage(stage_of(layers, index=stage)).safe_bytes
+            return memory.stage(stage_of(layers, first=first, head=head, index=stage)).safe_bytes - plain
+
+        gathers = self.batch.zero_stage >= ZERO_PARAMETERS
+        if not gathers.any():
+            return added(1)
+        return np.where(gathers, added(len(self.kind_of)), added(1))
+
+    def _without_layers_bytes(self, stage: int) -> FloatArray:
+        """What a stage with an end needs that holds no layer, [n]."""
+        first, head = self.ends(stage)
+        none = stage_of([0] * len(self.kinds), first=first, head=head, index=stage)
+        return self.model.memory.stage(none).safe_bytes
 
     def embedding_bytes(self, stage: int) -> FloatArray:
         """What the embedding adds to a stage, with the micro-batches that this one keeps in flight, [n]."""

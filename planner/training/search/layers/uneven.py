@@ -21,7 +21,8 @@ all of them are looked at, which is exact.
 
 Assumes: t and M grow by the same amount with each layer of a kind. Where chunks take different kinds of layer from
 several places, all count as the least kind, and :mod:`.mixed_kinds` has further bounds. Where each stage gathers its
-parameters (ZeRO-3), its memory is left out.
+parameters (ZeRO-3), the least that it may gather counts as memory, and the transfers as time only where layers are
+alike.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ from meshplan.planner.training.search.layers.stage_costs import (
     StageCosts,
     StageTable,
     stage_of,
-    training_model,
     unit,
 )
 
@@ -93,10 +93,7 @@ class UnevenSplits:
         return self._quick
 
     def _priced_quickly(self) -> tuple[FloatArray, FloatArray]:
-        split, batch, model = self.split, self.batch, self.model
-        if (batch.zero_stage >= ZERO_PARAMETERS).any():
-            unsharded = np.minimum(batch.zero_stage, ZERO_PARAMETERS - 1)
-            model = training_model(self.problem, replace(batch, zero_stage=unsharded))
+        split, batch, model = self.split, self.batch, self.stages.unsharded
         totals = [self.kind_of.count(kind) for kind in range(len(self.kinds))]
         fewer = [totals[0] - 1, *totals[1:]]
         is_split = split.vocabulary_parallel
@@ -184,7 +181,8 @@ class UnevenSplits:
         each = self.stages.costs()
         mixed = len(self.kinds) > 1 and split.virtual_pipeline_stages > 1
         costs = each.of_the_least_layer() if mixed else each
-        exact = ~costs.saved_bytes.any(axis=(0, 1)) | self._always_fits(costs)
+        is_full = batch.zero_stage >= ZERO_PARAMETERS
+        exact = ~costs.saved_bytes.any(axis=(0, 1)) | (self._always_fits(costs) & ~is_full)
         stage_s = (most_s - self.model.around_s()) / m
         fewest_layers = [self.stages.fewest_layers(stage) for stage in range(split.pipeline_parallel)]
         longest = longest_stage(costs, fewest_layers, stage_s, split.virtual_pipeline_stages)
@@ -192,6 +190,9 @@ class UnevenSplits:
         busy_s = np.where(exact, 0.0, np.where(np.isfinite(most_s), most_s, 1e30) / m)
         fewest = max(layers - (split.pipeline_parallel - 1) * longest, 0)
         self.tables = self.stages.tables(fewest, longest, busy_s)
+        if self.tables and is_full.any():  # more work hides more of the transfers
+            hidden = float(np.max(self.problem.calibration.time.fully_sharded_overlap))
+            costs = replace(costs, again_s=np.where(is_full, (1.0 - hidden) * costs.again_s, costs.again_s))
         outside = self._outside_s(most_s)
         recurrence = Recurrence(
             stages=self.stages,
@@ -205,8 +206,6 @@ class UnevenSplits:
         if mixed:
             least = np.maximum(least, main_kind_s(recurrence, each, stage_s))
         bound = least + outside
-        if not self.tables:  # where a stage gathers its own parameters, its time is no sum over layers
-            bound = np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, bound)
         found = [few, many]
         if self.tables:  # else they add nothing to the bound that the candidates came with
             bound = np.maximum(bound, self.sharp_bound_s(most_s))
@@ -214,7 +213,7 @@ class UnevenSplits:
             self._leading(recurrence, each, most_s, outside, bound, found)
         if self.tables:
             self._trade_off(recurrence, most_s, (outside, least), bound, found)
-            self._enumerate(costs, exact & (bound < most_s), most_s, bound, found)
+            self._enumerate(costs, (exact | is_full) & (bound < most_s), most_s, bound, found)
         return bound, found
 
     def _leading(
