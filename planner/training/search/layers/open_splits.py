@@ -18,6 +18,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined, split_layers
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.layers.every_split import every_split_s
 from meshplan.planner.training.search.layers.least_recompute import fewest_in_flight, least_recompute_s
 from meshplan.planner.training.search.layers.uneven import UnevenSplits, may_be_uneven
 from meshplan.planner.training.search.objective import Objective
@@ -34,9 +35,16 @@ ROUNDING = 1e-9
 # Splits tried, at most, where no usual split is within the limits.
 MOST_TRIED = 40
 
-# (candidates) → the legal ones among them and their smaller sharding groups; (candidates) → None, prices them.
+# () → objective of the incumbent; (candidates) → the legal ones among them and their smaller sharding groups;
+# (candidates) → None, prices them.
+Best = Callable[[], float]
 Expand = Callable[[Candidates], Candidates]
 Price = Callable[[Candidates], None]
+
+
+def worthwhile_of(best: Best) -> float:
+    """Objective that another split must beat to be looked for."""
+    return best() * (1.0 - WORTHWHILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +103,7 @@ class OpenSplits:
                 )
             )
 
-    def close(self, best: Callable[[], float], expand: Expand, price: Price, *, budget: int = MOST_PRICED) -> None:
+    def close(self, best: Best, expand: Expand, price: Price, *, budget: int = MOST_PRICED) -> None:
         """Price the splits that may win; afterwards ``bound`` is the least that any split can reach.
 
         Args:
@@ -109,7 +117,7 @@ class OpenSplits:
         for split in list(self._waiting):
             self._look(split, best())
         for noted, open_ones in self._pipelines(best()):
-            worthwhile = best() * (1.0 - WORTHWHILE)
+            worthwhile = worthwhile_of(best)
             self.bound = min(self.bound, float(noted[noted >= worthwhile].min(initial=math.inf)))
             if (noted >= worthwhile).all():
                 continue
@@ -117,7 +125,7 @@ class OpenSplits:
             rows = np.argsort(least, kind="stable")[: ROWS_AT_ONCE if budget > 0 else 0]
             self.bound = min(self.bound, float(np.delete(least, rows).min(initial=math.inf)))
             if len(rows):
-                budget -= self._close(splits.take(rows), least[rows], worthwhile, price, budget)
+                budget -= self._close(splits.take(rows), least[rows], best, price, budget)
         self._open = []
 
     def _sharpened(self, batch: Candidates, worthwhile: float) -> tuple[FloatArray, UnevenSplits]:
@@ -158,20 +166,44 @@ class OpenSplits:
         found = [(np.concatenate(bounds[split]), joined(own)) for split, own in batches.items()]
         return sorted(found, key=lambda item: float(item[0].min()))
 
-    def _close(self, splits: UnevenSplits, known: FloatArray, worthwhile: float, price: Price, budget: int) -> int:
+    def _close(self, splits: UnevenSplits, known: FloatArray, best: Best, price: Price, budget: int) -> int:
         """Sharpen the ``known`` bound of some candidates and price their best splits; how many were priced."""
         batch = splits.batch
-        bound_s, found = splits.solve(self._most_s(worthwhile, batch))
+        bound_s, found = splits.solve(self._most_s(worthwhile_of(best), batch))
         least = np.maximum(self.objective.of(bound_s, batch.world_size), known)
-        rows = np.flatnonzero(least < worthwhile)
-        self.bound = min(self.bound, float(least.min(initial=math.inf)))
         priced = 0
+        rows = np.flatnonzero(least < worthwhile_of(best))
         for layers_per_chunk, takers in splits.worth_pricing(found, rows):
             if priced >= budget:
                 break
             price(replace(batch.take(takers), split=self._split(batch.split, layers_per_chunk)))
             priced += 1
+        rows = np.flatnonzero(least < worthwhile_of(best))
+        if len(rows) and priced < budget:
+            least[rows], more = self._try_all(splits.take(rows), least[rows], best, price, MOST_PRICED)
+            priced += more
+        self.bound = min(self.bound, float(least.min(initial=math.inf)))
         return priced
+
+    def _try_all(
+        self, splits: UnevenSplits, known: FloatArray, best: Best, price: Price, budget: int
+    ) -> tuple[FloatArray, int]:
+        """Price every split that may win, the least bound first, where there are few; bounds, [n], and how many."""
+        batch = splits.batch
+        found = every_split_s(splits, self._most_s(worthwhile_of(best), batch))
+        if found is None:
+            return known, 0
+        sizes, least_s = found
+        least = np.maximum(self.objective.of(least_s, batch.world_size), known)
+        priced = 0
+        for way in np.argsort(least.min(axis=1, initial=math.inf), kind="stable").tolist():
+            takers = np.flatnonzero(least[way] < worthwhile_of(best))
+            if not len(takers) or priced >= budget:
+                break
+            price(replace(batch.take(takers), split=self._split(batch.split, tuple(sizes[way].tolist()))))
+            least[way, takers] = math.inf
+            priced += 1
+        return least.min(axis=0, initial=math.inf), priced
 
     def _most_s(self, worthwhile: float, batch: Candidates) -> FloatArray:
         """Steps that are no shorter than this are of no use, or beyond a limit, [n]."""

@@ -263,9 +263,11 @@ class SplitCosts:
             saved_bytes=memory.saved_bytes,
         )
 
-    def know_again_s(self, again_s: FloatArray) -> None:
-        """Take what :meth:`again_s` is from a batch that these candidates were part of."""
-        self._again_s = again_s
+    def take(self, rows: IntArray) -> SplitCosts:
+        """The same of some candidates, with what recompute of a layer takes."""
+        other = SplitCosts(self.problem, self.batch.take(rows))
+        other._again_s = self.again_s()[:, rows]
+        return other
 
     def again_s(self) -> FloatArray:
         """Time that recompute of one more layer of each kind adds to a micro-batch's work, [kinds, n]."""

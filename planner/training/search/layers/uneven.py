@@ -79,7 +79,7 @@ class UnevenSplits:
         other = UnevenSplits(self.problem, self.batch.take(rows))
         if self._quick is not None:
             other._quick = self._quick[0][rows], self._quick[1][rows]
-        other.stages.know_again_s(self.stages.again_s()[:, rows])
+        other.stages = self.stages.take(rows)
         return other
 
     def quick_bound_s(self) -> FloatArray:
@@ -125,7 +125,7 @@ class UnevenSplits:
             most_s: steps that are no shorter than this are of no use, [n].
         """
         batch, split, kinds = self.batch, self.split, len(self.kinds)
-        after_s = self._outside_s(most_s) - self.model.around_s()
+        after_s = self.outside_s(most_s) - self.model.around_s()
         quick_s = self.quick_bound_s()
         full = (batch.zero_stage >= ZERO_PARAMETERS) & (batch.zero_hpz_partition_size == 1)
         full &= batch.gathered_num_layers == 0
@@ -193,7 +193,7 @@ class UnevenSplits:
         if self.tables and is_full.any():  # more work hides more of the transfers
             hidden = float(np.max(self.problem.calibration.time.fully_sharded_overlap))
             costs = replace(costs, again_s=np.where(is_full, (1.0 - hidden) * costs.again_s, costs.again_s))
-        outside = self._outside_s(most_s)
+        outside = self.outside_s(most_s)
         recurrence = Recurrence(
             stages=self.stages,
             costs=costs,
@@ -321,7 +321,7 @@ class UnevenSplits:
         whole = costs.base_bytes + np.einsum("k,pkn->pn", costs.layers_before()[:, -1], costs.layer_bytes)
         return np.asarray((whole <= self.problem.limits.memory_bytes).all(axis=0))
 
-    def _outside_s(self, most_s: FloatArray) -> FloatArray:
+    def outside_s(self, most_s: FloatArray) -> FloatArray:
         """A of the module docstring, [n]: some stage has ⌈L/p⌉ layers or more, and there are those with the ends."""
         longest_s = np.where(np.isfinite(most_s), most_s, 1e30) / self.batch.num_microbatches
         least_s = self.model.around_s() + self._mean_ending_s(longest_s)
