@@ -38,8 +38,11 @@ def main_kind_s(recurrence: Recurrence, each: StageCosts, most_s: FloatArray) ->
     return _alone(recurrence, each, most_s).solve()[0]
 
 
-def leading_layers_s(recurrence: Recurrence, each: StageCosts, most_s: FloatArray) -> tuple[FloatArray, IntArray]:
-    """D_p(L) where all layers of other kinds lead the model, [n], and the layers of each stage, [p, n]; else −∞.
+def leading_layers_s(
+    recurrence: Recurrence, each: StageCosts, most_s: FloatArray
+) -> tuple[FloatArray, IntArray, IntArray]:
+    """D_p(L) where all layers of other kinds lead the model, [n], else −∞; all layers of each stage, and the leading
+    ones of each of the first chunks, [p, n] each.
 
     Args:
         recurrence: of the batch.
@@ -50,16 +53,18 @@ def leading_layers_s(recurrence: Recurrence, each: StageCosts, most_s: FloatArra
     leading = len(each.kind_of) - each.kind_of.count(main)
     known = main not in each.kind_of[:leading] and 0 < leading <= MOST_LEADING and leading < p
     least, chosen = np.full(count, np.inf if known else -np.inf), np.zeros((p, count), dtype=np.int64)
+    on_chunks = np.zeros_like(chosen)
     if not known:
-        return least, chosen
+        return least, chosen, on_chunks
     alone = _alone(recurrence, each, most_s)
     for sizes in first_chunks(leading):
         costs = _with_leading(alone.costs, each, sizes)
         seconds, few, _ = replace(alone, costs=costs).solve()
-        own = few + np.array([*sizes, *[0] * (p - len(sizes))])[:, None]
-        chosen = np.where(seconds < least, own, chosen)
+        own = np.array([*sizes, *[0] * (p - len(sizes))])[:, None]
+        better = seconds < least
+        chosen, on_chunks = np.where(better, few + own, chosen), np.where(better, own, on_chunks)
         least = np.minimum(least, seconds)
-    return least, chosen
+    return least, chosen, on_chunks
 
 
 def first_chunks(layers: int) -> Iterator[tuple[int, ...]]:

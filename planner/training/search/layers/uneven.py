@@ -28,7 +28,7 @@ alike.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,19 @@ from meshplan.planner.training.search.layers.stage_costs import (
 # Exposed gradient reductions that a bound tells apart, at most, and the least spread of them that is worth it: part of
 # the longest step of use.
 MOST_EXPOSED, LEAST_SPREAD = 16, 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A split of the layers for each candidate, [p, n] each.
+
+    Args:
+        counts: layers of each stage; none where nothing was found.
+        leading: of these, layers of another kind on each of the first chunks; None where they do not matter.
+    """
+
+    counts: IntArray
+    leading: IntArray | None = None
 
 
 def may_be_uneven(problem: TrainingProblem) -> bool:
@@ -167,7 +180,7 @@ class UnevenSplits:
 
     # --- the dynamic programme ----------------------------------------------------------------------------------------
 
-    def solve(self, most_s: FloatArray) -> tuple[FloatArray, list[IntArray]]:
+    def solve(self, most_s: FloatArray) -> tuple[FloatArray, list[Found]]:
         """The bound of each candidate, and the layers of each stage that attain it in two ways.
 
         Args:
@@ -175,7 +188,7 @@ class UnevenSplits:
 
         Returns:
             Bound of the step, [n], infinite where no split is within memory and ``most_s``, beside
-            :meth:`sharp_bound_s`; two arrays [p, n].
+            :meth:`sharp_bound_s`; the splits.
         """
         split, batch, layers, m = self.split, self.batch, len(self.kind_of), self.batch.num_microbatches
         each = self.stages.costs()
@@ -206,7 +219,7 @@ class UnevenSplits:
         if mixed:
             least = np.maximum(least, main_kind_s(recurrence, each, stage_s))
         bound = least + outside
-        found = [few, many]
+        found = [Found(counts=few), Found(counts=many)]
         if self.tables:  # else they add nothing to the bound that the candidates came with
             bound = np.maximum(bound, self.sharp_bound_s(most_s))
         if mixed:
@@ -223,7 +236,7 @@ class UnevenSplits:
         most_s: FloatArray,
         outside_s: FloatArray,
         bound: FloatArray,
-        found: list[IntArray],
+        found: list[Found],
     ) -> None:
         """Where some kinds only lead the model, look at every place of theirs, for candidates that are still open.
 
@@ -233,18 +246,18 @@ class UnevenSplits:
             most_s: steps that are no shorter than this are of no use, [n].
             outside_s: A, [n].
             bound: of each candidate, [n]; changed in place.
-            found: layers of each stage, [p, n] each; those that attain the new bound are added.
+            found: splits of the layers; those that attain the new bound are added.
         """
         rows = np.flatnonzero((bound < most_s) & (self.batch.zero_stage < ZERO_PARAMETERS))
         if not len(rows):
             return
         stages = SplitCosts(self.problem, self.batch.take(rows))
         stage_s = (most_s - self.model.around_s())[rows] / stages.batch.num_microbatches
-        least, chosen = leading_layers_s(replace(recurrence, stages=stages), each.take(rows), stage_s)
+        least, chosen, on_chunks = leading_layers_s(replace(recurrence, stages=stages), each.take(rows), stage_s)
         bound[rows] = np.maximum(bound[rows], least + outside_s[rows])
-        best = found[0].copy()
-        best[:, rows] = chosen
-        found.append(best)
+        best, leading = found[0].counts.copy(), np.zeros_like(found[0].counts)
+        best[:, rows], leading[:, rows] = chosen, on_chunks
+        found.append(Found(counts=best, leading=leading))
 
     def _trade_off(
         self,
@@ -252,7 +265,7 @@ class UnevenSplits:
         most_s: FloatArray,
         free: tuple[FloatArray, FloatArray],
         bound: FloatArray,
-        found: list[IntArray],
+        found: list[Found],
     ) -> None:
         """Weigh the slowest stage against the one that exposes most of its gradients, which is another one.
 
@@ -263,7 +276,7 @@ class UnevenSplits:
             most_s: steps that are no shorter than this are of no use, [n].
             free: A, and D without a limit, [n] each.
             bound: of each candidate, [n]; changed in place.
-            found: layers of each stage, [p, n] each; those that attain the new bound are added.
+            found: splits of the layers; those that attain the new bound are added.
         """
         outside, free_s = free
         values = np.sort(np.concatenate([table.exposed_s for table in self.tables.values()]), axis=0)
@@ -275,22 +288,22 @@ class UnevenSplits:
         between = between[min(first, max(len(between) - 1, 0)) :]
         if len(between):
             between = between[np.unique(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(int))]
-        least, chosen, lower = most_s.copy(), found[0].copy(), 0
+        least, chosen, lower = most_s.copy(), found[0].counts.copy(), 0
         for upper in between.tolist():
             pipeline, few, _ = recurrence.solve(values[upper])
             step = pipeline + np.maximum(around + values[lower], outside)
             chosen = np.where(step < least, few, chosen)
             least, lower = np.minimum(step, least), upper + 1
         bound[rows] = np.maximum(bound, least * (1.0 - 1e-12))[rows]
-        found += [chosen] if len(between) else []
+        found += [Found(counts=chosen)] if len(between) else []
 
     def _enumerate(
-        self, costs: StageCosts, rows: BoolArray, most_s: FloatArray, bound: FloatArray, found: list[IntArray]
+        self, costs: StageCosts, rows: BoolArray, most_s: FloatArray, bound: FloatArray, found: list[Found]
     ) -> None:
         """Where few splits are left, price all of them: their least is the bound (changed in place)."""
         split, batch = self.split, self.batch
         p = split.pipeline_parallel
-        around, best = self.model.around_s(), found[0].copy()
+        around, best = self.model.around_s(), found[0].counts.copy()
         tables = [self.tables[self.stages.ends(stage)] for stage in range(p)]
         for row in np.flatnonzero(rows).tolist():
             seconds = np.stack([table.seconds[:, row] for table in tables])
@@ -314,7 +327,7 @@ class UnevenSplits:
             least = int(np.argmin(total))
             bound[row] = max(bound[row], float(total[least]) * (1.0 - 1e-12))
             best[:, row] = counts[:, least]
-        found.append(best)
+        found.append(Found(counts=best))
 
     def _always_fits(self, costs: StageCosts) -> FloatArray:
         """Candidates that need no recompute whatever their split, [n] booleans."""
@@ -369,12 +382,13 @@ class UnevenSplits:
 
     # --- splits -------------------------------------------------------------------------------------------------------
 
-    def worth_pricing(self, found: Sequence[IntArray], rows: IntArray) -> Iterator[tuple[tuple[int, ...], IntArray]]:
+    def worth_pricing(self, found: Sequence[Found], rows: IntArray) -> Iterator[tuple[tuple[int, ...], IntArray]]:
         """Splits → the candidates, of ``rows``, that want them; the usual split is left out."""
         wanted: dict[tuple[int, ...], list[int]] = {}
-        for counts in found:
+        for one in found:
             for row in rows.tolist():
-                sizes = chunks_of(self.split, counts[:, row].tolist(), len(self.kind_of))
+                leading = () if one.leading is None else one.leading[:, row].tolist()
+                sizes = chunks_of(self.split, one.counts[:, row].tolist(), len(self.kind_of), leading)
                 if sizes is not None and sizes != self.split.layers_per_chunk:
                     wanted.setdefault(sizes, []).append(row)
         for sizes, takers in wanted.items():
