@@ -39,8 +39,8 @@ from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
-from meshplan.planner.training.search.layers.mixed_kinds import leading_layers_s, main_kind_s
-from meshplan.planner.training.search.layers.recurrence import Recurrence, longest_stage
+from meshplan.planner.training.search.layers.mixed_kinds import leading_by_slowest_s, leading_layers_s, main_kind_s
+from meshplan.planner.training.search.layers.recurrence import AHEAD, Recurrence, longest_stage
 from meshplan.planner.training.search.layers.stage_costs import (
     SplitCosts,
     StageCosts,
@@ -255,6 +255,11 @@ class UnevenSplits:
         stage_s = (most_s - self.model.around_s())[rows] / stages.batch.num_microbatches
         least, chosen, on_chunks = leading_layers_s(replace(recurrence, stages=stages), each.take(rows), stage_s)
         bound[rows] = np.maximum(bound[rows], least + outside_s[rows])
+        left = bound[rows] < most_s[rows]
+        if left.any() and self.split.schedule in AHEAD:
+            some = replace(recurrence, stages=stages.take(np.flatnonzero(left)))
+            waiting_s = leading_by_slowest_s(some, each.take(rows[left]), stage_s[left]) + outside_s[rows[left]]
+            bound[rows[left]] = np.maximum(bound[rows[left]], waiting_s)
         best, leading = found[0].counts.copy(), np.zeros_like(found[0].counts)
         best[:, rows], leading[:, rows] = chosen, on_chunks
         found.append(Found(counts=best, leading=leading))
