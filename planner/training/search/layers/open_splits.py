@@ -19,7 +19,11 @@ from meshplan.planner.training.estimator.candidates import Candidates, PipelineS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.every_split import every_split_s
-from meshplan.planner.training.search.layers.least_recompute import fewest_in_flight, least_recompute_s
+from meshplan.planner.training.search.layers.least_recompute import (
+    fewest_in_flight,
+    least_of_kinds_s,
+    least_recompute_s,
+)
 from meshplan.planner.training.search.layers.uneven import UnevenSplits, may_be_uneven
 from meshplan.planner.training.search.objective import Objective
 
@@ -135,7 +139,9 @@ class OpenSplits:
             return np.zeros(0), splits
         most_s = self._most_s(worthwhile, batch)
         mean_s, _ = splits.quick_bounds_s()
-        within_s = mean_s + least_recompute_s(self.problem, batch, splits.stages.again_s()) * splits.passes()
+        stages, limit_bytes = splits.stages, self.problem.limits.memory_bytes
+        again_s = least_of_kinds_s(stages.memory(), stages.again_s(), stages.kind_of, limit_bytes)
+        within_s = mean_s + again_s * splits.passes()
         least = self.objective.of(np.maximum(splits.sharp_bound_s(most_s), within_s), batch.world_size)
         rows = least < worthwhile
         self.bound = min(self.bound, float(least[~rows].min(initial=math.inf)))

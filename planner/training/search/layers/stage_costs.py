@@ -160,6 +160,14 @@ class StageBytes:
     base_bytes: FloatArray
     saved_bytes: FloatArray
 
+    def take(self, rows: IntArray) -> StageBytes:
+        """The same for some candidates."""
+        return StageBytes(
+            layer_bytes=self.layer_bytes[..., rows],
+            base_bytes=self.base_bytes[..., rows],
+            saved_bytes=self.saved_bytes[..., rows],
+        )
+
     def of_the_least_layer(self) -> StageBytes:
         """The same with one kind of layer, as small as any, recomputed or not."""
         bytes_, saved = _least_bytes(self.layer_bytes, self.saved_bytes)
@@ -196,6 +204,7 @@ class SplitCosts:
         self.kinds, self.kind_of = layer_kinds(problem.shape)
         self.model = training_model(problem, batch)
         self._again_s: FloatArray | None = None
+        self._memory: dict[bool, StageBytes] = {}
         self.head_stage = stage_of_chunk(
             self.split.schedule, self.split.pipeline_parallel, self.split.virtual_pipeline_stages
         )[-1]
@@ -264,9 +273,13 @@ class SplitCosts:
         )
 
     def take(self, rows: IntArray) -> SplitCosts:
-        """The same of some candidates, with what recompute of a layer takes."""
+        """The same of some candidates, with what is known of them."""
         other = SplitCosts(self.problem, self.batch.take(rows))
+        other.model = self.model.take(rows)
+        if self.unsharded is not self.model:
+            other.__dict__["unsharded"] = self.unsharded.take(rows)
         other._again_s = self.again_s()[:, rows]
+        other._memory = {is_full: bytes_.take(rows) for is_full, bytes_ in self._memory.items()}
         return other
 
     def again_s(self) -> FloatArray:
@@ -294,12 +307,19 @@ class SplitCosts:
             may_be_empty: what an end needs without layers counts if that is less; else every stage holds one or more,
                 and has the working set of a recomputed or gathered layer.
         """
+        if not self._memory:
+            self._memory = self._bytes()
+        return self._memory[may_be_empty]
+
+    def _bytes(self) -> dict[bool, StageBytes]:
+        """Whether ends may be empty → :meth:`memory`."""
         batch, split, kinds = self.batch, self.split, len(self.kinds)
         p = split.pipeline_parallel
         shape = (p, len(batch))
         if split.vocabulary_parallel:
             of_kinds = np.zeros((p, kinds, len(batch)))
-            return StageBytes(layer_bytes=of_kinds, base_bytes=np.zeros(shape), saved_bytes=of_kinds)
+            none = StageBytes(layer_bytes=of_kinds, base_bytes=np.zeros(shape), saved_bytes=of_kinds)
+            return {True: none, False: none}
         memory = self.model.memory
         one = {
             (kind, index): memory.stage(stage_of(unit(kind, kinds), index=index)).safe_bytes
@@ -318,18 +338,20 @@ class SplitCosts:
         base = base.copy()
         for stage in {0, self.head_stage}:
             base[stage] += self._ends_bytes(stage)
-            if may_be_empty:
-                base[stage] = np.minimum(base[stage], self._without_layers_bytes(stage))
+        least = base.copy()
+        for stage in {0, self.head_stage}:
+            least[stage] = np.minimum(least[stage], self._without_layers_bytes(stage))
         dropped = np.stack([memory.layer_bytes(kind) for kind in self.kinds]) - memory.layer_input_bytes()
         saved = flying[:, None] * dropped * memory.safe_per_activation_byte
         again = (batch.recompute == Recompute.NONE) & takes_blocks(self.problem)
         # While a checkpoint is loaded whole, memory is not what it is in a step.
         known = (batch.zero_stage < ZERO_PARAMETERS) | (not self.problem.calibration.recipe.loads_whole)
-        return StageBytes(
+        full = StageBytes(
             layer_bytes=np.stack([np.where(known, slope[kind], 0.0) for kind in range(kinds)], axis=1),
             base_bytes=np.where(known, base, 0.0),
             saved_bytes=np.where(again & known, saved, 0.0),
         )
+        return {False: full, True: replace(full, base_bytes=np.where(known, least, 0.0))}
 
     def _ends_bytes(self, stage: int) -> FloatArray:
         """What embedding and LM head add to a stage with layers, [n].

@@ -93,6 +93,7 @@ class UnevenSplits:
         if self._quick is not None:
             other._quick = self._quick[0][rows], self._quick[1][rows]
         other.stages = self.stages.take(rows)
+        other.model = other.stages.model
         return other
 
     def quick_bound_s(self) -> FloatArray:
@@ -251,7 +252,7 @@ class UnevenSplits:
         rows = np.flatnonzero((bound < most_s) & (self.batch.zero_stage < ZERO_PARAMETERS))
         if not len(rows):
             return
-        stages = SplitCosts(self.problem, self.batch.take(rows))
+        stages = self.stages.take(rows)
         stage_s = (most_s - self.model.around_s())[rows] / stages.batch.num_microbatches
         least, chosen, on_chunks = leading_layers_s(replace(recurrence, stages=stages), each.take(rows), stage_s)
         bound[rows] = np.maximum(bound[rows], least + outside_s[rows])
