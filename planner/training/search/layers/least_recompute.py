@@ -31,7 +31,8 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
 from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageBytes
+from meshplan.planner.training.search.layers.stage_bytes import StageBytes
+from meshplan.planner.training.search.layers.stage_costs import SplitCosts
 
 # Keeps R below its exact value, whose sums run in another order.
 ROUNDING = 1e-9

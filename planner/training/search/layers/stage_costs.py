@@ -7,10 +7,8 @@ Where layers are alike, :class:`StageTable` holds the estimator's own figure for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -18,48 +16,15 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, layer_kinds
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.step import TrainingModel
-from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.layers.counted_stages import stage_of, stages_of, unit
+from meshplan.planner.training.search.layers.stage_bytes import StageBytes, least_bytes, nothing_known, stage_bytes
 from meshplan.planner.training.search.memory_savers import takes_blocks
 
 # Numbers of layers of a stage for which times are tabulated.
 MOST_COUNTS = 24
-
-
-def stage_of(counts: Sequence[int], *, first: bool = False, head: bool = False, index: int = 0) -> StageClass:
-    """A stage whose layers are counted by kind.
-
-    Args:
-        counts: layers of each kind.
-        first: it has the embedding.
-        head: it has the LM head.
-        index: its place in the pipeline, which decides the micro-batches in flight.
-    """
-    one = tuple(int(count > 0) for count in counts)
-    return StageClass(
-        layers=tuple(counts),
-        has_embedding=first,
-        has_head=head,
-        first_index=index,
-        count=1,
-        first_layers=(tuple(0 for _ in counts), one),
-    )
-
-
-def stages_of(counts: Sequence[int], *, first: bool = False, head: bool = False) -> StageClass:
-    """Stages with so many layers each, all alike, as one: the estimator's figures are [counts, n] then.
-
-    The estimator is affine in the layers of a stage, so that a column of counts may stand for a count.
-    """
-    column: Any = np.array(counts, dtype=np.int64)[:, None]
-    return replace(stage_of([1], first=first, head=head), layers=(column,))
-
-
-def unit(kind: int, kinds: int, count: int = 1) -> tuple[int, ...]:
-    """``count`` layers of one of ``kinds`` kinds, and none of the others."""
-    return tuple(count if index == kind else 0 for index in range(kinds))
 
 
 def training_model(problem: TrainingProblem, batch: Candidates) -> TrainingModel:
@@ -102,7 +67,7 @@ class StageCosts:
 
     def of_the_least_layer(self) -> StageCosts:
         """The same with every layer as quick and as small as any, recomputed or not: a bound for any order of kinds."""
-        bytes_, saved = _least_bytes(self.layer_bytes, self.saved_bytes)
+        bytes_, saved = least_bytes(self.layer_bytes, self.saved_bytes)
         return replace(
             self,
             kind_of=(0,) * len(self.kind_of),
@@ -134,44 +99,6 @@ class StageCosts:
         before = np.zeros((len(kinds), len(self.kind_of) + 1), dtype=np.int64)
         np.cumsum(np.array(self.kind_of) == kinds, axis=1, out=before[:, 1:])
         return before
-
-
-def _least_bytes(layer_bytes: FloatArray, saved_bytes: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The least that a layer of any kind holds, and what recompute saves of it, [p, 1, n] each.
-
-    Both what is held and what stays after recompute are the least of any kind, so that no kind does better.
-    """
-    least = layer_bytes.min(axis=1, keepdims=True)
-    return least, np.maximum(least - (layer_bytes - saved_bytes).min(axis=1, keepdims=True), 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageBytes:
-    """Memory of the stages of a batch of candidates; 0 where the bound leaves it.
-
-    Args:
-        layer_bytes: what one more layer of each kind adds to each stage, [p, kinds, n].
-        base_bytes: what each stage needs without layers, [p, n].
-        saved_bytes: most that recompute of a layer of each kind saves on each stage, [p, kinds, n]; 0 where there is
-            none.
-    """
-
-    layer_bytes: FloatArray
-    base_bytes: FloatArray
-    saved_bytes: FloatArray
-
-    def take(self, rows: IntArray) -> StageBytes:
-        """The same for some candidates."""
-        return StageBytes(
-            layer_bytes=self.layer_bytes[..., rows],
-            base_bytes=self.base_bytes[..., rows],
-            saved_bytes=self.saved_bytes[..., rows],
-        )
-
-    def of_the_least_layer(self) -> StageBytes:
-        """The same with one kind of layer, as small as any, recomputed or not."""
-        bytes_, saved = _least_bytes(self.layer_bytes, self.saved_bytes)
-        return replace(self, layer_bytes=bytes_, saved_bytes=saved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,86 +240,22 @@ class SplitCosts:
 
     def _bytes(self) -> dict[bool, StageBytes]:
         """Whether ends may be empty → :meth:`memory`."""
-        batch, split, kinds = self.batch, self.split, len(self.kinds)
-        p = split.pipeline_parallel
-        shape = (p, len(batch))
-        if split.vocabulary_parallel:
-            of_kinds = np.zeros((p, kinds, len(batch)))
-            none = StageBytes(layer_bytes=of_kinds, base_bytes=np.zeros(shape), saved_bytes=of_kinds)
+        ends = {stage: self.ends(stage) for stage in sorted({0, self.head_stage})}
+        memory, layers = self.model.memory, len(self.kind_of)
+        if self.split.vocabulary_parallel:
+            none = nothing_known(memory)
             return {True: none, False: none}
-        memory = self.model.memory
-        one = {
-            (kind, index): memory.stage(stage_of(unit(kind, kinds), index=index)).safe_bytes
-            for kind in range(kinds)
-            for index in (0, p - 1)
-        }
-        two = {key: memory.stage(stage_of(unit(key[0], kinds, 2), index=key[1])).safe_bytes for key in one}
-        flying = np.stack([self._in_flight(stage) for stage in range(p)])
-        spread = np.maximum(flying[0] - flying[-1], 1e-9)
-        weight = np.where(flying[0] > flying[-1], (flying - flying[-1]) / spread, 1.0)  # of the first stage
-        slope = {
-            kind: weight * (two[kind, 0] - one[kind, 0]) + (1.0 - weight) * (two[kind, p - 1] - one[kind, p - 1])
-            for kind in range(kinds)
-        }
-        base = np.broadcast_to(np.minimum.reduce([2.0 * one[kind, 0] - two[kind, 0] for kind in range(kinds)]), shape)
-        base = base.copy()
-        for stage in {0, self.head_stage}:
-            base[stage] += self._ends_bytes(stage)
-        least = base.copy()
-        for stage in {0, self.head_stage}:
-            least[stage] = np.minimum(least[stage], self._without_layers_bytes(stage))
-        dropped = np.stack([memory.layer_bytes(kind) for kind in self.kinds]) - memory.layer_input_bytes()
-        saved = flying[:, None] * dropped * memory.safe_per_activation_byte
-        again = (batch.recompute == Recompute.NONE) & takes_blocks(self.problem)
-        # While a checkpoint is loaded whole, memory is not what it is in a step.
-        known = (batch.zero_stage < ZERO_PARAMETERS) | (not self.problem.calibration.recipe.loads_whole)
-        full = StageBytes(
-            layer_bytes=np.stack([np.where(known, slope[kind], 0.0) for kind in range(kinds)], axis=1),
-            base_bytes=np.where(known, base, 0.0),
-            saved_bytes=np.where(again & known, saved, 0.0),
-        )
-        return {False: full, True: replace(full, base_bytes=np.where(known, least, 0.0))}
-
-    def _ends_bytes(self, stage: int) -> FloatArray:
-        """What embedding and LM head add to a stage with layers, [n].
-
-        A fully sharded rank gathers a layer's share of all parameters of its stage, the ends' among them: the smallest
-        share, that of a stage with all layers, is counted.
-        """
-        first, head = self.ends(stage)
-        memory, kinds = self.model.memory, len(self.kinds)
-
-        def added(count: int) -> FloatArray:
-            layers = unit(0, kinds, count)
-            plain = memory.stage(stage_of(layers, index=stage)).safe_bytes
-            return memory.stage(stage_of(layers, first=first, head=head, index=stage)).safe_bytes - plain
-
-        gathers = self.batch.zero_stage >= ZERO_PARAMETERS
-        if not gathers.any():
-            return added(1)
-        return np.where(gathers, added(len(self.kind_of)), added(1))
-
-    def _without_layers_bytes(self, stage: int) -> FloatArray:
-        """What a stage with an end needs that holds no layer, [n]."""
-        first, head = self.ends(stage)
-        none = stage_of([0] * len(self.kinds), first=first, head=head, index=stage)
-        return self.model.memory.stage(none).safe_bytes
+        bytes_, empty = stage_bytes(memory, ends, layers, takes_blocks=takes_blocks(self.problem))
+        least = bytes_.base_bytes.copy()
+        for stage, alone in empty.items():
+            least[stage] = np.minimum(least[stage], alone)
+        return {False: bytes_, True: replace(bytes_, base_bytes=least)}
 
     def embedding_bytes(self, stage: int) -> FloatArray:
         """What the embedding adds to a stage, with the micro-batches that this one keeps in flight, [n]."""
         layer, memory = unit(0, len(self.kinds)), self.model.memory
         plain = memory.stage(stage_of(layer, index=stage)).safe_bytes
         return np.asarray(memory.stage(stage_of(layer, first=True, index=stage)).safe_bytes - plain)
-
-    def _in_flight(self, stage: int) -> FloatArray:
-        split = self.split
-        return in_flight(
-            split.schedule,
-            pipeline_parallel=split.pipeline_parallel,
-            virtual_pipeline_stages=split.virtual_pipeline_stages,
-            stage=stage,
-            num_microbatches=self.batch.num_microbatches,
-        )
 
     def tables(self, fewest: int, most: int, busy_s: FloatArray) -> dict[tuple[bool, bool], StageTable]:
         """Stage's ends → :class:`StageTable`; none where layers differ or there are too many counts.
@@ -407,7 +270,10 @@ class SplitCosts:
         tables = {}
         share = 1.0 / self.split.pipeline_parallel if self.split.vocabulary_parallel else 0.0
         for first, head in sorted({self.ends(stage) for stage in range(self.split.pipeline_parallel)}):
-            stages = replace(stages_of(range(fewest, most + 1), first=first, head=head), vocabulary_share=share)
+            stages = replace(
+                stages_of([[count] for count in range(fewest, most + 1)], first=first, head=head),
+                vocabulary_share=share,
+            )
             shape = (most + 1 - fewest, len(self.batch))
             seconds = np.broadcast_to(self.model.stages_s([stages])[0], shape)
             exposed_s, optimizer_s = self.model.ending_s(stages, np.maximum(seconds, busy_s))

@@ -39,14 +39,13 @@ from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
+from meshplan.planner.training.search.layers.counted_stages import stage_of, unit
 from meshplan.planner.training.search.layers.mixed_kinds import leading_by_slowest_s, leading_layers_s, main_kind_s
 from meshplan.planner.training.search.layers.recurrence import AHEAD, Recurrence, longest_stage
 from meshplan.planner.training.search.layers.stage_costs import (
     SplitCosts,
     StageCosts,
     StageTable,
-    stage_of,
-    unit,
 )
 
 # Exposed gradient reductions that a bound tells apart, at most, and the least spread of them that is worth it: part of
