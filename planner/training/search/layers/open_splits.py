@@ -75,6 +75,7 @@ class OpenSplits:
         self.applies = applies and may_be_uneven(problem)
         self._waiting: dict[PipelineSplit, list[Candidates]] = {}
         self._open: list[_Noted] = []
+        self._left = MOST_PRICED  # of pipelines whose splits are all tried
         self.bound = math.inf
 
     def note(self, batch: Candidates, best: float) -> None:
@@ -185,31 +186,27 @@ class OpenSplits:
             price(replace(batch.take(takers), split=self._split(batch.split, layers_per_chunk)))
             priced += 1
         rows = np.flatnonzero(least < worthwhile_of(best))
-        if len(rows) and priced < budget:
-            least[rows], more = self._try_all(splits.take(rows), least[rows], best, price, MOST_PRICED)
-            priced += more
+        if len(rows):
+            least[rows] = self._try_all(splits.take(rows), least[rows], best, price)
         self.bound = min(self.bound, float(least.min(initial=math.inf)))
         return priced
 
-    def _try_all(
-        self, splits: UnevenSplits, known: FloatArray, best: Best, price: Price, budget: int
-    ) -> tuple[FloatArray, int]:
-        """Price every split that may win, the least bound first, where there are few; bounds, [n], and how many."""
+    def _try_all(self, splits: UnevenSplits, known: FloatArray, best: Best, price: Price) -> FloatArray:
+        """Price every split that may win, the least bound first, where there are few; what is left of bounds, [n]."""
         batch = splits.batch
         found = every_split_s(splits, self._most_s(worthwhile_of(best), batch))
         if found is None:
-            return known, 0
+            return known
         sizes, least_s = found
         least = np.maximum(self.objective.of(least_s, batch.world_size), known)
-        priced = 0
         for way in np.argsort(least.min(axis=1, initial=math.inf), kind="stable").tolist():
             takers = np.flatnonzero(least[way] < worthwhile_of(best))
-            if not len(takers) or priced >= budget:
+            if not len(takers) or self._left <= 0:
                 break
             price(replace(batch.take(takers), split=self._split(batch.split, tuple(sizes[way].tolist()))))
             least[way, takers] = math.inf
-            priced += 1
-        return least.min(axis=0, initial=math.inf), priced
+            self._left -= 1
+        return np.asarray(least.min(axis=0, initial=math.inf))
 
     def _most_s(self, worthwhile: float, batch: Candidates) -> FloatArray:
         """Steps that are no shorter than this are of no use, or beyond a limit, [n]."""
