@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -79,8 +78,7 @@ def leading_by_slowest_s(recurrence: Recurrence, each: StageCosts, most_s: Float
     for index, (_, way) in enumerate(_ways(recurrence, each, most_s)):
         fewest = each.kind_of.count(main) // len(each.base_s)
         edges = [(count + 0.5) * each.layer_s[main] for count in range(fewest, way.longest + 1)]
-        edges = [np.zeros_like(least), *edges, np.full_like(least, np.inf)]
-        own = np.minimum.reduce([way.least_s(*pair) for pair in pairwise(edges)])
+        own = way.least_s(np.stack([np.zeros_like(least), *edges, np.full_like(least, np.inf)]))
         least = np.minimum(least, own) if index else own
     return least
 

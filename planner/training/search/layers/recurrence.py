@@ -102,26 +102,31 @@ class Recurrence:
             late.append(many)
         return best[-1], self._cuts(early), self._cuts(late)
 
-    def least_s(self, slowest_s: FloatArray, below_s: FloatArray) -> FloatArray:
-        """D_p(L) of the splits whose slowest stage takes ``slowest_s`` or longer, but less than ``below_s``, [n]."""
+    def least_s(self, edges_s: FloatArray) -> FloatArray:
+        """D_p(L) by the slowest stage, [n]: the least over all ranges in which its time may be.
+
+        Args:
+            edges_s: where ranges begin and end, ascending from 0 to infinity, [ranges + 1, n].
+        """
         m, stages = self.stages.batch.num_microbatches, self.stages.split.pipeline_parallel
-        before = np.full((len(self.costs.kind_of) + 1, len(m)), np.inf)
-        before[0] = 0.0
+        slowest_s, below_s = edges_s[:-1, None], edges_s[1:, None]
+        before = np.full((len(slowest_s), len(self.costs.kind_of) + 1, len(m)), np.inf)
+        before[:, 0] = 0.0
         after = np.full_like(before, np.inf)
         for stage in range(stages):
             ahead = self._passes_ahead(stage)
             before_then, after_then = np.full_like(before, np.inf), np.full_like(before, np.inf)
             for one in self._moves(stage, None):
-                seconds = np.where(one.seconds < below_s, one.seconds, np.inf)
-                own_s = m * seconds + one.passed_s
-                first = np.maximum(before[one.begin], own_s + one.idle_s)
-                waits_s = np.maximum(one.idle_s, ahead * np.maximum(slowest_s - seconds, 0.0))
-                again = np.maximum(after[one.begin], own_s + waits_s)
-                is_slow = seconds >= slowest_s
-                after_then[one.end] = np.minimum.reduce([after_then[one.end], again, np.where(is_slow, first, np.inf)])
-                before_then[one.end] = np.minimum(before_then[one.end], np.where(is_slow, np.inf, first))
+                own_s = np.where(one.seconds < below_s, m * one.seconds + one.passed_s, np.inf)
+                is_slow = one.seconds >= slowest_s
+                first = np.maximum(before[:, one.begin], own_s + one.idle_s)
+                waits_s = np.maximum(one.idle_s, ahead * np.maximum(slowest_s - one.seconds, 0.0))
+                again = np.maximum(after[:, one.begin], own_s + waits_s)
+                reached = np.minimum(again, np.where(is_slow, first, np.inf))
+                after_then[:, one.end] = np.minimum(after_then[:, one.end], reached)
+                before_then[:, one.end] = np.minimum(before_then[:, one.end], np.where(is_slow, np.inf, first))
             before, after = before_then, after_then
-        return np.asarray(after[-1])
+        return np.asarray(after[:, -1].min(axis=0))
 
     def _passes_ahead(self, stage: int) -> FloatArray:
         """w/v of a stage, [n]; 0 for schedules of which it is not known."""
