@@ -143,7 +143,9 @@ class OpenSplits:
         stages, limit_bytes = splits.stages, self.problem.limits.memory_bytes
         again_s = least_of_kinds_s(stages.memory(), stages.again_s(), stages.kind_of, limit_bytes)
         within_s = mean_s + again_s * splits.passes()
-        least = self.objective.of(np.maximum(splits.sharp_bound_s(most_s), within_s), batch.world_size)
+        least = self.objective.of(
+            np.maximum(splits.sharp_bound_s(splits.outside_s(most_s)), within_s), batch.world_size
+        )
         rows = least < worthwhile
         self.bound = min(self.bound, float(least[~rows].min(initial=math.inf)))
         return least[rows], splits.take(np.flatnonzero(rows))

@@ -127,7 +127,7 @@ class UnevenSplits:
         """How often the mean stage's micro-batch is in a step at least: m and the least bubble, over p, [n]."""
         return np.asarray((self.batch.num_microbatches + self._bubble()) / self.split.pipeline_parallel)
 
-    def sharp_bound_s(self, most_s: FloatArray) -> FloatArray:
+    def sharp_bound_s(self, outside_s: FloatArray) -> FloatArray:
         """The quick bound with what each candidate's own sharding adds, and with what follows the pipeline, [n].
 
         ZeRO-3 exposes max(moved − o·busy, (1 − o)·moved) of a stage's transfers, which is convex: over the mean stage
@@ -135,10 +135,10 @@ class UnevenSplits:
         left out.
 
         Args:
-            most_s: steps that are no shorter than this are of no use, [n].
+            outside_s: of :meth:`outside_s`, [n].
         """
         batch, split, kinds = self.batch, self.split, len(self.kinds)
-        after_s = self.outside_s(most_s) - self.model.around_s()
+        after_s = outside_s - self.model.around_s()
         quick_s = self.quick_bound_s()
         full = (batch.zero_stage >= ZERO_PARAMETERS) & (batch.zero_hpz_partition_size == 1)
         full &= batch.gathered_num_layers == 0
@@ -221,7 +221,7 @@ class UnevenSplits:
         bound = least + outside
         found = [Found(counts=few), Found(counts=many)]
         if self.tables:  # else they add nothing to the bound that the candidates came with
-            bound = np.maximum(bound, self.sharp_bound_s(most_s))
+            bound = np.maximum(bound, self.sharp_bound_s(outside))
         if mixed:
             self._leading(recurrence, each, most_s, outside, bound, found)
         if self.tables:
