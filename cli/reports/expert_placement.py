@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows, show_document, show_rows, show_text, terminal_width
 from meshplan.cli.reports.quantities import percent, signed_percent
 from meshplan.planner.core.text import counted
-from meshplan.planner.expert_placement.pictures import text_picture
-from meshplan.planner.expert_placement.placing import Placed, views
+
+if TYPE_CHECKING:
+    from meshplan.planner.expert_placement.placing import Placed
 
 _SIDES = (
     Column(key="what", title="", wrap=False),
@@ -114,6 +115,9 @@ def _pool_experts(row: Mapping[str, Any]) -> str:
 
 
 def _report(placed: Placed, document: Mapping[str, Any], width: int) -> str:
+    from meshplan.planner.expert_placement.pictures import text_picture  # plans of training and serving need neither
+    from meshplan.planner.expert_placement.placing import views
+
     question, answer = document["question"], document["answer"]
     head = (
         f"{counted(question['num_experts'], 'expert')} (+ {question['num_redundant_experts']} redundant) of "

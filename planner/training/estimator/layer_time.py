@@ -13,7 +13,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
@@ -49,6 +49,12 @@ class LayerTimes:
 
     parts: Mapping[str, FloatArray]
     total_s: FloatArray
+
+    def take(self, rows: IntArray) -> LayerTimes:
+        """The same of some candidates."""
+        size = self.total_s.shape
+        parts = {name: np.broadcast_to(seconds, size)[rows] for name, seconds in self.parts.items()}
+        return LayerTimes(parts=parts, total_s=self.total_s[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,11 +64,8 @@ def total_bytes(components: Components) -> FloatArray:
 def _fullest(moments: Sequence[Components]) -> Components:
     """The components of each candidate at the moment when it holds most."""
     fullest = np.argmax(np.stack([total_bytes(one) for one in moments]), axis=0)
-    rows = np.arange(len(fullest))
-    return {
-        name: np.stack([np.broadcast_to(one[name], rows.shape) for one in moments])[fullest, rows]
-        for name in moments[0]
-    }
+    alike = {name: [np.broadcast_to(one[name], fullest.shape) for one in moments] for name in moments[0]}
+    return {name: np.take_along_axis(np.stack(held), fullest[None], axis=0)[0] for name, held in alike.items()}
 
 
 # A stream of residuals is read and written once before and once after each block: what is kept of it is written once.
@@ -329,7 +326,7 @@ class MemoryModel:
         in_block = stage.recomputed(batch.recompute_num_layers)
         for kind, own_layers, again in zip(kinds, stage.layers, in_block, strict=True):
             count = own_layers + nextn_layers(shape, stage) * (kind == kinds[-1])
-            if count == 0:
+            if not np.any(count):
                 continue
             own = self._of(kind)
             whole, inputs = own.layer_bytes(kind), own.layer_input_bytes()
@@ -341,7 +338,8 @@ class MemoryModel:
                 default=whole,
             )
             held = held + count * kept - again * (whole - inputs)
-            largest = np.maximum(largest, whole - np.where(again > 0, inputs, kept))
+            working = whole - np.where(again > 0, inputs, kept)
+            largest = np.maximum(largest, working * np.greater(count, 0))
         if self.workload.is_eager:
             largest = largest + EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE * self._scores()
         flying = self._in_flight(stage)

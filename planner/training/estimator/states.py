@@ -336,7 +336,7 @@ class StateModel:
 
     def _gathered_bytes(self, stage: StageClass) -> FloatArray:
         """Gathered parameters and unreduced gradients of the layers in use under ZeRO-3, [n]."""
-        layers = max(sum(stage.layers), 1)
+        layers = np.maximum(sum(stage.layers), 1)
         recipe = self.calibration.recipe
         largest = (self.dense_parameters(stage) + self.expert_parameters(stage)) / layers
         if is_quantised(self.workload):

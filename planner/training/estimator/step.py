@@ -14,7 +14,7 @@ reduction up to the share ``data_parallel_window``; the slowest stage sets the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, attention_windows
 from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel
@@ -129,6 +129,16 @@ class TrainingModel:
         if not self.candidates.recompute_num_layers.any():
             return layers, layers
         return layers, {index: model.times(kind, in_block=True) for index, kind in enumerate(kinds)}
+
+    def take(self, rows: IntArray) -> TrainingModel:
+        """The model of some of the candidates; what is known of their layers is not priced again."""
+        other = replace(self, candidates=self.candidates.take(rows))
+        if "_layers" in self.__dict__:
+            layers, in_block = self._layers
+            own = {index: times.take(rows) for index, times in layers.items()}
+            again = own if in_block is layers else {index: times.take(rows) for index, times in in_block.items()}
+            other.__dict__["_layers"] = own, again
+        return other
 
     def _block_s(
         self, stage: StageClass, layers: Mapping[int, LayerTimes], in_block: Mapping[int, LayerTimes]

@@ -36,8 +36,8 @@ class Objective:
         if kind is TrainingObjective.THROUGHPUT:
             return step_s * self.problem.stretch(devices)
         if kind is TrainingObjective.NUM_DEVICES:
-            # Devices are whole: a fraction below one orders equals by time, T/(1 + T).
-            return devices + 1.0 - 1.0 / (1.0 + step_s)
+            # Devices are whole: a fraction below one orders equals by time, T/(1 + T). What never ends is no plan.
+            return np.where(np.isinf(step_s), np.inf, devices + 1.0 - 1.0 / (1.0 + step_s))
         return step_s * self._weight(devices)
 
     def step_s(self, objective: float, devices: FloatArray) -> FloatArray:

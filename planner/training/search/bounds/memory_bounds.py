@@ -37,7 +37,8 @@ from meshplan.planner.training.search.layers.least_recompute import (
     least_of_kinds_s,
     least_recompute_s,
 )
-from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageBytes
+from meshplan.planner.training.search.layers.stage_bytes import StageBytes
+from meshplan.planner.training.search.layers.stage_costs import SplitCosts
 from meshplan.planner.training.search.memory_savers import takes_blocks
 from meshplan.planner.training.search.templates import ZERO_STAGES, Templates, candidates_with, recompute_modes
 

@@ -56,20 +56,39 @@ def compositions(
     return counts
 
 
-def chunks_of(split: PipelineSplit, counts: Sequence[int], layers: int) -> tuple[int, ...] | None:
-    """Layers of each chunk for the given layers of each stage, as even as possible; None where one is missing."""
+def chunks_of(
+    split: PipelineSplit, counts: Sequence[int], layers: int, leading: Sequence[int] = ()
+) -> tuple[int, ...] | None:
+    """Layers of each chunk for the given layers of each stage, as even as possible; None where one is missing.
+
+    Args:
+        split: stages and chunks.
+        counts: layers of each stage.
+        layers: of the model.
+        leading: layers of another kind, which lead the model, on each of the first chunks: those before the last such
+            chunk hold nothing else, and it holds them at least.
+    """
     if sum(counts) != layers:  # the dynamic programme found none
         return None
-    v = split.virtual_pipeline_stages
-    places = stage_of_chunk(split.schedule, split.pipeline_parallel, v)
+    places = stage_of_chunk(split.schedule, split.pipeline_parallel, split.virtual_pipeline_stages)
     ends = () if split.vocabulary_parallel else (0, len(places) - 1)
+    last = max((chunk for chunk, size in enumerate(leading) if size), default=-1)
     sizes = [0] * len(places)
     for stage, count in enumerate(counts):
         own = [chunk for chunk, place in enumerate(places) if place == stage]
         # The ends come last: they alone may stay empty.
         own.sort(key=lambda chunk: (chunk in ends, -chunk))
-        for index, chunk in enumerate(own):
-            sizes[chunk] = count // v + (index < count % v)
+        held = [chunk for chunk in own if chunk < last]
+        if last in own and count // len(own) < leading[last]:
+            held.append(last)
+        rest = count - sum(leading[chunk] for chunk in held)
+        free = [chunk for chunk in own if chunk not in held]
+        if rest < 0 or (rest and not free):
+            return None
+        for chunk in held:
+            sizes[chunk] = leading[chunk]
+        for index, chunk in enumerate(free):
+            sizes[chunk] = rest // len(free) + (index < rest % len(free))
     if any(size == 0 for chunk, size in enumerate(sizes) if chunk not in ends):
         return None
     return tuple(sizes)

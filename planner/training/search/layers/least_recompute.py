@@ -31,7 +31,8 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
 from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageBytes
+from meshplan.planner.training.search.layers.stage_bytes import StageBytes
+from meshplan.planner.training.search.layers.stage_costs import SplitCosts
 
 # Keeps R below its exact value, whose sums run in another order.
 ROUNDING = 1e-9
@@ -110,13 +111,17 @@ def stage_recompute_s(
         whole = np.ceil(lacking_bytes / each[0] * (1.0 - ROUNDING))
         return np.where((whole > np.where(saves[0], counts.T, 0)), np.inf, whole * again_s[0])
     order = np.argsort(np.where(saves, again_s / each, np.inf), axis=0)
+    is_one = bool((order == order[:, :1]).all())  # then whole lines are taken, not an element for each candidate
     seconds, left = np.zeros_like(lacking_bytes), lacking_bytes
-    for place in range(len(again_s)):
-        kind = order[place]
-        own = np.where(np.take_along_axis(saves, kind[None], axis=0)[0], counts[kind].T, 0)
-        saved = np.take_along_axis(each, kind[None], axis=0)[0]
+    for kind in order[:, 0].tolist() if is_one else order:
+        if is_one:
+            saved, again = each[kind], again_s[kind]
+            own = np.where(saves[kind], counts[kind][:, None], 0)
+        else:
+            saved, again, usable = (np.take_along_axis(of, kind[None], axis=0)[0] for of in (each, again_s, saves))
+            own = np.where(usable, counts[kind].T, 0)
         taken = np.minimum(left / saved, own)
-        seconds = seconds + taken * np.take_along_axis(again_s, kind[None], axis=0)[0]
+        seconds = seconds + taken * again
         left = left - taken * saved
     beyond = left > ROUNDING * np.maximum(lacking_bytes, 1.0)
     for kind in range(len(again_s)):

@@ -38,28 +38,60 @@ def main_kind_s(recurrence: Recurrence, each: StageCosts, most_s: FloatArray) ->
     return _alone(recurrence, each, most_s).solve()[0]
 
 
-def leading_layers_s(recurrence: Recurrence, each: StageCosts, most_s: FloatArray) -> tuple[FloatArray, IntArray]:
-    """D_p(L) where all layers of other kinds lead the model, [n], and the layers of each stage, [p, n]; else −∞.
+def leading_layers_s(
+    recurrence: Recurrence, each: StageCosts, most_s: FloatArray
+) -> tuple[FloatArray, IntArray, IntArray]:
+    """D_p(L) where all layers of other kinds lead the model, [n], else −∞; all layers of each stage, and the leading
+    ones of each of the first chunks, [p, n] each.
 
     Args:
         recurrence: of the batch.
         each: costs with all kinds.
         most_s: a stage takes no longer for a micro-batch, [n].
     """
-    p, count, main = len(each.base_s), len(most_s), each.main_kind()
+    shape = len(each.base_s), len(most_s)
+    ways = list(_ways(recurrence, each, most_s))
+    least, chosen = np.full(shape[1], np.inf if ways else -np.inf), np.zeros(shape, dtype=np.int64)
+    on_chunks = np.zeros_like(chosen)
+    for sizes, way in ways:
+        seconds, few, _ = way.solve()
+        own = np.array([*sizes, *[0] * (shape[0] - len(sizes))])[:, None]
+        better = seconds < least
+        chosen, on_chunks = np.where(better, few + own, chosen), np.where(better, own, on_chunks)
+        least = np.minimum(least, seconds)
+    return least, chosen, on_chunks
+
+
+def leading_by_slowest_s(recurrence: Recurrence, each: StageCosts, most_s: FloatArray) -> FloatArray:
+    """The same D_p(L) with what passes that run ahead wait for the slowest stage, [n]; else −∞.
+
+    The slowest stage takes less than half a layer more than k layers of the main kind, or that and less than a layer
+    more, and so on: each is a bound of its own, of which one holds.
+
+    Args:
+        recurrence: of the batch.
+        each: costs with all kinds.
+        most_s: a stage takes no longer for a micro-batch, [n].
+    """
+    main = each.main_kind()
+    least = np.full(len(most_s), -np.inf)
+    for index, (_, way) in enumerate(_ways(recurrence, each, most_s)):
+        fewest = each.kind_of.count(main) // len(each.base_s)
+        edges = [(count + 0.5) * each.layer_s[main] for count in range(fewest, way.longest + 1)]
+        own = way.least_s(np.stack([np.zeros_like(least), *edges, np.full_like(least, np.inf)]))
+        least = np.minimum(least, own) if index else own
+    return least
+
+
+def _ways(recurrence: Recurrence, each: StageCosts, most_s: FloatArray) -> Iterator[tuple[tuple[int, ...], Recurrence]]:
+    """Leading layers of each of the first chunks, with the recurrence over the others; none where none lead."""
+    p, main = len(each.base_s), each.main_kind()
     leading = len(each.kind_of) - each.kind_of.count(main)
-    known = main not in each.kind_of[:leading] and 0 < leading <= MOST_LEADING and leading < p
-    least, chosen = np.full(count, np.inf if known else -np.inf), np.zeros((p, count), dtype=np.int64)
-    if not known:
-        return least, chosen
+    if main in each.kind_of[:leading] or not 0 < leading <= MOST_LEADING or leading >= p:
+        return
     alone = _alone(recurrence, each, most_s)
     for sizes in first_chunks(leading):
-        costs = _with_leading(alone.costs, each, sizes)
-        seconds, few, _ = replace(alone, costs=costs).solve()
-        own = few + np.array([*sizes, *[0] * (p - len(sizes))])[:, None]
-        chosen = np.where(seconds < least, own, chosen)
-        least = np.minimum(least, seconds)
-    return least, chosen
+        yield sizes, replace(alone, costs=_with_leading(alone.costs, each, sizes))
 
 
 def first_chunks(layers: int) -> Iterator[tuple[int, ...]]:

@@ -18,7 +18,12 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined, split_layers
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.training.search.layers.least_recompute import fewest_in_flight, least_recompute_s
+from meshplan.planner.training.search.layers.every_split import every_split_s
+from meshplan.planner.training.search.layers.least_recompute import (
+    fewest_in_flight,
+    least_of_kinds_s,
+    least_recompute_s,
+)
 from meshplan.planner.training.search.layers.uneven import UnevenSplits, may_be_uneven
 from meshplan.planner.training.search.objective import Objective
 
@@ -34,9 +39,16 @@ ROUNDING = 1e-9
 # Splits tried, at most, where no usual split is within the limits.
 MOST_TRIED = 40
 
-# (candidates) → the legal ones among them and their smaller sharding groups; (candidates) → None, prices them.
+# () → objective of the incumbent; (candidates) → the legal ones among them and their smaller sharding groups;
+# (candidates) → None, prices them.
+Best = Callable[[], float]
 Expand = Callable[[Candidates], Candidates]
 Price = Callable[[Candidates], None]
+
+
+def worthwhile_of(best: Best) -> float:
+    """Objective that another split must beat to be looked for."""
+    return best() * (1.0 - WORTHWHILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +75,7 @@ class OpenSplits:
         self.applies = applies and may_be_uneven(problem)
         self._waiting: dict[PipelineSplit, list[Candidates]] = {}
         self._open: list[_Noted] = []
+        self._left = MOST_PRICED  # of pipelines whose splits are all tried
         self.bound = math.inf
 
     def note(self, batch: Candidates, best: float) -> None:
@@ -95,7 +108,7 @@ class OpenSplits:
                 )
             )
 
-    def close(self, best: Callable[[], float], expand: Expand, price: Price, *, budget: int = MOST_PRICED) -> None:
+    def close(self, best: Best, expand: Expand, price: Price, *, budget: int = MOST_PRICED) -> None:
         """Price the splits that may win; afterwards ``bound`` is the least that any split can reach.
 
         Args:
@@ -109,7 +122,7 @@ class OpenSplits:
         for split in list(self._waiting):
             self._look(split, best())
         for noted, open_ones in self._pipelines(best()):
-            worthwhile = best() * (1.0 - WORTHWHILE)
+            worthwhile = worthwhile_of(best)
             self.bound = min(self.bound, float(noted[noted >= worthwhile].min(initial=math.inf)))
             if (noted >= worthwhile).all():
                 continue
@@ -117,7 +130,7 @@ class OpenSplits:
             rows = np.argsort(least, kind="stable")[: ROWS_AT_ONCE if budget > 0 else 0]
             self.bound = min(self.bound, float(np.delete(least, rows).min(initial=math.inf)))
             if len(rows):
-                budget -= self._close(splits.take(rows), least[rows], worthwhile, price, budget)
+                budget -= self._close(splits.take(rows), least[rows], best, price, budget)
         self._open = []
 
     def _sharpened(self, batch: Candidates, worthwhile: float) -> tuple[FloatArray, UnevenSplits]:
@@ -127,8 +140,12 @@ class OpenSplits:
             return np.zeros(0), splits
         most_s = self._most_s(worthwhile, batch)
         mean_s, _ = splits.quick_bounds_s()
-        within_s = mean_s + least_recompute_s(self.problem, batch, splits.stages.again_s()) * splits.passes()
-        least = self.objective.of(np.maximum(splits.sharp_bound_s(most_s), within_s), batch.world_size)
+        stages, limit_bytes = splits.stages, self.problem.limits.memory_bytes
+        again_s = least_of_kinds_s(stages.memory(), stages.again_s(), stages.kind_of, limit_bytes)
+        within_s = mean_s + again_s * splits.passes()
+        least = self.objective.of(
+            np.maximum(splits.sharp_bound_s(splits.outside_s(most_s)), within_s), batch.world_size
+        )
         rows = least < worthwhile
         self.bound = min(self.bound, float(least[~rows].min(initial=math.inf)))
         return least[rows], splits.take(np.flatnonzero(rows))
@@ -158,20 +175,40 @@ class OpenSplits:
         found = [(np.concatenate(bounds[split]), joined(own)) for split, own in batches.items()]
         return sorted(found, key=lambda item: float(item[0].min()))
 
-    def _close(self, splits: UnevenSplits, known: FloatArray, worthwhile: float, price: Price, budget: int) -> int:
+    def _close(self, splits: UnevenSplits, known: FloatArray, best: Best, price: Price, budget: int) -> int:
         """Sharpen the ``known`` bound of some candidates and price their best splits; how many were priced."""
         batch = splits.batch
-        bound_s, found = splits.solve(self._most_s(worthwhile, batch))
+        bound_s, found = splits.solve(self._most_s(worthwhile_of(best), batch))
         least = np.maximum(self.objective.of(bound_s, batch.world_size), known)
-        rows = np.flatnonzero(least < worthwhile)
-        self.bound = min(self.bound, float(least.min(initial=math.inf)))
         priced = 0
+        rows = np.flatnonzero(least < worthwhile_of(best))
         for layers_per_chunk, takers in splits.worth_pricing(found, rows):
             if priced >= budget:
                 break
             price(replace(batch.take(takers), split=self._split(batch.split, layers_per_chunk)))
             priced += 1
+        rows = np.flatnonzero(least < worthwhile_of(best))
+        if len(rows):
+            least[rows] = self._try_all(splits.take(rows), least[rows], best, price)
+        self.bound = min(self.bound, float(least.min(initial=math.inf)))
         return priced
+
+    def _try_all(self, splits: UnevenSplits, known: FloatArray, best: Best, price: Price) -> FloatArray:
+        """Price every split that may win, the least bound first, where there are few; what is left of bounds, [n]."""
+        batch = splits.batch
+        found = every_split_s(splits, self._most_s(worthwhile_of(best), batch))
+        if found is None:
+            return known
+        sizes, least_s = found
+        least = np.maximum(self.objective.of(least_s, batch.world_size), known)
+        for way in np.argsort(least.min(axis=1, initial=math.inf), kind="stable").tolist():
+            takers = np.flatnonzero(least[way] < worthwhile_of(best))
+            if not len(takers) or self._left <= 0:
+                break
+            price(replace(batch.take(takers), split=self._split(batch.split, tuple(sizes[way].tolist()))))
+            least[way, takers] = math.inf
+            self._left -= 1
+        return np.asarray(least.min(axis=0, initial=math.inf))
 
     def _most_s(self, worthwhile: float, batch: Candidates) -> FloatArray:
         """Steps that are no shorter than this are of no use, or beyond a limit, [n]."""

@@ -3,11 +3,19 @@
 D_i(j) = min_{k≤j} max(D_{i−1}(k), m·t_i(k, j) + φ/v·Σ_{h<i} t_h) with the notation of :mod:`.uneven`, exact, for many
 candidates at once; O(p·L·n) for stages of at most n layers: a stage that takes longer than the best step by itself is
 out.
+
+*By the slowest stage* (:meth:`Recurrence.least_s`). In (interleaved) 1F1B stage i runs w_i of its m·v passes ahead,
+each of which waits for the slowest stage up to it, X (:mod:`~meshplan.planner.training.pipeline.closed_forms`):
+
+    T ≥ m·t_i + (w_i/v)·(X − t_i) + 1/v·Σ_{h<i} t_h
+
+A dynamic programme with the stages that come after one of X or longer as a state of their own bounds all splits whose
+slowest stage takes X or longer. It grows with every t, so that it holds for longer stages than the t that are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +27,8 @@ from meshplan.planner.training.search.layers.stage_costs import SplitCosts, Stag
 
 # Schedules in which a micro-batch fills the pipeline before a stage and drains it after.
 FILLING = frozenset({"gpipe", "1f1b", "interleaved"})
+# Schedules whose stages run a known number of passes ahead.
+AHEAD = frozenset({"1f1b", "interleaved"})
 
 
 def longest_stage(costs: StageCosts, fewest: Sequence[int], most_s: FloatArray, chunks: int) -> int:
@@ -33,6 +43,27 @@ def longest_stage(costs: StageCosts, fewest: Sequence[int], most_s: FloatArray, 
     least = np.maximum(costs.layer_s.min(axis=0), 1e-12)
     count = np.floor(np.where(np.isfinite(most_s), most_s / least, np.inf) * (1.0 + 1e-9)).max(initial=0.0)
     return int(min(max(count, 0), len(costs.kind_of) - sum(fewest) + chunks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Move:
+    """A number of layers on a stage, after each number of layers on those before it.
+
+    Args:
+        count: layers of the stage.
+        begin: layers before it.
+        end: the same with its own.
+        seconds: of a micro-batch on it, [., n]; infinite where it cannot hold them.
+        passed_s: until the first micro-batch arrives and after the last one leaves, [., n].
+        idle_s: what it waits for the stages after it, [., n].
+    """
+
+    count: int
+    begin: slice
+    end: slice
+    seconds: FloatArray
+    passed_s: FloatArray
+    idle_s: FloatArray | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,40 +92,79 @@ class Recurrence:
         Args:
             most_exposed_s: gradient reduction that a stage may expose, [n]; None: any.
         """
-        split, batch, costs = self.stages.split, self.stages.batch, self.costs
-        before = costs.layers_before()
-        until = before.T @ costs.layer_s
-        fill = (1.0 if split.schedule in FILLING else 0.0) / split.virtual_pipeline_stages
+        batch, costs = self.stages.batch, self.costs
         best = np.full((len(costs.kind_of) + 1, len(batch)), np.inf)
         best[0] = 0.0
         early, late = [], []
-        for stage in range(split.pipeline_parallel):
-            passed = fill * (until + costs.base_s[:stage].sum(axis=0)) if stage else np.zeros_like(until)
-            after = until[-1] - until + costs.base_s[stage + 1 :].sum(axis=0)
-            best, few, many = self._place(stage, best, (passed, after), (before, until), most_exposed_s)
+        for stage in range(self.stages.split.pipeline_parallel):
+            best, few, many = self._place(stage, best, most_exposed_s)
             early.append(few)
             late.append(many)
         return best[-1], self._cuts(early), self._cuts(late)
 
+    def least_s(self, edges_s: FloatArray) -> FloatArray:
+        """D_p(L) by the slowest stage, [n]: the least over all ranges in which its time may be.
+
+        Args:
+            edges_s: where ranges begin and end, ascending from 0 to infinity, [ranges + 1, n].
+        """
+        m, stages = self.stages.batch.num_microbatches, self.stages.split.pipeline_parallel
+        slowest_s, below_s = edges_s[:-1, None], edges_s[1:, None]
+        before = np.full((len(slowest_s), len(self.costs.kind_of) + 1, len(m)), np.inf)
+        before[:, 0] = 0.0
+        after = np.full_like(before, np.inf)
+        for stage in range(stages):
+            ahead = self._passes_ahead(stage)
+            before_then, after_then = np.full_like(before, np.inf), np.full_like(before, np.inf)
+            for one in self._moves(stage, None):
+                own_s = np.where(one.seconds < below_s, m * one.seconds + one.passed_s, np.inf)
+                is_slow = one.seconds >= slowest_s
+                first = np.maximum(before[:, one.begin], own_s + one.idle_s)
+                waits_s = np.maximum(one.idle_s, ahead * np.maximum(slowest_s - one.seconds, 0.0))
+                again = np.maximum(after[:, one.begin], own_s + waits_s)
+                reached = np.minimum(again, np.where(is_slow, first, np.inf))
+                after_then[:, one.end] = np.minimum(after_then[:, one.end], reached)
+                before_then[:, one.end] = np.minimum(before_then[:, one.end], np.where(is_slow, np.inf, first))
+            before, after = before_then, after_then
+        return np.asarray(after[:, -1].min(axis=0))
+
+    def _passes_ahead(self, stage: int) -> FloatArray:
+        """w/v of a stage, [n]; 0 for schedules of which it is not known."""
+        split, m = self.stages.split, self.stages.batch.num_microbatches
+        p, v = split.pipeline_parallel, split.virtual_pipeline_stages
+        if split.schedule not in AHEAD:
+            return np.zeros(len(m))
+        ahead = p - 1 - stage if v == 1 else 2 * (p - 1 - stage) + (v - 1) * p
+        return np.minimum(ahead, m * v - 1) / v
+
     def _place(
-        self,
-        stage: int,
-        best: FloatArray,
-        others: tuple[FloatArray, FloatArray],
-        layers_until: tuple[IntArray, FloatArray],
-        most_exposed_s: FloatArray | None,
+        self, stage: int, best: FloatArray, most_exposed_s: FloatArray | None
     ) -> tuple[FloatArray, IntArray, IntArray]:
-        """One stage of the recurrence: D_i, and the layers of this stage that attain it, fewest and most.
+        """One stage of the recurrence: D_i, and the layers of this stage that attain it, fewest and most."""
+        result = np.full_like(best, np.inf)
+        few, many = np.zeros(best.shape, dtype=np.int16), np.zeros(best.shape, dtype=np.int16)
+        for one in self._moves(stage, most_exposed_s):
+            busy_s = self.stages.batch.num_microbatches * one.seconds + one.passed_s + one.idle_s
+            reached, own = np.maximum(best[one.begin], busy_s), result[one.end]
+            few[one.end] = np.where(reached < own, one.count, few[one.end])
+            many[one.end] = np.where(reached <= own, one.count, many[one.end])
+            result[one.end] = np.minimum(own, reached)
+        return result, few, many
+
+    def _moves(self, stage: int, most_exposed_s: FloatArray | None) -> Iterator[_Move]:
+        """What a stage takes with each number of layers.
 
         Only the layers that the stages before and after it can hold at all are looked at: from ``lowest`` to
         ``highest`` lie on the stages up to this one.
         """
-        split, longest, (before, until) = self.stages.split, self.longest, layers_until
-        layers, after = len(best) - 1, split.pipeline_parallel - 1 - stage
+        split, costs, longest = self.stages.split, self.costs, self.longest
+        before, layers = costs.layers_before(), len(costs.kind_of)
+        until, after = before.T @ costs.layer_s, split.pipeline_parallel - 1 - stage
+        fill = (1.0 if split.schedule in FILLING else 0.0) / split.virtual_pipeline_stages
+        passed = fill * (until + costs.base_s[:stage].sum(axis=0)) if stage else np.zeros_like(until)
+        left = until[-1] - until + costs.base_s[stage + 1 :].sum(axis=0)
         lowest, highest = max(layers - after * longest, 0), min((stage + 1) * longest, layers)
         earlier = max(layers - (after + 1) * longest, 0), min(stage * longest, layers)
-        result = np.full_like(best, np.inf)
-        few, many = np.zeros(best.shape, dtype=np.int16), np.zeros(best.shape, dtype=np.int16)
         for count in range(max(self.fewest[stage], lowest - earlier[1]), min(longest, highest - earlier[0]) + 1):
             begin = slice(max(earlier[0], lowest - count), min(earlier[1], highest - count) + 1)
             if begin.start >= begin.stop:
@@ -107,21 +177,16 @@ class Recurrence:
             if most_exposed_s is not None:
                 table = self.tables[self.stages.ends(stage)]
                 seconds = np.where(table.exposed_s[count - table.fewest] <= most_exposed_s, seconds, np.inf)
-            around = others[0][begin]
+            idle: FloatArray | float = 0.0
             if split.schedule == "1f1b":
-                around = around + least_idle_s(
+                idle = least_idle_s(
                     warm_up=after + 1,
                     num_microbatches=self.stages.batch.num_microbatches,
                     forward_s=forward,
                     backward_s=seconds - forward,
-                    after_s=others[1][end],
+                    after_s=left[end],
                 )
-            reached = np.maximum(best[begin], self.stages.batch.num_microbatches * seconds + around)
-            own = result[end]
-            few[end] = np.where(reached < own, count, few[end])
-            many[end] = np.where(reached <= own, count, many[end])
-            result[end] = np.minimum(own, reached)
-        return result, few, many
+            yield _Move(count=count, begin=begin, end=end, seconds=seconds, passed_s=passed[begin], idle_s=idle)
 
     def _seconds(self, stage: int, count: int, layers_s: FloatArray) -> FloatArray:
         """A micro-batch on a stage with ``count`` layers that take ``layers_s`` together, [., n]."""

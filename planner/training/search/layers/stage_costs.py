@@ -7,9 +7,8 @@ Where layers are alike, :class:`StageTable` holds the estimator's own figure for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 
@@ -17,48 +16,15 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, layer_kinds
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.step import TrainingModel
-from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.layers.counted_stages import stage_of, stages_of, unit
+from meshplan.planner.training.search.layers.stage_bytes import StageBytes, least_bytes, nothing_known, stage_bytes
 from meshplan.planner.training.search.memory_savers import takes_blocks
 
 # Numbers of layers of a stage for which times are tabulated.
 MOST_COUNTS = 24
-
-
-def stage_of(counts: Sequence[int], *, first: bool = False, head: bool = False, index: int = 0) -> StageClass:
-    """A stage whose layers are counted by kind.
-
-    Args:
-        counts: layers of each kind.
-        first: it has the embedding.
-        head: it has the LM head.
-        index: its place in the pipeline, which decides the micro-batches in flight.
-    """
-    one = tuple(int(count > 0) for count in counts)
-    return StageClass(
-        layers=tuple(counts),
-        has_embedding=first,
-        has_head=head,
-        first_index=index,
-        count=1,
-        first_layers=(tuple(0 for _ in counts), one),
-    )
-
-
-def stages_of(counts: Sequence[int], *, first: bool = False, head: bool = False) -> StageClass:
-    """Stages with so many layers each, all alike, as one: the estimator's figures are [counts, n] then.
-
-    The estimator is affine in the layers of a stage, so that a column of counts may stand for a count.
-    """
-    column: Any = np.array(counts, dtype=np.int64)[:, None]
-    return replace(stage_of([1], first=first, head=head), layers=(column,))
-
-
-def unit(kind: int, kinds: int, count: int = 1) -> tuple[int, ...]:
-    """``count`` layers of one of ``kinds`` kinds, and none of the others."""
-    return tuple(count if index == kind else 0 for index in range(kinds))
 
 
 def training_model(problem: TrainingProblem, batch: Candidates) -> TrainingModel:
@@ -101,7 +67,7 @@ class StageCosts:
 
     def of_the_least_layer(self) -> StageCosts:
         """The same with every layer as quick and as small as any, recomputed or not: a bound for any order of kinds."""
-        bytes_, saved = _least_bytes(self.layer_bytes, self.saved_bytes)
+        bytes_, saved = least_bytes(self.layer_bytes, self.saved_bytes)
         return replace(
             self,
             kind_of=(0,) * len(self.kind_of),
@@ -135,36 +101,6 @@ class StageCosts:
         return before
 
 
-def _least_bytes(layer_bytes: FloatArray, saved_bytes: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The least that a layer of any kind holds, and what recompute saves of it, [p, 1, n] each.
-
-    Both what is held and what stays after recompute are the least of any kind, so that no kind does better.
-    """
-    least = layer_bytes.min(axis=1, keepdims=True)
-    return least, np.maximum(least - (layer_bytes - saved_bytes).min(axis=1, keepdims=True), 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageBytes:
-    """Memory of the stages of a batch of candidates; 0 where the bound leaves it.
-
-    Args:
-        layer_bytes: what one more layer of each kind adds to each stage, [p, kinds, n].
-        base_bytes: what each stage needs without layers, [p, n].
-        saved_bytes: most that recompute of a layer of each kind saves on each stage, [p, kinds, n]; 0 where there is
-            none.
-    """
-
-    layer_bytes: FloatArray
-    base_bytes: FloatArray
-    saved_bytes: FloatArray
-
-    def of_the_least_layer(self) -> StageBytes:
-        """The same with one kind of layer, as small as any, recomputed or not."""
-        bytes_, saved = _least_bytes(self.layer_bytes, self.saved_bytes)
-        return replace(self, layer_bytes=bytes_, saved_bytes=saved)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTable:
     """What a stage with one pair of ends takes, by its number of layers, which are alike; row 0 is of ``fewest``.
@@ -195,6 +131,7 @@ class SplitCosts:
         self.kinds, self.kind_of = layer_kinds(problem.shape)
         self.model = training_model(problem, batch)
         self._again_s: FloatArray | None = None
+        self._memory: dict[bool, StageBytes] = {}
         self.head_stage = stage_of_chunk(
             self.split.schedule, self.split.pipeline_parallel, self.split.virtual_pipeline_stages
         )[-1]
@@ -223,8 +160,16 @@ class SplitCosts:
             fewest[stage] += chunk not in ends and set(possible) == {kind}
         return fewest
 
+    @cached_property
+    def unsharded(self) -> TrainingModel:
+        """The estimator of the same candidates without the transfers of ZeRO-3, which are no sum over layers."""
+        if not (self.batch.zero_stage >= ZERO_PARAMETERS).any():
+            return self.model
+        below = np.minimum(self.batch.zero_stage, ZERO_PARAMETERS - 1)
+        return training_model(self.problem, replace(self.batch, zero_stage=below))
+
     def costs(self) -> StageCosts:
-        """See :class:`StageCosts`."""
+        """See :class:`StageCosts`; transfers of ZeRO-3 are left out."""
         split = self.split
         p, kinds = split.pipeline_parallel, len(self.kinds)
         usual = -(-self.problem.shape.num_hidden_layers // p)
@@ -239,11 +184,11 @@ class SplitCosts:
             for kind in range(kinds):
                 more = [count + (index == kind) for index, count in enumerate(point)]
                 asked.append(replace(stage_of(more, first=first, head=head), vocabulary_share=share))
-        seconds = self.model.stages_s(asked)
+        seconds = self.unsharded.stages_s(asked)
         plain = where[False, False] if (False, False) in where else min(where.values())
         units = [seconds[plain + 1 + kind] - seconds[plain] for kind in range(kinds)]
         base = {key: seconds[at] - point[0] * units[0] for key, at in where.items()}
-        memory = self.memory()
+        memory = self.memory(may_be_empty=False)
         return StageCosts(
             kind_of=tuple(self.kind_of),
             layer_s=np.stack(units),
@@ -254,82 +199,63 @@ class SplitCosts:
             saved_bytes=memory.saved_bytes,
         )
 
-    def know_again_s(self, again_s: FloatArray) -> None:
-        """Take what :meth:`again_s` is from a batch that these candidates were part of."""
-        self._again_s = again_s
+    def take(self, rows: IntArray) -> SplitCosts:
+        """The same of some candidates, with what is known of them."""
+        other = SplitCosts(self.problem, self.batch.take(rows))
+        other.model = self.model.take(rows)
+        if self.unsharded is not self.model:
+            other.__dict__["unsharded"] = self.unsharded.take(rows)
+        other._again_s = self.again_s()[:, rows]
+        other._memory = {is_full: bytes_.take(rows) for is_full, bytes_ in self._memory.items()}
+        return other
 
     def again_s(self) -> FloatArray:
-        """Time that recompute of one more layer of each kind adds to a micro-batch, [kinds, n]."""
+        """Time that recompute of one more layer of each kind adds to a micro-batch's work, [kinds, n]."""
         if self._again_s is None:
             self._again_s = self._priced_again_s()
         return self._again_s
 
     def _priced_again_s(self) -> FloatArray:
-        rows = (self.batch.recompute == Recompute.NONE) & (self.batch.zero_stage < ZERO_PARAMETERS)
+        rows, batch = self.batch.recompute == Recompute.NONE, self.unsharded.candidates
         if not takes_blocks(self.problem) or not rows.any():
-            return np.zeros((len(self.kinds), len(self.batch)))
-        ones = np.ones(len(self.batch), dtype=np.int64)
+            return np.zeros((len(self.kinds), len(batch)))
+        ones = np.ones(len(batch), dtype=np.int64)
         in_blocks = training_model(
-            self.problem, replace(self.batch, recompute=int(Recompute.BLOCK) * ones, recompute_num_layers=ones)
+            self.problem, replace(batch, recompute=int(Recompute.BLOCK) * ones, recompute_num_layers=ones)
         )
         layers = [stage_of(unit(kind, len(self.kinds))) for kind in range(len(self.kinds))]
-        pairs = zip(in_blocks.stages_s(layers), self.model.stages_s(layers), strict=True)
+        pairs = zip(in_blocks.stages_s(layers), self.unsharded.stages_s(layers), strict=True)
         return np.where(rows, np.stack([again - once for again, once in pairs]), 0.0)
 
-    def memory(self) -> StageBytes:
-        """See :class:`StageBytes`."""
-        batch, split, kinds = self.batch, self.split, len(self.kinds)
-        p = split.pipeline_parallel
-        shape = (p, len(batch))
-        if split.vocabulary_parallel:
-            of_kinds = np.zeros((p, kinds, len(batch)))
-            return StageBytes(layer_bytes=of_kinds, base_bytes=np.zeros(shape), saved_bytes=of_kinds)
-        memory = self.model.memory
-        one = {
-            (kind, index): memory.stage(stage_of(unit(kind, kinds), index=index)).safe_bytes
-            for kind in range(kinds)
-            for index in (0, p - 1)
-        }
-        two = {key: memory.stage(stage_of(unit(key[0], kinds, 2), index=key[1])).safe_bytes for key in one}
-        flying = np.stack([self._in_flight(stage) for stage in range(p)])
-        spread = np.maximum(flying[0] - flying[-1], 1e-9)
-        weight = np.where(flying[0] > flying[-1], (flying - flying[-1]) / spread, 1.0)  # of the first stage
-        slope = {
-            kind: weight * (two[kind, 0] - one[kind, 0]) + (1.0 - weight) * (two[kind, p - 1] - one[kind, p - 1])
-            for kind in range(kinds)
-        }
-        start = np.minimum.reduce([2.0 * one[kind, 0] - two[kind, 0] for kind in range(kinds)])
-        base = np.broadcast_to(start, shape).copy()
-        for stage in {0, self.head_stage}:
-            first, head = self.ends(stage)
-            layer = unit(0, kinds)
-            plain = memory.stage(stage_of(layer, index=stage)).safe_bytes
-            base[stage] += memory.stage(stage_of(layer, first=first, head=head, index=stage)).safe_bytes - plain
-        dropped = np.stack([memory.layer_bytes(kind) for kind in self.kinds]) - memory.layer_input_bytes()
-        saved = flying[:, None] * dropped * memory.safe_per_activation_byte
-        again = (batch.recompute == Recompute.NONE) & takes_blocks(self.problem)
-        known = batch.zero_stage < ZERO_PARAMETERS
-        return StageBytes(
-            layer_bytes=np.stack([np.where(known, slope[kind], 0.0) for kind in range(kinds)], axis=1),
-            base_bytes=np.where(known, base, 0.0),
-            saved_bytes=np.where(again & known, saved, 0.0),
-        )
+    def memory(self, *, may_be_empty: bool = True) -> StageBytes:
+        """See :class:`StageBytes`. Under ZeRO-3 the gathered layer is the smallest of any kind.
+
+        Args:
+            may_be_empty: what an end needs without layers counts if that is less; else every stage holds one or more,
+                and has the working set of a recomputed or gathered layer.
+        """
+        if not self._memory:
+            self._memory = self._bytes()
+        return self._memory[may_be_empty]
+
+    def _bytes(self) -> dict[bool, StageBytes]:
+        """Whether ends may be empty → :meth:`memory`."""
+        ends = {stage: self.ends(stage) for stage in sorted({0, self.head_stage})}
+        memory, layers = self.model.memory, len(self.kind_of)
+        if self.split.vocabulary_parallel:
+            none = nothing_known(memory)
+            return {True: none, False: none}
+        bytes_, empty = stage_bytes(memory, ends, layers, takes_blocks=takes_blocks(self.problem))
+        least = bytes_.base_bytes.copy()
+        for stage, alone in empty.items():
+            least[stage] = np.minimum(least[stage], alone)
+        return {False: bytes_, True: replace(bytes_, base_bytes=least)}
 
     def embedding_bytes(self, stage: int) -> FloatArray:
         """What the embedding adds to a stage, with the micro-batches that this one keeps in flight, [n]."""
         layer, memory = unit(0, len(self.kinds)), self.model.memory
         plain = memory.stage(stage_of(layer, index=stage)).safe_bytes
         return np.asarray(memory.stage(stage_of(layer, first=True, index=stage)).safe_bytes - plain)
-
-    def _in_flight(self, stage: int) -> FloatArray:
-        split = self.split
-        return in_flight(
-            split.schedule,
-            pipeline_parallel=split.pipeline_parallel,
-            virtual_pipeline_stages=split.virtual_pipeline_stages,
-            stage=stage,
-            num_microbatches=self.batch.num_microbatches,
-        )
 
     def tables(self, fewest: int, most: int, busy_s: FloatArray) -> dict[tuple[bool, bool], StageTable]:
         """Stage's ends → :class:`StageTable`; none where layers differ or there are too many counts.
@@ -344,7 +270,10 @@ class SplitCosts:
         tables = {}
         share = 1.0 / self.split.pipeline_parallel if self.split.vocabulary_parallel else 0.0
         for first, head in sorted({self.ends(stage) for stage in range(self.split.pipeline_parallel)}):
-            stages = replace(stages_of(range(fewest, most + 1), first=first, head=head), vocabulary_share=share)
+            stages = replace(
+                stages_of([[count] for count in range(fewest, most + 1)], first=first, head=head),
+                vocabulary_share=share,
+            )
             shape = (most + 1 - fewest, len(self.batch))
             seconds = np.broadcast_to(self.model.stages_s([stages])[0], shape)
             exposed_s, optimizer_s = self.model.ending_s(stages, np.maximum(seconds, busy_s))

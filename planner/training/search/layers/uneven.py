@@ -21,13 +21,14 @@ all of them are looked at, which is exact.
 
 Assumes: t and M grow by the same amount with each layer of a kind. Where chunks take different kinds of layer from
 several places, all count as the least kind, and :mod:`.mixed_kinds` has further bounds. Where each stage gathers its
-parameters (ZeRO-3), its memory is left out.
+parameters (ZeRO-3), the least that it may gather counts as memory, and the transfers as time only where layers are
+alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,20 +39,31 @@ from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
-from meshplan.planner.training.search.layers.mixed_kinds import leading_layers_s, main_kind_s
-from meshplan.planner.training.search.layers.recurrence import Recurrence, longest_stage
+from meshplan.planner.training.search.layers.counted_stages import stage_of, unit
+from meshplan.planner.training.search.layers.mixed_kinds import leading_by_slowest_s, leading_layers_s, main_kind_s
+from meshplan.planner.training.search.layers.recurrence import AHEAD, Recurrence, longest_stage
 from meshplan.planner.training.search.layers.stage_costs import (
     SplitCosts,
     StageCosts,
     StageTable,
-    stage_of,
-    training_model,
-    unit,
 )
 
 # Exposed gradient reductions that a bound tells apart, at most, and the least spread of them that is worth it: part of
 # the longest step of use.
 MOST_EXPOSED, LEAST_SPREAD = 16, 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A split of the layers for each candidate, [p, n] each.
+
+    Args:
+        counts: layers of each stage; none where nothing was found.
+        leading: of these, layers of another kind on each of the first chunks; None where they do not matter.
+    """
+
+    counts: IntArray
+    leading: IntArray | None = None
 
 
 def may_be_uneven(problem: TrainingProblem) -> bool:
@@ -79,7 +91,8 @@ class UnevenSplits:
         other = UnevenSplits(self.problem, self.batch.take(rows))
         if self._quick is not None:
             other._quick = self._quick[0][rows], self._quick[1][rows]
-        other.stages.know_again_s(self.stages.again_s()[:, rows])
+        other.stages = self.stages.take(rows)
+        other.model = other.stages.model
         return other
 
     def quick_bound_s(self) -> FloatArray:
@@ -93,10 +106,7 @@ class UnevenSplits:
         return self._quick
 
     def _priced_quickly(self) -> tuple[FloatArray, FloatArray]:
-        split, batch, model = self.split, self.batch, self.model
-        if (batch.zero_stage >= ZERO_PARAMETERS).any():
-            unsharded = np.minimum(batch.zero_stage, ZERO_PARAMETERS - 1)
-            model = training_model(self.problem, replace(batch, zero_stage=unsharded))
+        split, batch, model = self.split, self.batch, self.stages.unsharded
         totals = [self.kind_of.count(kind) for kind in range(len(self.kinds))]
         fewer = [totals[0] - 1, *totals[1:]]
         is_split = split.vocabulary_parallel
@@ -117,7 +127,7 @@ class UnevenSplits:
         """How often the mean stage's micro-batch is in a step at least: m and the least bubble, over p, [n]."""
         return np.asarray((self.batch.num_microbatches + self._bubble()) / self.split.pipeline_parallel)
 
-    def sharp_bound_s(self, most_s: FloatArray) -> FloatArray:
+    def sharp_bound_s(self, outside_s: FloatArray) -> FloatArray:
         """The quick bound with what each candidate's own sharding adds, and with what follows the pipeline, [n].
 
         ZeRO-3 exposes max(moved − o·busy, (1 − o)·moved) of a stage's transfers, which is convex: over the mean stage
@@ -125,10 +135,10 @@ class UnevenSplits:
         left out.
 
         Args:
-            most_s: steps that are no shorter than this are of no use, [n].
+            outside_s: of :meth:`outside_s`, [n].
         """
         batch, split, kinds = self.batch, self.split, len(self.kinds)
-        after_s = self._outside_s(most_s) - self.model.around_s()
+        after_s = outside_s - self.model.around_s()
         quick_s = self.quick_bound_s()
         full = (batch.zero_stage >= ZERO_PARAMETERS) & (batch.zero_hpz_partition_size == 1)
         full &= batch.gathered_num_layers == 0
@@ -170,7 +180,7 @@ class UnevenSplits:
 
     # --- the dynamic programme ----------------------------------------------------------------------------------------
 
-    def solve(self, most_s: FloatArray) -> tuple[FloatArray, list[IntArray]]:
+    def solve(self, most_s: FloatArray) -> tuple[FloatArray, list[Found]]:
         """The bound of each candidate, and the layers of each stage that attain it in two ways.
 
         Args:
@@ -178,13 +188,14 @@ class UnevenSplits:
 
         Returns:
             Bound of the step, [n], infinite where no split is within memory and ``most_s``, beside
-            :meth:`sharp_bound_s`; two arrays [p, n].
+            :meth:`sharp_bound_s`; the splits.
         """
         split, batch, layers, m = self.split, self.batch, len(self.kind_of), self.batch.num_microbatches
         each = self.stages.costs()
         mixed = len(self.kinds) > 1 and split.virtual_pipeline_stages > 1
         costs = each.of_the_least_layer() if mixed else each
-        exact = ~costs.saved_bytes.any(axis=(0, 1)) | self._always_fits(costs)
+        is_full = batch.zero_stage >= ZERO_PARAMETERS
+        exact = ~costs.saved_bytes.any(axis=(0, 1)) | (self._always_fits(costs) & ~is_full)
         stage_s = (most_s - self.model.around_s()) / m
         fewest_layers = [self.stages.fewest_layers(stage) for stage in range(split.pipeline_parallel)]
         longest = longest_stage(costs, fewest_layers, stage_s, split.virtual_pipeline_stages)
@@ -192,7 +203,10 @@ class UnevenSplits:
         busy_s = np.where(exact, 0.0, np.where(np.isfinite(most_s), most_s, 1e30) / m)
         fewest = max(layers - (split.pipeline_parallel - 1) * longest, 0)
         self.tables = self.stages.tables(fewest, longest, busy_s)
-        outside = self._outside_s(most_s)
+        if self.tables and is_full.any():  # more work hides more of the transfers
+            hidden = float(np.max(self.problem.calibration.time.fully_sharded_overlap))
+            costs = replace(costs, again_s=np.where(is_full, (1.0 - hidden) * costs.again_s, costs.again_s))
+        outside = self.outside_s(most_s)
         recurrence = Recurrence(
             stages=self.stages,
             costs=costs,
@@ -205,16 +219,14 @@ class UnevenSplits:
         if mixed:
             least = np.maximum(least, main_kind_s(recurrence, each, stage_s))
         bound = least + outside
-        if not self.tables:  # where a stage gathers its own parameters, its time is no sum over layers
-            bound = np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, bound)
-        found = [few, many]
+        found = [Found(counts=few), Found(counts=many)]
         if self.tables:  # else they add nothing to the bound that the candidates came with
-            bound = np.maximum(bound, self.sharp_bound_s(most_s))
+            bound = np.maximum(bound, self.sharp_bound_s(outside))
         if mixed:
             self._leading(recurrence, each, most_s, outside, bound, found)
         if self.tables:
             self._trade_off(recurrence, most_s, (outside, least), bound, found)
-            self._enumerate(costs, exact & (bound < most_s), most_s, bound, found)
+            self._enumerate(costs, (exact | is_full) & (bound < most_s), most_s, bound, found)
         return bound, found
 
     def _leading(
@@ -224,7 +236,7 @@ class UnevenSplits:
         most_s: FloatArray,
         outside_s: FloatArray,
         bound: FloatArray,
-        found: list[IntArray],
+        found: list[Found],
     ) -> None:
         """Where some kinds only lead the model, look at every place of theirs, for candidates that are still open.
 
@@ -234,18 +246,23 @@ class UnevenSplits:
             most_s: steps that are no shorter than this are of no use, [n].
             outside_s: A, [n].
             bound: of each candidate, [n]; changed in place.
-            found: layers of each stage, [p, n] each; those that attain the new bound are added.
+            found: splits of the layers; those that attain the new bound are added.
         """
         rows = np.flatnonzero((bound < most_s) & (self.batch.zero_stage < ZERO_PARAMETERS))
         if not len(rows):
             return
-        stages = SplitCosts(self.problem, self.batch.take(rows))
+        stages = self.stages.take(rows)
         stage_s = (most_s - self.model.around_s())[rows] / stages.batch.num_microbatches
-        least, chosen = leading_layers_s(replace(recurrence, stages=stages), each.take(rows), stage_s)
+        least, chosen, on_chunks = leading_layers_s(replace(recurrence, stages=stages), each.take(rows), stage_s)
         bound[rows] = np.maximum(bound[rows], least + outside_s[rows])
-        best = found[0].copy()
-        best[:, rows] = chosen
-        found.append(best)
+        left = bound[rows] < most_s[rows]
+        if left.any() and self.split.schedule in AHEAD:
+            some = replace(recurrence, stages=stages.take(np.flatnonzero(left)))
+            waiting_s = leading_by_slowest_s(some, each.take(rows[left]), stage_s[left]) + outside_s[rows[left]]
+            bound[rows[left]] = np.maximum(bound[rows[left]], waiting_s)
+        best, leading = found[0].counts.copy(), np.zeros_like(found[0].counts)
+        best[:, rows], leading[:, rows] = chosen, on_chunks
+        found.append(Found(counts=best, leading=leading))
 
     def _trade_off(
         self,
@@ -253,7 +270,7 @@ class UnevenSplits:
         most_s: FloatArray,
         free: tuple[FloatArray, FloatArray],
         bound: FloatArray,
-        found: list[IntArray],
+        found: list[Found],
     ) -> None:
         """Weigh the slowest stage against the one that exposes most of its gradients, which is another one.
 
@@ -264,7 +281,7 @@ class UnevenSplits:
             most_s: steps that are no shorter than this are of no use, [n].
             free: A, and D without a limit, [n] each.
             bound: of each candidate, [n]; changed in place.
-            found: layers of each stage, [p, n] each; those that attain the new bound are added.
+            found: splits of the layers; those that attain the new bound are added.
         """
         outside, free_s = free
         values = np.sort(np.concatenate([table.exposed_s for table in self.tables.values()]), axis=0)
@@ -276,22 +293,22 @@ class UnevenSplits:
         between = between[min(first, max(len(between) - 1, 0)) :]
         if len(between):
             between = between[np.unique(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(int))]
-        least, chosen, lower = most_s.copy(), found[0].copy(), 0
+        least, chosen, lower = most_s.copy(), found[0].counts.copy(), 0
         for upper in between.tolist():
             pipeline, few, _ = recurrence.solve(values[upper])
             step = pipeline + np.maximum(around + values[lower], outside)
             chosen = np.where(step < least, few, chosen)
             least, lower = np.minimum(step, least), upper + 1
         bound[rows] = np.maximum(bound, least * (1.0 - 1e-12))[rows]
-        found += [chosen] if len(between) else []
+        found += [Found(counts=chosen)] if len(between) else []
 
     def _enumerate(
-        self, costs: StageCosts, rows: BoolArray, most_s: FloatArray, bound: FloatArray, found: list[IntArray]
+        self, costs: StageCosts, rows: BoolArray, most_s: FloatArray, bound: FloatArray, found: list[Found]
     ) -> None:
         """Where few splits are left, price all of them: their least is the bound (changed in place)."""
         split, batch = self.split, self.batch
         p = split.pipeline_parallel
-        around, best = self.model.around_s(), found[0].copy()
+        around, best = self.model.around_s(), found[0].counts.copy()
         tables = [self.tables[self.stages.ends(stage)] for stage in range(p)]
         for row in np.flatnonzero(rows).tolist():
             seconds = np.stack([table.seconds[:, row] for table in tables])
@@ -315,14 +332,14 @@ class UnevenSplits:
             least = int(np.argmin(total))
             bound[row] = max(bound[row], float(total[least]) * (1.0 - 1e-12))
             best[:, row] = counts[:, least]
-        found.append(best)
+        found.append(Found(counts=best))
 
     def _always_fits(self, costs: StageCosts) -> FloatArray:
         """Candidates that need no recompute whatever their split, [n] booleans."""
         whole = costs.base_bytes + np.einsum("k,pkn->pn", costs.layers_before()[:, -1], costs.layer_bytes)
         return np.asarray((whole <= self.problem.limits.memory_bytes).all(axis=0))
 
-    def _outside_s(self, most_s: FloatArray) -> FloatArray:
+    def outside_s(self, most_s: FloatArray) -> FloatArray:
         """A of the module docstring, [n]: some stage has ⌈L/p⌉ layers or more, and there are those with the ends."""
         longest_s = np.where(np.isfinite(most_s), most_s, 1e30) / self.batch.num_microbatches
         least_s = self.model.around_s() + self._mean_ending_s(longest_s)
@@ -370,12 +387,13 @@ class UnevenSplits:
 
     # --- splits -------------------------------------------------------------------------------------------------------
 
-    def worth_pricing(self, found: Sequence[IntArray], rows: IntArray) -> Iterator[tuple[tuple[int, ...], IntArray]]:
+    def worth_pricing(self, found: Sequence[Found], rows: IntArray) -> Iterator[tuple[tuple[int, ...], IntArray]]:
         """Splits → the candidates, of ``rows``, that want them; the usual split is left out."""
         wanted: dict[tuple[int, ...], list[int]] = {}
-        for counts in found:
+        for one in found:
             for row in rows.tolist():
-                sizes = chunks_of(self.split, counts[:, row].tolist(), len(self.kind_of))
+                leading = () if one.leading is None else one.leading[:, row].tolist()
+                sizes = chunks_of(self.split, one.counts[:, row].tolist(), len(self.kind_of), leading)
                 if sizes is not None and sizes != self.split.layers_per_chunk:
                     wanted.setdefault(sizes, []).append(row)
         for sizes, takers in wanted.items():

@@ -84,6 +84,8 @@ def test_no_split_beats_the_bound(shape: ModelShape) -> None:
         bound_s, _ = UnevenSplits(problem, batch).solve(np.full(len(batch), np.inf))
         exact_s = np.where(needed <= limit, steps, np.inf).min(axis=0)
         assert (bound_s <= exact_s * (1.0 + 1e-9)).all(), limit
+        if shape is LEADING and share == 1.0:  # 0.875 without what passes that run ahead wait for the slowest stage
+            assert (bound_s >= 0.92 * exact_s).all()
         binding += int((np.isfinite(exact_s) & (exact_s > steps.min(axis=0))).sum())
     assert binding > 0
 

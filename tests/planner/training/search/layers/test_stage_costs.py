@@ -13,7 +13,8 @@ from meshplan.planner.training.estimator.candidates import layer_kinds
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import Phase
-from meshplan.planner.training.search.layers.stage_costs import SplitCosts, stage_of
+from meshplan.planner.training.search.layers.counted_stages import stage_of
+from meshplan.planner.training.search.layers.stage_costs import SplitCosts
 from meshplan.planner.training.search.templates import make_templates, pipeline_splits, template_candidates
 
 assert MOE.moe is not None

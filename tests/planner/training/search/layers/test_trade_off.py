@@ -51,7 +51,7 @@ def test_no_split_beats_the_weighed_bound(rate: float, stages: int, monkeypatch:
     assert bound[0] <= steps[best] * (1.0 + 1e-9)
     if rate <= 1e9:  # gradients take most of the step
         assert bound[0] >= 0.97 * steps[best]
-        assert min(steps[tuple(counts[:, 0].tolist())] for counts in found) <= steps[best] * 1.01
+        assert min(steps[tuple(one.counts[:, 0].tolist())] for one in found) <= steps[best] * 1.01
 
 
 def test_the_chunks_of_a_stage_are_as_even_as_they_can_be() -> None:
@@ -60,6 +60,10 @@ def test_the_chunks_of_a_stage_are_as_even_as_they_can_be() -> None:
     ).split
     assert chunks_of(split, [7, 5], 12) == (2, 2, 2, 2, 3, 1)
     assert chunks_of(split, [11, 1], 12) is None
+    # Of three layers that lead the model two lie on the first chunk, one on the second, which holds others too.
+    assert chunks_of(split, [7, 5], 12, [2, 1]) == (2, 2, 2, 2, 3, 1)
+    assert chunks_of(split, [7, 5], 12, [1, 2]) == (1, 2, 3, 2, 3, 1)
+    assert chunks_of(split, [7, 5], 12, [0, 3]) == (0, 3, 3, 1, 4, 1)
 
 
 def test_every_composition_is_found() -> None:

@@ -1,0 +1,124 @@
+"""How much memory does a stage need, as a function of the layers that it holds?
+
+*Notation.* As in :mod:`.uneven`. The safe memory of a stage grows by the same amount with each layer of a kind, and
+with each micro-batch in flight: the estimator's figures for one layer and two, on the first stage and the last, give
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.memory import MemoryModel
+from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.pipeline.closed_forms import in_flight
+from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.search.layers.counted_stages import stages_of, unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBytes:
+    """Memory of the stages of a batch of candidates; 0 where the bound leaves it.
+
+    Args:
+        layer_bytes: what one more layer of each kind adds to each stage, [p, kinds, n].
+        base_bytes: what each stage needs without layers, [p, n].
+        saved_bytes: most that recompute of a layer of each kind saves on each stage, [p, kinds, n]; 0 where there is
+            none.
+    """
+
+    layer_bytes: FloatArray
+    base_bytes: FloatArray
+    saved_bytes: FloatArray
+
+    def take(self, rows: IntArray) -> StageBytes:
+        """The same for some candidates."""
+        return StageBytes(
+            layer_bytes=self.layer_bytes[..., rows],
+            base_bytes=self.base_bytes[..., rows],
+            saved_bytes=self.saved_bytes[..., rows],
+        )
+
+    def of_the_least_layer(self) -> StageBytes:
+        """The same with one kind of layer, as small as any, recomputed or not."""
+        bytes_, saved = least_bytes(self.layer_bytes, self.saved_bytes)
+        return replace(self, layer_bytes=bytes_, saved_bytes=saved)
+
+
+def least_bytes(layer_bytes: FloatArray, saved_bytes: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The least that a layer of any kind holds, and what recompute saves of it, [p, 1, n] each.
+
+    Both what is held and what stays after recompute are the least of any kind, so that no kind does better.
+    """
+    least = layer_bytes.min(axis=1, keepdims=True)
+    return least, np.maximum(least - (layer_bytes - saved_bytes).min(axis=1, keepdims=True), 0.0)
+
+
+def nothing_known(memory: MemoryModel) -> StageBytes:
+    """Stages that need nothing: a bound where memory is no sum over layers."""
+    split = memory.candidates.split
+    shape = split.pipeline_parallel, len(split.kinds), len(memory.candidates)
+    none = np.zeros(shape)
+    return StageBytes(layer_bytes=none, base_bytes=none[:, 0], saved_bytes=none)
+
+
+def stage_bytes(
+    memory: MemoryModel, ends: Mapping[int, tuple[bool, bool]], layers: int, *, takes_blocks: bool
+) -> tuple[StageBytes, dict[int, FloatArray]]:
+    """Memory of the stages of a batch that hold a layer or more, and of the ends without any, [n] each.
+
+    Layers of different kinds on a stage share the working set of the largest and gather their mean: the smallest of any
+    kind is counted.
+
+    Args:
+        memory: of the batch.
+        ends: stage → whether it has the embedding, and whether it has the LM head.
+        layers: of the model.
+        takes_blocks: layers may be recomputed one by one.
+    """
+    batch = memory.candidates
+    split, p, kinds = batch.split, batch.split.pipeline_parallel, len(batch.split.kinds)
+    contents = [unit(kind, kinds, count) for kind in range(kinds) for count in (1, 2)]
+    # The first rows say what ends add to one layer of the first kind and to as many as there are, and need alone.
+    contents = [unit(0, kinds), unit(0, kinds, layers), unit(0, kinds, 0), *contents]
+    plain = {index: memory.stage(stages_of(contents, index=index)).safe_bytes for index in sorted({0, p - 1, *ends})}
+    one, two = ({index: of[3 + more :: 2] for index, of in plain.items()} for more in (0, 1))
+    flying = np.stack([_in_flight(memory, stage) for stage in range(p)])
+    spread = np.maximum(flying[0] - flying[-1], 1e-9)
+    weight = np.where(flying[0] > flying[-1], (flying - flying[-1]) / spread, 1.0)[:, None]  # of the first stage
+    slope = weight * (two[0] - one[0]) + (1.0 - weight) * (two[p - 1] - one[p - 1])
+    base = np.broadcast_to((2.0 * one[0] - two[0]).min(axis=0), (p, len(batch))).copy()
+    gathers, empty = batch.zero_stage >= ZERO_PARAMETERS, {}
+    for stage, (first, head) in ends.items():
+        held = memory.stage(stages_of(contents[:3], first=first, head=head, index=stage)).safe_bytes
+        added = held - plain[stage][:3]
+        # A fully sharded rank gathers a layer's share of all parameters of its stage, the ends' among them: that of a
+        # stage with all layers is the smallest.
+        base[stage] += np.where(gathers, added[1], added[0])
+        empty[stage] = held[2]
+    dropped = np.stack([memory.layer_bytes(kind) for kind in split.kinds]) - memory.layer_input_bytes()
+    saved = flying[:, None] * dropped * memory.safe_per_activation_byte
+    again = (batch.recompute == Recompute.NONE) & takes_blocks
+    # While a checkpoint is loaded whole, memory is not what it is in a step.
+    known = ~gathers | (not memory.calibration.recipe.loads_whole)
+    bytes_ = StageBytes(
+        layer_bytes=np.where(known, slope, 0.0),
+        base_bytes=np.where(known, base, 0.0),
+        saved_bytes=np.where(again & known, saved, 0.0),
+    )
+    return bytes_, empty
+
+
+def _in_flight(memory: MemoryModel, stage: int) -> FloatArray:
+    split = memory.candidates.split
+    return in_flight(
+        split.schedule,
+        pipeline_parallel=split.pipeline_parallel,
+        virtual_pipeline_stages=split.virtual_pipeline_stages,
+        stage=stage,
+        num_microbatches=memory.candidates.num_microbatches,
+    )
