@@ -15,9 +15,9 @@ from meshplan.planner.training.admission import WITH_RECOMPUTE, Admission, admis
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.measured.exclusions import exclusion
+from meshplan.planner.training.measured.memory.reported import reserve_of
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.measured.pools import is_pooled, validate_pooled
-from meshplan.planner.training.measured.reported import reserve_of
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
 from meshplan.planner.training.resolve import calibration_for
 from meshplan.planner.validation.summary import ValidatedRow

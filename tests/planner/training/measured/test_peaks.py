@@ -14,8 +14,8 @@ from measured_rows import TRAINING_ROW
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.measured.memory.reported import NO_RESERVE, Reserve
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
-from meshplan.planner.training.measured.reported import NO_RESERVE, Reserve
 from meshplan.planner.training.measured.validate import validate_run
 
 GIB = 1024**3

@@ -1,6 +1,6 @@
 """Fitting the constants of the memory estimate to measured peaks, framework by framework.
 
-*Model.* Bytes of the fullest rank are linear in the constants (:mod:`.peak_model`).
+*Model.* Bytes of the fullest rank are linear in the constants (:mod:`.peaks`).
 
 *Objective.* Σ_i ((model_i − measured_i)/measured_i/σ)² + Σ_j ((θ_j − θ⁰_j)/s_j)², with the fullest rank's stage and
 moment taken anew after each solution until they no longer change.
@@ -9,7 +9,7 @@ moment taken anew after each solution until they no longer change.
 the device's usable memory, such a run counts as a peak of that size. So a framework without any measured peak gets
 constants too, bounded from above only.
 
-*Safe bound.* One factor for the states, one for activations and logits (:mod:`.peak_model`). Of a framework with
+*Safe bound.* One factor for the states, one for activations and logits (:mod:`.peaks`). Of a framework with
 measured peaks they are the least under which no more than 2 % exceed the bound (none of fewer than 50), neither fitted
 to nor with their group held out, plus :data:`SAFE_MARGIN`. A framework without peaks takes what frameworks of the same
 memory layout (``bounded_by`` of its recipe; where that names none, all) would have needed if *they* had not been
@@ -31,8 +31,7 @@ from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import MemoryConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.text import counted
-from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.training.measured.peak_model import (
+from meshplan.planner.training.measured.memory.peaks import (
     ALLOCATED,
     NONE_ABOVE,
     ONE_PERCENT_ABOVE,
@@ -44,6 +43,7 @@ from meshplan.planner.training.measured.peak_model import (
     SafeFactors,
     safe_factors,
 )
+from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.validation.fitting import LEAST_SQUARES, Linear, Prior, gauss_newton, most_probable
 from meshplan.planner.validation.held_out import leave_one_out
 

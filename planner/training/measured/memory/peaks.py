@@ -30,8 +30,8 @@ from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.memory import Components, MemoryModel
 from meshplan.planner.training.estimator.priced import candidates_of
+from meshplan.planner.training.measured.memory.reported import NO_RESERVE, Reserve, reserve_of
 from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.training.measured.reported import NO_RESERVE, Reserve, reserve_of
 
 # constant → (prior mean, prior standard deviation), of the literature. A process takes 0.5 GB of context, a workspace
 # of the matrix library and what the allocator keeps; NCCL's buffers grow with its communicators.
