@@ -175,6 +175,8 @@ class FrameworkRecipe:
         is_fsdp: PyTorch's fully sharded data parallelism. ZeRO-2 keeps gathered copies of the parameters beside the
             shards; a pipeline stage leaves parameters gathered after a backward pass and accumulates whole gradients
             until its last micro-batch (torch.distributed.pipelining, stage.py, backward_maybe_with_nosync).
+        accumulates_whole: FSDP synchronises after the last micro-batch of a step only (``no_sync``), so that gradients
+            are whole until then; counted where ``frees_gradients``.
         shards_embedding: under FSDP the embedding is a unit of its own, resharded once it has run; otherwise it stays
             gathered with the LM head.
         source: citation.
@@ -205,6 +207,7 @@ class FrameworkRecipe:
     upcasts_unquantised: bool = True
     loads_whole: bool = False
     is_fsdp: bool = False
+    accumulates_whole: bool = False
     shards_embedding: bool = False
     source: str = ""
 

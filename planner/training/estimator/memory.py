@@ -132,9 +132,9 @@ class MemoryModel:
     def moments(self, stage: StageClass) -> tuple[Components, ...]:
         """Components of one rank at each moment that may be its peak.
 
-        The loss, with the activations and logits of the forward pass and the gradients of earlier micro-batches; the
-        end of the backward pass, with the gradients alone, where these are freed between steps and one micro-batch is
-        a step; and the loading of a checkpoint, where every rank holds all of it.
+        The loss, with the activations and logits of the forward pass and the gradients of earlier micro-batches; where
+        gradients are freed between steps the step of the optimizer, with them and what it takes but no activations; and
+        the loading of a checkpoint, where every rank holds all of it.
         """
         constants, recipe = self.calibration.memory, self.calibration.recipe
         held = dict(self.states.on_device(stage))
@@ -145,10 +145,11 @@ class MemoryModel:
         moments = [held]
         if recipe.frees_gradients and self.candidates.split.pipeline_parallel == 1:
             is_step = self.candidates.num_microbatches == 1
-            moments = [
-                held | {"gradients": np.where(is_step, 0.0, held["gradients"])},
-                held | {name: np.where(is_step, 0.0, held[name]) for name in ("activations", "logits")},
-            ]
+            before = {
+                "gradients": np.where(is_step, 0.0, held["gradients"] + self.states.unsynchronised_bytes(stage)),
+                "optimizer": held["optimizer"] - self.states.stepping_bytes(stage),
+            }
+            moments = [held | before, held | {"activations": none, "logits": none}]
         if recipe.loads_whole:
             moments.append(dict.fromkeys(held, none) | {"weights": self._while_loading(stage), "fixed": held["fixed"]})
         return tuple(moments)

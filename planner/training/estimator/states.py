@@ -252,6 +252,28 @@ class StateModel:
             return self.calibration.recipe.optimizer_step_bytes
         return chosen.step_bytes
 
+    def stepping_bytes(self, stage: StageClass) -> FloatArray:
+        """Bytes of one rank that the optimizer's step takes besides its states, [n]; of an offloaded one, none."""
+        taken = self.owned_parameters(stage) * self.optimizer_step_bytes
+        return np.where(self.candidates.optimizer_offload, 0.0, taken)
+
+    def unsynchronised_bytes(self, stage: StageClass) -> FloatArray:
+        """Bytes of gradients beyond a rank's shard while FSDP does not synchronise micro-batches (``no_sync``), [n].
+
+        A flat parameter of FSDP1 mixes frozen with trained ones, and its gradient is of all of them: as much as if
+        nothing were frozen (torch/distributed/fsdp/fully_sharded_data_parallel.py, ``use_orig_params``).
+        """
+        batch, recipe = self.candidates, self.calibration.recipe
+        mixes = self.workload.phase.has_adapters
+        shares = self._shares(stage)
+        beyond = sum(
+            ((held if mixes else trained) - trained / ranks for held, trained, ranks in shares), np.zeros(len(batch))
+        )
+        shards = batch.data_parallel_shard * batch.context_parallel > 1
+        sums_whole = (recipe.is_fsdp and recipe.accumulates_whole) & shards
+        waits = sums_whole & (batch.zero_stage >= ZERO_GRADIENTS) & (batch.num_microbatches > 1)
+        return np.where(waits, beyond * self.gradient_bytes, 0.0)
+
     @property
     def gradient_reduce_bytes(self) -> float:
         """Bytes of one gradient on the wire."""

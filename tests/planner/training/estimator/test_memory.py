@@ -352,3 +352,21 @@ def test_a_loss_in_16_bits_holds_two_thirds_of_the_logits() -> None:
     narrow = replace(problem, workload=replace(problem.workload, practice=practice))
     usual, less = (price(asked, configured(problem)).stages[0].components["logits"] for asked in (problem, narrow))
     assert less == pytest.approx(usual * 8.0 / 12.0)
+
+
+@pytest.mark.parametrize("phase", [Phase.FINE_TUNING, Phase.LORA])
+def test_gradients_are_whole_until_fsdp_synchronises(phase: Phase) -> None:
+    """Those of a whole stage, frozen or not, where several micro-batches are a step; a shard of them where one is."""
+    problem = of_layout(problem_of(DENSE, num_devices=8, phase=phase), is_fsdp=True, frees_gradients=True)
+    waits = of_layout(problem, accumulates_whole=True)
+    for num_microbatches in (1, 2):
+        config = configured(problem, data_parallel=8, zero_stage=3, num_microbatches=num_microbatches)
+        synced, whole = (price(asked, config).stages[0] for asked in (problem, waits))
+        more = whole.typical_bytes - synced.typical_bytes
+        if num_microbatches == 1:
+            assert more == 0.0
+        else:
+            each = problem.calibration.recipe.gradient_bytes
+            assert more == pytest.approx(
+                each * DENSE.num_parameters * (1.0 if phase is Phase.LORA else 7 / 8), rel=0.02
+            )
