@@ -64,4 +64,4 @@ def _adapts_mlp(document: Mapping[str, Any]) -> bool | None:
     if document.get("lora_target_linear") is True:
         return True
     named = document.get("lora_target_modules")
-    return any("mlp" in str(one) or str(one) in _MLP for one in named) if isinstance(named, list) else None
+    return any("mlp" in str(one) or str(one) in _MLP for one in named) if isinstance(named, tuple) else None
