@@ -25,8 +25,10 @@ class Unstated:
             the last stages; otherwise as Megatron-LM's recipes do.
         peak_is_allocated: a peak is what tensors held (torch's ``max_memory_allocated``); otherwise what the device
             had in use, context and caches included.
+        peak_is_reserved: a peak counts what the allocator keeps of batches that were padded to other lengths.
         splits_experts: experts are split over tensor-parallel ranks as layers are (Megatron-Core's default of
             ``expert_tensor_parallel_size``); otherwise whole.
+        unties_head: the LM head has weights of its own even where the model shares the embedding's.
         is_eager: memory-bound operators run one by one unless ``torch.compile`` is named; otherwise they are fused.
     """
 
@@ -35,7 +37,9 @@ class Unstated:
     sequence_parallel: bool = True
     deals_evenly: bool = False
     peak_is_allocated: bool = False
+    peak_is_reserved: bool = False
     splits_experts: bool = False
+    unties_head: bool = False
     is_eager: bool = False
 
 

@@ -122,19 +122,18 @@ class MemoryConstants:
         """Safe bound over typical for activations and logits."""
         return self.safe_factor if self.activation_safe_factor is None else self.activation_safe_factor
 
-    def safe_bytes(self, components: Mapping[str, NDArray[Any]], most_reserve_share: float) -> NDArray[Any]:
-        """Upper bound of the bytes of a rank, [n]: both factors, then the most that the allocator holds unused.
+    def safe_bytes(self, components: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        """Upper bound of the bytes that a rank needs, [n].
 
         Args:
-            components: name → expected bytes, [n] each; ``activations`` and ``logits`` count as work, ``fixed`` and the
-                allocator's ``reserve`` by themselves, all others as states.
-            most_reserve_share: of the framework's recipe.
+            components: name → expected bytes, [n] each; ``activations`` and ``logits`` count as work, ``fixed`` by
+                itself, all others as states.
         """
         work = components["activations"] + components["logits"]
-        apart = ("activations", "logits", "fixed", "reserve")
+        apart = ("activations", "logits", "fixed")
         states = sum((held for name, held in components.items() if name not in apart), np.zeros_like(work))
         scaled = states * self.safe_factor + work * self.safe_activation_factor
-        return np.asarray(components["fixed"] + self.safe_fixed_bytes + scaled / (1.0 - most_reserve_share))
+        return np.asarray(components["fixed"] + self.safe_fixed_bytes + scaled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,14 +168,17 @@ class FrameworkRecipe:
         logits_share: bytes of a logit over those of an eager loss in fp32: below 1 where the loss is fused.
         frees_gradients: gradients are allocated by the backward pass and freed by the step, so that where one
             micro-batch is a step they and the logits are never held at once.
+        keeps_last_graph: the loss of a micro-batch is referenced until the next one has its own, and with it what
+            functions of autograd hold as attributes: bitsandbytes' 4-bit products their inputs.
         upcasts_unquantised: what is not quantised beside NF4 weights is kept in fp32 (PEFT), not in 16 bits.
-        reserve_share: share of the allocator's reserve that no tensor uses at the peak, because batches are padded to
-            lengths that change from step to step.
-        most_reserve_share: the same in the safe bound.
         loads_whole: while a checkpoint is loaded every fully sharded rank holds all weights beside its shard.
         is_fsdp: PyTorch's fully sharded data parallelism. ZeRO-2 keeps gathered copies of the parameters beside the
             shards; a pipeline stage leaves parameters gathered after a backward pass and accumulates whole gradients
             until its last micro-batch (torch.distributed.pipelining, stage.py, backward_maybe_with_nosync).
+        accumulates_whole: FSDP synchronises after the last micro-batch of a step only (``no_sync``), so that gradients
+            are whole until then; counted where ``frees_gradients``.
+        shards_embedding: under FSDP the embedding is a unit of its own, resharded once it has run; otherwise it stays
+            gathered with the LM head.
         source: citation.
     """
 
@@ -201,11 +203,12 @@ class FrameworkRecipe:
     full_recompute_keeps_input_sharded: bool = False
     logits_share: float = 1.0
     frees_gradients: bool = False
+    keeps_last_graph: bool = False
     upcasts_unquantised: bool = True
-    reserve_share: float = 0.0
-    most_reserve_share: float = 0.0
     loads_whole: bool = False
     is_fsdp: bool = False
+    accumulates_whole: bool = False
+    shards_embedding: bool = False
     source: str = ""
 
 

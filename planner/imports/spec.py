@@ -148,7 +148,7 @@ def _training_part(reading: Reading, spec: dict[str, Any], constraints: dict[str
     if "offload_to" in values:
         constraints["offload_to"] = values["offload_to"]
     spec["workload"] = {name: values[name] for name in ("sequence_length", "global_batch_size", "precision")}
-    optional = ("phase", "lora_rank", "expert_capacity_factor")
+    optional = ("phase", "lora_rank", "lora_targets", "expert_capacity_factor")
     spec["workload"] |= {name: values[name] for name in optional if name in values}
     fixed = {name: values[name] for name in FixedSpec.model_fields if name in values}
     read_training_spec({**spec, "constraints": constraints, "fixed": fixed})

@@ -38,5 +38,4 @@ def by_typical_figure(problem: TrainingProblem) -> TrainingProblem:
     """The same question with the expected peak for the safe bound."""
     calibration = problem.calibration
     memory = replace(calibration.memory, safe_factor=1.0, activation_safe_factor=None, safe_fixed_bytes=0.0)
-    recipe = replace(calibration.recipe, most_reserve_share=calibration.recipe.reserve_share)
-    return replace(problem, calibration=replace(calibration, memory=memory, recipe=recipe))
+    return replace(problem, calibration=replace(calibration, memory=memory))

@@ -221,6 +221,7 @@ def _workload(spec: TrainingSpec, shape: ModelShape, base: Path) -> TrainingWork
         precision=spec.workload.precision,
         phase=spec.workload.phase,
         lora_rank=spec.workload.lora_rank or 0,
+        adapts_mlp=spec.workload.adapts_mlp,
         trains_vocabulary=spec.workload.trains_vocabulary,
         frozen_weights=spec.workload.frozen_weights,
         drops_tokens=spec.workload.has_capacity,

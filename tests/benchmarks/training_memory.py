@@ -23,7 +23,7 @@ import numpy as np
 
 from meshplan.cli.database import open_catalog
 from meshplan.planner.training.measured.exclusions import exclusion
-from meshplan.planner.training.measured.memory_fit import calibrate_memory, without_source
+from meshplan.planner.training.measured.memory.fit import calibrate_memory, without_source
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.measured.pools import is_pooled
 from meshplan.planner.training.measured.validate import validate_run

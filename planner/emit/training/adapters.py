@@ -6,6 +6,7 @@ this package makes them, and the README says what another script must set. Train
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
@@ -28,18 +29,17 @@ def adapters_of(plan: Plan) -> dict[str, Any]:
         raise CannotExpressError(
             "PEFT", "weights frozen in GPTQ's format: they come from a checkpoint", "workload.frozen_weights: nf4"
         )
+    made = {"phase": phase, "lora_rank": workload.get("lora_rank"), "target_modules": _targets(phase, workload)}
     if phase == Phase.QLORA.value:
         weights = {"quant_type": "nf4", "use_double_quant": True, "compute_dtype": workload.get("precision", "bf16")}
-        return {
-            "phase": phase,
-            "lora_rank": workload["lora_rank"],
-            "target_modules": _ALL_LINEAR,
-            "frozen_weights": weights,
-            **whole,
-        }
-    if phase == Phase.LORA.value:
-        return {"phase": phase, "lora_rank": workload["lora_rank"], "target_modules": list(_ATTENTION), **whole}
-    return {}
+        return {**made, "frozen_weights": weights, **whole}
+    return {**made, **whole} if phase == Phase.LORA.value else {}
+
+
+def _targets(phase: str | None, workload: Mapping[str, Any]) -> str | list[str]:
+    """PEFT's target modules: what the spec says, else as the estimate of the phase counts them."""
+    usual = _ALL_LINEAR if phase == Phase.QLORA.value else "attention"
+    return _ALL_LINEAR if workload.get("lora_targets", usual) == _ALL_LINEAR else list(_ATTENTION)
 
 
 def phase_of(plan: Plan) -> Phase:

@@ -54,6 +54,9 @@ def training_arguments(document: dict[str, Any]) -> dict[str, Any]:
     if config["activation_recompute"] == "full" and os.environ.get("FSDP_ACTIVATION_CHECKPOINTING") != "true":
         arguments["gradient_checkpointing"] = True
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    # The Trainer leaves gradients whole until the last micro-batch (accelerator.no_sync); the plan counts shards.
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     if "DEEPSPEED_CONFIG" in os.environ:
         arguments["deepspeed"] = deepspeed_configuration(arguments)
     return arguments

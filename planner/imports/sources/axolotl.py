@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from meshplan.planner.emit.terms import read_all
 from meshplan.planner.emit.training.axolotl import NO_CHOICES, TERMS
 from meshplan.planner.imports.reading import Given, Reading, as_written
@@ -16,6 +19,7 @@ _ONLY_READ = (
     trainer.number("tensor_parallel", "tensor_parallel_size"),
     trainer.number("context_parallel", "context_parallel_size", "sequence_parallel_degree"),
 )
+_MLP = ("gate_proj", "up_proj", "down_proj")
 _READ_BELOW = frozenset(
     {
         *("adapter", "load_in_4bit", "deepspeed", "base_model", "reinit_weights", "lora_alpha", "lora_dropout"),
@@ -37,7 +41,12 @@ def read(given: Given) -> Reading:
     reading.model = str(document.get("base_model", ""))
     known = {key for term in (*TERMS, *_ONLY_READ) for key in term.keys} | _READ_BELOW | NO_CHOICES
     reading.unread += [as_written(key, value) for key, value in document.items() if key not in known]
-    trainer.take_adapter(reading, document.get("adapter"), is_narrow=document.get("load_in_4bit") is True)
+    trainer.take_adapter(
+        reading,
+        document.get("adapter"),
+        is_narrow=document.get("load_in_4bit") is True,
+        adapts_mlp=_adapts_mlp(document),
+    )
     if "phase" not in reading.values and document.get("reinit_weights") is not True:
         reading.assume("phase", Phase.FINE_TUNING.value, "no adapter: every weight of a checkpoint")
     if document.get("deepspeed"):
@@ -48,3 +57,11 @@ def read(given: Given) -> Reading:
         reading.target = "accelerate"  # the rules of the target axolotl are those of data parallelism
     trainer.complete(reading)
     return reading
+
+
+def _adapts_mlp(document: Mapping[str, Any]) -> bool | None:
+    """Whether adapters sit on the MLP too; None where the file does not say it."""
+    if document.get("lora_target_linear") is True:
+        return True
+    named = document.get("lora_target_modules")
+    return any("mlp" in str(one) or str(one) in _MLP for one in named) if isinstance(named, tuple) else None

@@ -48,7 +48,10 @@ def read(given: Given) -> Reading:
     config = re.search(r"--config[ =](\S+)", recipe)
     named = re.search(r"q?lora", recipe)
     adapter = (found.group(1) if found else None) or (named.group() if named else None)
-    trainer.take_adapter(reading, adapter, is_narrow=False)
+    on_mlp = document.get("model.apply_lora_to_mlp")
+    trainer.take_adapter(
+        reading, adapter, is_narrow=False, adapts_mlp=None if on_mlp is None else str(on_mlp).lower() == "true"
+    )
     reading.assume("phase", Phase.FINE_TUNING.value, "no adapter: every weight of a checkpoint")
     if found:
         reading.model = _name(found.group(2))

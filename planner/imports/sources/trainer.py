@@ -138,13 +138,15 @@ def take(reading: Reading, given: Given) -> None:
     reading.unread += [as_written(flag, value) for flag, value in arguments.items() if flag not in known]
 
 
-def take_adapter(reading: Reading, adapter: object, *, is_narrow: bool) -> None:
-    """LoRA or QLoRA; a rank without either is no choice of the plan."""
+def take_adapter(reading: Reading, adapter: object, *, is_narrow: bool, adapts_mlp: bool | None = None) -> None:
+    """LoRA or QLoRA, and what has adapters where the file says it; a rank without either is no choice of the plan."""
     if adapter not in ("lora", "qlora"):  # of any type: a YAML may hold a list here
         reading.values.pop("lora_rank", None)
         return
     reading.values["phase"] = "qlora" if is_narrow or adapter == "qlora" else "lora"
     reading.assume("lora_rank", 16, "adapters without a rank")
+    if adapts_mlp is not None:
+        reading.values["lora_targets"] = "all-linear" if adapts_mlp else "attention"
 
 
 def take_deepspeed(reading: Reading, name: str) -> None:

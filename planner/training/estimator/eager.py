@@ -7,7 +7,8 @@ hidden, w MLP width, s sequence shards, t tensor-parallel devices):
                 its normalised output, where its weight is trained                2h/s each
     gated MLP   the activation's output, which a fused kernel computes again      2w/t
     adapters    what dropout hands to each adapter and dropout's mask             3 · input widths
-    4-bit       the MLP norm's output and the last product's input (counted by :mod:`.memory` as for trained products)
+    4-bit       each product's input once more, where the last loss is still there    2 · inputs' widths
+    on the MLP  its norm's output and its last product's input (counted by :mod:`.memory` as for trained products)
 
 LayerNorm is one kernel that keeps its 16-bit input, fused or not. Nothing of this is kept by a layer that is
 recomputed; the one that is running keeps it for a moment.
@@ -41,11 +42,13 @@ class EagerActivations:
         shape: the model.
         workload: what is trained, and whether operators run one by one.
         candidates: the batch.
+        keeps_last_graph: of the framework's recipe.
     """
 
     shape: ModelShape
     workload: TrainingWorkload
     candidates: Candidates
+    keeps_last_graph: bool = False
 
     def bytes_per_token(self, kind: LayerKind, sequence_shards: FloatArray) -> FloatArray:
         """Bytes of one token and layer, [n]; 0 where operators are fused.
@@ -57,7 +60,8 @@ class EagerActivations:
         if not self.workload.is_eager:
             return np.zeros(len(self.candidates))
         norms = self._norm_bytes() * kind.num_blocks / sequence_shards
-        return norms + (self._mlp_bytes(kind) + self._adapter_bytes(kind)) / self.candidates.tensor_parallel
+        rest = self._mlp_bytes(kind) + self._adapter_bytes(kind) + self._last_graph_bytes(kind)
+        return norms + rest / self.candidates.tensor_parallel
 
     def _norm_bytes(self) -> float:
         """One norm before a block."""
@@ -80,6 +84,15 @@ class EagerActivations:
         shape, widths = self.shape, 0.0
         if kind.has_attention:
             widths += shape.hidden_size + shape.num_attention_heads * shape.head_dim
-        if self.workload.phase is Phase.QLORA and kind.has_mlp and not kind.is_moe:
+        if self.workload.adapts_mlp and kind.has_mlp and not kind.is_moe:
             widths += (shape.mlp_matrices - 1) * shape.hidden_size + shape.intermediate_size
         return DROPOUT_BYTES * widths
+
+    def _last_graph_bytes(self, kind: LayerKind) -> float:
+        """Inputs of the last micro-batch's 4-bit products, whose graph its loss holds while the next runs."""
+        is_held = self.keeps_last_graph and self.workload.phase is Phase.QLORA and self.workload.frozen_weights == "nf4"
+        if not is_held or not kind.has_attention or not kind.has_mlp:
+            return 0.0
+        shape = self.shape
+        widths = 2 * shape.hidden_size + shape.num_attention_heads * shape.head_dim + shape.intermediate_size
+        return BYTES_16_BIT * widths

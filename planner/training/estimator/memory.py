@@ -40,7 +40,7 @@ from meshplan.planner.training.estimator.states import ZERO_PARAMETERS, StateMod
 from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
-from meshplan.planner.training.problem.switches import CHUNKED, WHOLE
+from meshplan.planner.training.problem.switches import CHUNKED, NARROW, WHOLE
 
 # 5·a·s bytes per token and layer: in 16 bits the softmax output, the output of its dropout and a 1-byte mask
 # (arXiv:2205.05198, §4.1); in fp32 the softmax output and the mask.
@@ -52,6 +52,8 @@ EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE = 6.0
 # A loss that reads the logits a part at a time, or is fused, holds them and their gradients in 16 bits; an eager one in
 # fp32 holds the 16-bit logits, their fp32 copy, its softmax and part of the gradient besides (2 + 4 + 4 + 2 bytes).
 FUSED_LOSS_SHARE = (2.0 + 2.0) / 12.0
+# The same operators in 16 bits: logits, those of the shifted labels, their log-softmax and its gradient.
+NARROW_LOSS_SHARE = (2.0 + 2.0 + 2.0 + 2.0) / 12.0
 Components = Mapping[str, FloatArray]  # name → bytes, [n] each
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fixed")
 
@@ -78,7 +80,7 @@ class StageMemory:
 
     Args:
         stage: the class.
-        components: name (of :data:`COMPONENTS`; ``reserve`` where the allocator holds unused bytes) → bytes.
+        components: name (of :data:`COMPONENTS`) → bytes.
         typical_bytes: expected peak.
         safe_bytes: upper bound of the peak.
         host_bytes: offloaded states in host memory, with transfer buffers.
@@ -122,7 +124,7 @@ class MemoryModel:
             stage=stage,
             components=components,
             typical_bytes=typical,
-            safe_bytes=self.calibration.memory.safe_bytes(components, self.calibration.recipe.most_reserve_share),
+            safe_bytes=self.calibration.memory.safe_bytes(components),
             host_bytes=self._host_bytes(stage),
             nvme_bytes=np.where(self.candidates.on_nvme, self.states.off_device(stage), 0.0),
         )
@@ -130,9 +132,9 @@ class MemoryModel:
     def moments(self, stage: StageClass) -> tuple[Components, ...]:
         """Components of one rank at each moment that may be its peak.
 
-        The loss, with the activations and logits of the forward pass and the gradients of earlier micro-batches; the
-        end of the backward pass, with the gradients alone, where these are freed between steps and one micro-batch is
-        a step; and the loading of a checkpoint, where every rank holds all of it.
+        The loss, with the activations and logits of the forward pass and the gradients of earlier micro-batches; where
+        gradients are freed between steps the step of the optimizer, with them and what it takes but no activations; and
+        the loading of a checkpoint, where every rank holds all of it.
         """
         constants, recipe = self.calibration.memory, self.calibration.recipe
         held = dict(self.states.on_device(stage))
@@ -143,15 +145,13 @@ class MemoryModel:
         moments = [held]
         if recipe.frees_gradients and self.candidates.split.pipeline_parallel == 1:
             is_step = self.candidates.num_microbatches == 1
-            moments = [
-                held | {"gradients": np.where(is_step, 0.0, held["gradients"])},
-                held | {name: np.where(is_step, 0.0, held[name]) for name in ("activations", "logits")},
-            ]
+            before = {
+                "gradients": np.where(is_step, 0.0, held["gradients"] + self.states.unsynchronised_bytes(stage)),
+                "optimizer": held["optimizer"] - self.states.stepping_bytes(stage),
+            }
+            moments = [held | before, held | {"activations": none, "logits": none}]
         if recipe.loads_whole:
             moments.append(dict.fromkeys(held, none) | {"weights": self._while_loading(stage), "fixed": held["fixed"]})
-        if recipe.reserve_share:
-            share = recipe.reserve_share / (1.0 - recipe.reserve_share)
-            moments = [one | {"reserve": (total_bytes(one) - one["fixed"]) * share} for one in moments]
         return tuple(moments)
 
     def _fixed_bytes(self, like: FloatArray) -> FloatArray:
@@ -228,7 +228,12 @@ class MemoryModel:
         """Activations of one layer and micro-batch without recompute, attention core included, [n]."""
         if kind.is_encoder and self.of_encoder is not None:
             return self.of_encoder.layer_bytes(kind)
-        eager = EagerActivations(shape=self.shape, workload=self.workload, candidates=self.candidates)
+        eager = EagerActivations(
+            shape=self.shape,
+            workload=self.workload,
+            candidates=self.candidates,
+            keeps_last_graph=self.calibration.recipe.keeps_last_graph,
+        )
         extra = eager.bytes_per_token(kind, self._sequence_shards)
         return self._fused_layer_bytes(kind) + activation_bytes(self.workload) / BYTES_16_BIT * self._tokens * extra
 
@@ -236,9 +241,10 @@ class MemoryModel:
         """The same where memory-bound operators are fused, [n]."""
         shape, t = self.shape, self.candidates.tensor_parallel
         h = shape.hidden_size * kind.num_blocks / BLOCKS_OF_A_LAYER
-        # Frozen matrices need no input for a weight gradient: LoRA drops the second norm's output and the MLP's last
-        # input.
-        hidden = (6.0 if self._frozen else 8.0) * h + (2.0 * h if self.calibration.recipe.dropout_masks else 0.0)
+        # Frozen matrices without adapters need no input for a weight gradient: the second norm's output and the MLP's
+        # last input are dropped.
+        masks = 2.0 * h if self.calibration.recipe.dropout_masks else 0.0
+        hidden = (6.0 if self._has_frozen_mlp else 8.0) * h + masks
         heads = self._attention_bytes_per_token(kind) if kind.has_attention else 0.0
         if kind.form is not None:  # the streams of residuals that it keeps beside the one of a plain layer
             hidden += BYTES_16_BIT * kind.form.streamed_elements / STREAM_PASSES
@@ -304,15 +310,15 @@ class MemoryModel:
         )
 
     @property
-    def _frozen(self) -> bool:
-        """Whether matrices without adapters keep no input."""
-        return self.workload.phase is Phase.LORA
+    def _has_frozen_mlp(self) -> bool:
+        """Whether the MLP's matrices keep no input: they are frozen and have no adapters."""
+        return self.workload.phase is Phase.LORA and not self.workload.adapts_mlp
 
     def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:
         shape, t = self.shape, self.candidates.tensor_parallel
         if not kind.has_mlp:
             return np.zeros(len(self.candidates))
-        tensors = shape.mlp_matrices - self._frozen
+        tensors = shape.mlp_matrices - self._has_frozen_mlp
         if not kind.is_moe or shape.moe is None:
             return BYTES_16_BIT * tensors * shape.intermediate_size / t
         shared = BYTES_16_BIT * shape.mlp_matrices * shape.moe.shared_intermediate_size / t
@@ -374,8 +380,8 @@ class MemoryModel:
     @property
     def safe_per_activation_byte(self) -> FloatArray:
         """What the safe bound grows by with each byte of activations."""
-        constants, reserve = self.calibration.memory, 1.0 - self.calibration.recipe.most_reserve_share
-        return np.asarray(constants.activation_factor) * constants.safe_activation_factor / reserve
+        constants = self.calibration.memory
+        return np.asarray(constants.activation_factor) * constants.safe_activation_factor
 
     def least_recomputed(self, safe_bytes: Sequence[FloatArray], limit_bytes: float) -> IntArray:
         """Fewest layers of each chunk that must be recomputed for every stage to stay within a limit, [n].
@@ -430,7 +436,8 @@ class MemoryModel:
         else:
             return np.zeros(len(self.candidates))
         own = self.calibration.recipe.logits_share
-        share = {WHOLE: 1.0, CHUNKED: min(own, FUSED_LOSS_SHARE)}.get(self.workload.practice.loss, own)
+        shares = {WHOLE: 1.0, CHUNKED: min(own, FUSED_LOSS_SHARE), NARROW: min(own, NARROW_LOSS_SHARE)}
+        share = shares.get(self.workload.practice.loss, own)
         return heads * share * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
 
     def offloaded_input_bytes(self, stage: StageClass) -> FloatArray:

@@ -23,7 +23,8 @@ GPTQ's weights are unpacked by separate operators where a product has many rows 
 32-bit words, a conversion, a mask, zeros and scales in 16 bits, each through memory: n·k·22.5 bytes, once in a forward
 pass, because the product keeps the result for its backward pass.
 
-Adapters are on every linear layer (§4), so each keeps its input. Not validated against a measured run.
+Adapters are on every linear layer (§4) unless a plan says otherwise, and bitsandbytes' products keep their inputs
+(autograd/_functions.py, MatMul4Bit.forward). Where the vocabulary is trained beside adapters, PEFT keeps its original.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def adapter_parameters(shape: ModelShape, workload: TrainingWorkload) -> float:
     """Parameters of one layer's adapters, over all ranks: rank·(inputs + outputs) of each adapted matrix."""
     queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
     widths = LORA_MATRICES_PER_LAYER * shape.hidden_size + 2 * queries + 2 * keys
-    if workload.phase is Phase.QLORA:  # on every linear layer
+    if workload.adapts_mlp:
         widths += shape.mlp_matrices * (shape.hidden_size + shape.intermediate_size)
     return float(workload.lora_rank * widths)
 
@@ -194,12 +195,22 @@ class StateModel:
             return self.lora_parameters(stage), 0.0 * experts
         return dense, experts
 
+    def _originals(self, stage: StageClass) -> FloatArray | float:
+        """Parameters of one rank that lie frozen beside the trained copy of their module, [n].
+
+        Source: peft 0.6, utils/other.py, ModulesToSaveWrapper (``original_module`` stays, a deep copy is trained).
+        """
+        if not self.workload.trains_vocabulary:
+            return 0.0
+        return self._vocabulary_parameters(stage) / self.candidates.tensor_parallel
+
     def _shares(self, stage: StageClass) -> tuple[tuple[FloatArray, FloatArray, FloatArray], ...]:
         """(Resident parameters, trained parameters, ranks that share a copy) of the dense part and of the experts."""
         batch = self.candidates
         trained, trained_experts = self.trained_parameters(stage)
+        resident = self.dense_parameters(stage) + self._originals(stage)
         return (
-            (self.dense_parameters(stage), trained, batch.data_parallel_shard * batch.context_parallel),
+            (resident, trained, batch.data_parallel_shard * batch.context_parallel),
             (self.expert_parameters(stage), trained_experts, self._expert_shard()),
         )
 
@@ -241,6 +252,28 @@ class StateModel:
         if chosen is None or chosen.step_bytes is None:
             return self.calibration.recipe.optimizer_step_bytes
         return chosen.step_bytes
+
+    def stepping_bytes(self, stage: StageClass) -> FloatArray:
+        """Bytes of one rank that the optimizer's step takes besides its states, [n]; of an offloaded one, none."""
+        taken = self.owned_parameters(stage) * self.optimizer_step_bytes
+        return np.where(self.candidates.optimizer_offload, 0.0, taken)
+
+    def unsynchronised_bytes(self, stage: StageClass) -> FloatArray:
+        """Bytes of gradients beyond a rank's shard while FSDP does not synchronise micro-batches (``no_sync``), [n].
+
+        A flat parameter of FSDP1 mixes frozen with trained ones, and its gradient is of all of them: as much as if
+        nothing were frozen (torch/distributed/fsdp/fully_sharded_data_parallel.py, ``use_orig_params``).
+        """
+        batch, recipe = self.candidates, self.calibration.recipe
+        mixes = self.workload.phase.has_adapters
+        shares = self._shares(stage)
+        beyond = sum(
+            ((held if mixes else trained) - trained / ranks for held, trained, ranks in shares), np.zeros(len(batch))
+        )
+        shards = batch.data_parallel_shard * batch.context_parallel > 1
+        sums_whole = (recipe.is_fsdp and recipe.accumulates_whole) & shards
+        waits = sums_whole & (batch.zero_stage >= ZERO_GRADIENTS) & (batch.num_microbatches > 1)
+        return np.where(waits, beyond * self.gradient_bytes, 0.0)
 
     @property
     def gradient_reduce_bytes(self) -> float:
@@ -289,7 +322,8 @@ class StateModel:
         batch = self.candidates
         packed = quantised_parameters(self.shape, stage, batch.tensor_parallel)
         upcast = self.calibration.recipe.upcasts_unquantised and self.workload.frozen_weights == "nf4"
-        wide = (self.dense_parameters(stage) - packed) * (UNQUANTISED_BYTES if upcast else BYTES_16_BIT)
+        unpacked = self.dense_parameters(stage) + self._originals(stage) - packed
+        wide = unpacked * (UNQUANTISED_BYTES if upcast else BYTES_16_BIT)
         adapters = self.lora_parameters(stage) * self.calibration.recipe.weight_bytes
         ranks = np.where(batch.zero_stage >= ZERO_PARAMETERS, batch.data_parallel_shard * batch.context_parallel, 1)
         return (packed * NF4_BYTES + wide + adapters) / ranks + dequantised_bytes(self.shape)
@@ -338,14 +372,32 @@ class StateModel:
         """Gathered parameters and unreduced gradients of the layers in use under ZeRO-3, [n]."""
         layers = np.maximum(sum(stage.layers), 1)
         recipe = self.calibration.recipe
-        largest = (self.dense_parameters(stage) + self.expert_parameters(stage)) / layers
+        apart, root = self._outside_layers(stage)
+        largest = (self.dense_parameters(stage) + self.expert_parameters(stage) - apart) / layers
         if is_quantised(self.workload):
             gathered = GATHERED_LAYERS * self.gathered_dense_bytes(stage) / layers
             return np.where(self.candidates.data_parallel_shard * self.candidates.context_parallel > 1, gathered, 0.0)
-        in_use = GATHERED_LAYERS * largest * recipe.parameter_gather_bytes + largest * self.gradient_reduce_bytes
+        reduced = self.gradient_reduce_bytes * (not self.workload.phase.has_adapters)
+        in_use = (GATHERED_LAYERS * largest + root) * recipe.parameter_gather_bytes + largest * reduced
         in_use = np.where(self.candidates.data_parallel_shard * self.candidates.context_parallel > 1, in_use, 0.0)
         second = self._second_copy_bytes(stage)
         return in_use if second is None else second + in_use
+
+    def _outside_layers(self, stage: StageClass) -> tuple[FloatArray | float, FloatArray | float]:
+        """Parameters of one rank that FSDP has in units that are no layers, and those of them that stay gathered, [n].
+
+        The root unit is not resharded after the forward pass (torch/distributed/fsdp/_fully_shard/_fully_shard.py,
+        ``reshard_after_forward``): what no layer has, the embedding and the LM head. Where the embedding is a unit of
+        its own, the head is left (torchtitan, parallelize_llama, ``[model.norm, model.output]``).
+        """
+        recipe, shape = self.calibration.recipe, self.shape
+        if not recipe.is_fsdp or stage.vocabulary_share:
+            return 0.0, 0.0
+        apart = kept = self._vocabulary_parameters(stage)
+        if recipe.shards_embedding and stage.has_embedding and not shape.tie_word_embeddings:
+            kept -= float(shape.embedding_parameters)
+        t = self.candidates.tensor_parallel
+        return apart / t, kept / t
 
     def gathered_dense_bytes(self, stage: StageClass) -> FloatArray:
         """Bytes to gather for a stage's parameters outside the routed experts, [n]."""

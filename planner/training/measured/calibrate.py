@@ -23,7 +23,7 @@ from meshplan.planner.training.measured.constants_fit import (
     linearised,
 )
 from meshplan.planner.training.measured.intervals import Folds, Width, half_width, with_coverage
-from meshplan.planner.training.measured.memory_fit import MemoryFit, UnseenBounds, calibrate_memory, unseen_bounds
+from meshplan.planner.training.measured.memory.fit import MemoryFit, UnseenBounds, calibrate_memory, unseen_bounds
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.unseen import TOGETHER, left_out, local_prior
 from meshplan.planner.validation.fitting import Linear, Prior

@@ -52,6 +52,10 @@ SCHEDULES = {
 }
 # LoRA rank of observations that fine-tune adapters without stating their rank: that of the MLPerf benchmark.
 DEFAULT_LORA_RANK = 16
+# Names of a target module that is a matrix of the MLP, or stands for all matrices: LitGPT's, Qwen's, PEFT's.
+MLP_MODULES = ("mlp", "w1", "linear", "up_proj", "*_proj")
+# torchtune's recipes adapt the MLP (apply_lora_to_mlp in recipes/configs/*/*_lora*.yaml).
+RECIPES_OWN = "recipe default"
 # How formats of frozen four-bit weights begin.
 FOUR_BITS = ("nf4", "int4", "fp4")
 # How a source marks mixtures of experts that drop the tokens beyond an expert's capacity.
@@ -141,6 +145,8 @@ class ObservationReader(MachineReader):
             mixed_precision_mode=str(choices.values.get("mixed_precision_mode") or "") or None,
         )
         shape = shape_from_observation(model.values)
+        if recipe.unstated.unties_head:
+            shape = replace(shape, tie_word_embeddings=False)
         machine = self.machine(hardware)
         lora = Section(model.values, "lora", required=False)
         practice, unstated_switches = observed_practice(row, choices, benchmark)
@@ -156,6 +162,7 @@ class ObservationReader(MachineReader):
                 precision=precision,
                 phase=phase,
                 drops_tokens=choices.flag("drops_tokens", default=DROPPING_MARK in str(model.values.get("name", ""))),
+                adapts_mlp=phase.has_adapters and _adapts_mlp(lora, phase),
                 lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase.has_adapters else 0,
                 frozen_weights="gptq" if "gptq" in str(lora.values.get("base_weights") or "").lower() else "nf4",
                 trains_vocabulary=phase.has_adapters and "lm_head" in (lora.values.get("trained_fully") or ()),
@@ -202,6 +209,15 @@ def _phase(workload: Section) -> Phase:
     if phase is Phase.LORA and frozen.startswith(FOUR_BITS):
         return Phase.QLORA
     raise UnsupportedError(f"{phase.value} on weights frozen in {shown(frozen)} is not modelled")
+
+
+def _adapts_mlp(lora: Section, phase: Phase) -> bool:
+    """Whether one of the stated target modules is of the MLP; of unstated ones, as for a plan."""
+    stated = lora.values.get("target_modules")
+    named = [stated] if isinstance(stated, str) else stated
+    if not isinstance(named, list) or named == [RECIPES_OWN]:
+        return named == [RECIPES_OWN] or phase is Phase.QLORA
+    return any(word in str(module) for module in named for word in MLP_MODULES)
 
 
 def _precision(row: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from meshplan.catalogs.constants.training import Basis, Calibration
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.measured.calibrate import LITERATURE, Evidence, evidence
 from meshplan.planner.training.measured.constants_fit import Row, key_of
-from meshplan.planner.training.measured.memory_fit import calibrate_memory, unseen_bounds
+from meshplan.planner.training.measured.memory.fit import calibrate_memory, unseen_bounds
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.own_runs import refine
 from meshplan.planner.training.measured.unseen import sets_without

@@ -31,7 +31,7 @@ from meshplan.catalogs.constants.checks import inside_limits
 from meshplan.catalogs.constants.training import KINDS_OF_WORK, Basis, Calibration, TimeConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.measured.constants_fit import NOISE, PARAMETERS, REFINED_SPREAD, Row, fit, key_of
-from meshplan.planner.training.measured.memory_fit import MemoryFit, calibrate_memory
+from meshplan.planner.training.measured.memory.fit import MemoryFit, calibrate_memory
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.unseen import judged
 from meshplan.planner.validation.between_sources import log_size

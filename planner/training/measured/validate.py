@@ -15,6 +15,7 @@ from meshplan.planner.training.admission import WITH_RECOMPUTE, Admission, admis
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.measured.exclusions import exclusion
+from meshplan.planner.training.measured.memory.reported import reserve_of
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.measured.pools import is_pooled, validate_pooled
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
@@ -43,6 +44,16 @@ def _component(*names: str) -> Metric:
     return lambda _, priced: sum(priced.stages[0].components[name] for name in names)
 
 
+def _reported(run: ObservedRun, priced: Priced, *, most: bool = False) -> float:
+    """The peak as the run's source reports it: expected, or its safe bound."""
+    fullest = max(priced.stages, key=lambda stage: stage.typical_bytes)
+    work = fullest.components["activations"] + fullest.components["logits"]
+    needed = priced.typical_bytes
+    if most:
+        needed, work = priced.safe_bytes, work * run.problem.calibration.memory.safe_activation_factor
+    return reserve_of(run).reported_bytes(needed, work, most=most)
+
+
 # Every metric of the observation format that a training estimate can predict.
 METRICS: Mapping[str, Metric] = {
     "iteration_s": lambda _, priced: priced.step_s,
@@ -53,7 +64,7 @@ METRICS: Mapping[str, Metric] = {
     "mfu": lambda run, p: _model_rate(run, p) / _peak(run),
     "hfu": lambda run, p: _model_rate(run, p) * (1.0 + p.recompute_flops_share) / _peak(run),
     "gradient_reduce_s": lambda _, priced: priced.gradient_reduce_s,
-    "peak_memory_bytes": lambda _, priced: priced.typical_bytes,
+    "peak_memory_bytes": _reported,
     "activation_bytes": _component("activations"),
     "params_and_optimizer_bytes": _component("weights", "gradients", "optimizer"),
     "weights_and_gradients_bytes": _component("weights", "gradients"),
@@ -82,6 +93,8 @@ def validate_run(run: ObservedRun) -> ValidatedRow:
     for name in dict.fromkeys(["iteration_s", "peak_memory_bytes", *measured]):
         if name in METRICS:
             predicted[name] = interval_of(run.problem, name, priced, METRICS[name](run, priced))
+    peak = predicted["peak_memory_bytes"]
+    predicted["peak_memory_bytes"] = replace(peak, high=_reported(run, priced, most=True))
     reason = exclusion(run.problem, run.config, run.measured)
     error = {name: predicted[name].value / measured[name] - 1.0 for name in predicted if measured.get(name)}
     return ValidatedRow(

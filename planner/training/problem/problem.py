@@ -56,6 +56,7 @@ class TrainingWorkload:
         precision: of matrix products: ``bf16``, ``fp16``, ``fp32``, ``fp8``, ``mxfp8`` or ``nvfp4``.
         phase: see :class:`Phase`.
         lora_rank: rank of the adapters, 0 where none are trained.
+        adapts_mlp: adapters sit on every linear layer of a block, otherwise on those of attention.
         trains_vocabulary: beside adapters, the embedding and the LM head are trained whole.
         frozen_weights: format of weights frozen in four bits: ``nf4`` (bitsandbytes) or ``gptq``.
         drops_tokens: experts drop the tokens beyond their capacity, so that shapes are fixed; otherwise (dropless)
@@ -80,6 +81,7 @@ class TrainingWorkload:
     decoder_sequence_length: int | None = None
     phase: Phase = Phase.PRETRAINING
     lora_rank: int = 0
+    adapts_mlp: bool = False
     trains_vocabulary: bool = False
     frozen_weights: str = "nf4"
     drops_tokens: bool = False

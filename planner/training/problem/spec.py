@@ -79,6 +79,10 @@ class WorkloadSpec(SpecModel):
     optimizer: Literal["adam"] = "adam"
     phase: Phase = Phase.PRETRAINING
     lora_rank: Annotated[int, Whole(most=65536)] | None = None
+    lora_targets: Literal["attention", "all-linear"] | None = Field(
+        default=None,
+        description="matrices of a block that have adapters; those of attention, with phase 'qlora' all, unless said",
+    )
     trains_vocabulary: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="beside adapters the embedding and the LM head are trained whole (new tokens)"
     )
@@ -99,6 +103,12 @@ class WorkloadSpec(SpecModel):
         default=None, description="lengths of the documents that lie in a sequence; one document fills it unless said"
     )
 
+    @property
+    def adapts_mlp(self) -> bool:
+        """Whether adapters sit on the MLP too."""
+        usual = "all-linear" if self.phase is Phase.QLORA else "attention"
+        return self.phase.has_adapters and (self.lora_targets or usual) == "all-linear"
+
     @model_validator(mode="after")
     def _consistent(self) -> WorkloadSpec:
         if (self.global_batch_size is None) == (self.global_batch_tokens is None):
@@ -117,6 +127,8 @@ class WorkloadSpec(SpecModel):
             raise ValueError("phase 'lora' (or 'qlora') and lora_rank go together")
         if self.frozen_weights != "nf4" and self.phase is not Phase.QLORA:
             raise ValueError("frozen_weights goes with phase 'qlora': no other has weights in four bits")
+        if self.lora_targets is not None and not self.phase.has_adapters:
+            raise ValueError("lora_targets goes with phase 'lora' or 'qlora': the others have no adapters")
         if self.trains_vocabulary and not self.phase.has_adapters:
             raise ValueError("trains_vocabulary goes with phase 'lora' or 'qlora': the others train every weight")
         if self.drops_tokens is False and self.expert_capacity_factor is not None:

@@ -84,6 +84,8 @@ OPTIMIZERS = (FRAMEWORKS_OWN, *OPTIMIZER_STATES)
 # framework's own way.
 WHOLE, CHUNKED = "whole", "chunked"
 LOSSES = (FRAMEWORKS_OWN, WHOLE, CHUNKED)
+# Whole and in 16 bits, because neither the model nor autocast widens the logits; no plan asks for it.
+NARROW = "narrow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ class TrainingPractice:
             to each domain (DeepEP, HybridEP); otherwise tokens are sorted in memory and an all-to-all sends every copy.
         overlaps_experts: dispatch and combine of one micro-batch run during the compute of another.
         optimizer: of :data:`OPTIMIZERS`; which states it keeps.
-        loss: of :data:`LOSSES`.
+        loss: of :data:`LOSSES`, or :data:`NARROW` in a measured run.
         flash_attention: attention scores never leave the chip; None: as the framework does. No plan asks for less.
         optimizer_in_backward: each gradient is used and freed as soon as the backward pass has it.
         experts_in_turn: a benchmark's gate deals each token the next experts in turn; no plan asks for it.

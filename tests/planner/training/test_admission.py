@@ -58,7 +58,7 @@ def test_the_strictest_figure_within_the_limit_counts() -> None:
 
 
 def test_the_typical_figure_has_no_factor_of_the_bound(catalog: Catalog) -> None:
-    """Whatever the framework's own bound is made of: factors of states and of activations, an allocator's reserve."""
+    """Whatever the framework's own bound is made of: factors of states and of activations."""
     for framework in ("megatron", "torchtitan", "deepspeed", "torchtune", "ms-swift", "litgpt"):
         problem = replace(problem_of(DENSE), calibration=calibration_for(catalog, framework, "hopper"))
         priced = price(by_typical_figure(problem), configured(problem, data_parallel=8))

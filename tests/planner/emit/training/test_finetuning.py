@@ -60,6 +60,8 @@ def test_what_is_emitted_is_read_back(target: str, tmp_path: Path) -> None:
         assert reading.values["phase"] == workload["phase"]
         if workload["phase"] != "sft":
             assert reading.values["lora_rank"] == workload["lora_rank"]
+            usual = "all-linear" if workload["phase"] == "qlora" else "attention"
+            assert reading.values["lora_targets"] == workload.get("lora_targets", usual)
 
 
 def test_axolotl_trains_the_adapters_that_the_plan_counts() -> None:
@@ -68,6 +70,7 @@ def test_axolotl_trains_the_adapters_that_the_plan_counts() -> None:
     assert lora["lora_target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
     narrow = document("axolotl", tuning(phase="qlora", precision="bf16"))
     assert (narrow["adapter"], narrow["load_in_4bit"], narrow["lora_target_linear"]) == ("qlora", True, True)
+    assert document("axolotl", tuning(lora_targets="all-linear"))["lora_target_linear"] is True
     whole = document("axolotl", tuning(trains_vocabulary=True))
     assert whole["lora_modules_to_save"] == ["embed_tokens", "lm_head"]
     every = document("axolotl", tuning(phase="sft", lora_rank=None))

@@ -74,14 +74,20 @@ def test_fine_tuning_starts_from_a_checkpoint() -> None:
 
 def test_arguments_of_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = choices(asked())
-    monkeypatch.delenv("FSDP_ACTIVATION_CHECKPOINTING", raising=False)
+    for name in ("FSDP_ACTIVATION_CHECKPOINTING", "ACCELERATE_USE_FSDP"):
+        monkeypatch.delenv(name, raising=False)
     said = train.training_arguments(document)
+    assert "accelerator_config" not in said
     ranks = document["config"]["world_size"]
     batch = said["per_device_train_batch_size"] * said["gradient_accumulation_steps"] * ranks
     assert batch == document["config"]["global_batch_size"] == 256
     assert said["gradient_checkpointing"]
     monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
     assert "gradient_checkpointing" not in train.training_arguments(document)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    synced = train.training_arguments(document)["accelerator_config"]["gradient_accumulation_kwargs"]
+    assert synced == {"sync_each_batch": True}
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
     offloaded = asked(replace(SHARDED, optimizer_offload=True))
     files = {str(file.path): file.content for file in emit("deepspeed", offloaded).artifacts}
     (tmp_path / "deepspeed_config.json").write_text(files["deepspeed_config.json"])

@@ -16,6 +16,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.memory import COMPONENTS
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import Phase, TrainingConfig, TrainingProblem, TrainingWorkload
+from meshplan.planner.training.problem.switches import NARROW
 
 BARE = MemoryConstants(fixed_bytes=0.0, logits_bytes_per_entry=0.0, safe_factor=1.0, safe_fixed_bytes=0.0)
 
@@ -295,7 +296,8 @@ def test_a_whole_checkpoint_is_beside_the_shard_while_it_is_loaded() -> None:
     whole = replace(problem.calibration, recipe=replace(problem.calibration.recipe, loads_whole=True))
     config = configured(problem, data_parallel=8, zero_stage=3, activation_recompute="full")
     stage = price(replace(problem, calibration=whole), config).stages[0]
-    loading = 2.0 * DENSE.num_parameters * (1.0 + 1.0 / 8.0)
+    # The last norm is no part of a stage's states.
+    loading = 2.0 * (DENSE.num_parameters - DENSE.norm_parameters) * (1.0 + 1.0 / 8.0)
     assert stage.typical_bytes >= loading + stage.components["fixed"]
     assert stage.typical_bytes >= price(problem, config).typical_bytes
 
@@ -307,3 +309,64 @@ def test_one_device_gathers_nothing_and_talks_to_nobody() -> None:
     talks = replace(problem.calibration.memory, communication_bytes=1e9)
     alone = replace(problem, calibration=replace(problem.calibration, memory=talks))
     assert price(alone, configured(alone, zero_stage=3)).typical_bytes == stage.typical_bytes
+
+
+def of_layout(problem: TrainingProblem, **layout: Any) -> TrainingProblem:
+    """The same question under another layout of the framework."""
+    recipe = replace(problem.calibration.recipe, **layout)
+    return replace(problem, calibration=replace(problem.calibration, recipe=recipe))
+
+
+def test_fsdp_keeps_its_root_unit_gathered() -> None:
+    """What no layer has stays whole on every rank: the LM head, and the embedding unless it is a unit of its own."""
+    problem = problem_of(DENSE, num_devices=8)
+    config = configured(problem, data_parallel=8, zero_stage=3)
+    root, head, layers = (
+        price(of_layout(problem, is_fsdp=fsdp, shards_embedding=apart), config).stages[0].components["weights"]
+        for fsdp, apart in ((True, False), (True, True), (False, False))
+    )
+    each = problem.calibration.recipe.parameter_gather_bytes
+    assert root - head == pytest.approx(each * DENSE.embedding_parameters)
+    spread = DENSE.embedding_parameters + DENSE.lm_head_parameters
+    more = each * spread - (2.0 * each + problem.calibration.recipe.gradient_reduce_bytes) * spread / 6
+    assert root - layers == pytest.approx(more)
+
+
+@pytest.mark.parametrize("phase", [Phase.LORA, Phase.QLORA])
+def test_adapters_on_the_mlp_take_more_than_those_of_attention_alone(phase: Phase) -> None:
+    asked = problem_of(DENSE, num_devices=1, phase=phase)
+    problem = replace(asked, workload=replace(asked.workload, lora_rank=8, is_eager=True))
+    config = configured(problem)
+    every = replace(problem, workload=replace(problem.workload, adapts_mlp=True))
+    few, many = (price(asked, config).stages[0].components for asked in (problem, every))
+    for name in ("gradients", "optimizer", "activations"):
+        assert many[name] > few[name], name
+    again = of_layout(every, keeps_last_graph=True)
+    held = price(again, config).stages[0].components["activations"]
+    assert (held > many["activations"]) == (phase is Phase.QLORA)
+
+
+def test_a_loss_in_16_bits_holds_two_thirds_of_the_logits() -> None:
+    problem = problem_of(DENSE, num_devices=1)
+    practice = replace(problem.workload.practice, loss=NARROW)
+    narrow = replace(problem, workload=replace(problem.workload, practice=practice))
+    usual, less = (price(asked, configured(problem)).stages[0].components["logits"] for asked in (problem, narrow))
+    assert less == pytest.approx(usual * 8.0 / 12.0)
+
+
+@pytest.mark.parametrize("phase", [Phase.FINE_TUNING, Phase.LORA])
+def test_gradients_are_whole_until_fsdp_synchronises(phase: Phase) -> None:
+    """Those of a whole stage, frozen or not, where several micro-batches are a step; a shard of them where one is."""
+    problem = of_layout(problem_of(DENSE, num_devices=8, phase=phase), is_fsdp=True, frees_gradients=True)
+    waits = of_layout(problem, accumulates_whole=True)
+    for num_microbatches in (1, 2):
+        config = configured(problem, data_parallel=8, zero_stage=3, num_microbatches=num_microbatches)
+        synced, whole = (price(asked, config).stages[0] for asked in (problem, waits))
+        more = whole.typical_bytes - synced.typical_bytes
+        if num_microbatches == 1:
+            assert more == 0.0
+        else:
+            each = problem.calibration.recipe.gradient_bytes
+            assert more == pytest.approx(
+                each * DENSE.num_parameters * (1.0 if phase is Phase.LORA else 7 / 8), rel=0.02
+            )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.measured.memory_fit import (
+from meshplan.planner.training.measured.memory.fit import (
     SAFE_MARGIN,
     UnseenBounds,
     calibrate_memory,
@@ -23,8 +23,8 @@ from meshplan.planner.training.measured.memory_fit import (
     unseen_bounds,
     without_source,
 )
+from meshplan.planner.training.measured.memory.peaks import PRIOR, SAFE_FIXED_BYTES, PeakParts
 from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.training.measured.peak_model import PRIOR, SAFE_FIXED_BYTES, PeakParts
 
 FRAMEWORK = "torchtitan"
 PLANTED = {

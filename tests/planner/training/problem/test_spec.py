@@ -114,6 +114,7 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ("workload.lora_rank", 8, "go together"),
         ("workload.frozen_weights", "gptq", "goes with phase 'qlora'"),
         ("workload.trains_vocabulary", True, "goes with phase 'lora'"),
+        ("workload.lora_targets", "attention", "goes with phase 'lora'"),
         ("fixed.recompute_modules", ["moe_act"], "goes with activation_recompute: selective"),
         ("fixed.recompute_modules", ["softmax"], "core_attn"),
         ("objective", "fastest", "Input should be"),

@@ -49,11 +49,10 @@ def test_a_column_of_counts_is_every_count(shape: ModelShape, phase: Phase) -> N
 
 
 def test_recompute_saves_no_more_than_is_said() -> None:
-    """Also where activations have a safe factor of their own, and the allocator a reserve."""
+    """Also where activations have a safe factor of their own."""
     problem = problem_of(DENSE, num_devices=8, global_batch_size=8)
     memory = replace(problem.calibration.memory, safe_factor=1.05, activation_safe_factor=1.6)
-    recipe = replace(problem.calibration.recipe, most_reserve_share=0.1)
-    problem = replace(problem, calibration=replace(problem.calibration, memory=memory, recipe=recipe))
+    problem = replace(problem, calibration=replace(problem.calibration, memory=memory))
     split = next(split for split in pipeline_splits(problem) if split.pipeline_parallel == 2)
     batch = template_candidates(problem, make_templates(problem), slice(0, None), split)
     plain = batch.take((batch.recompute == Recompute.NONE) & (batch.zero_stage < ZERO_PARAMETERS))

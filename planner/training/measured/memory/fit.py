@@ -1,6 +1,6 @@
 """Fitting the constants of the memory estimate to measured peaks, framework by framework.
 
-*Model.* Bytes of the fullest rank are linear in the constants (:mod:`.peak_model`).
+*Model.* Bytes of the fullest rank are linear in the constants (:mod:`.peaks`).
 
 *Objective.* Σ_i ((model_i − measured_i)/measured_i/σ)² + Σ_j ((θ_j − θ⁰_j)/s_j)², with the fullest rank's stage and
 moment taken anew after each solution until they no longer change.
@@ -9,12 +9,12 @@ moment taken anew after each solution until they no longer change.
 the device's usable memory, such a run counts as a peak of that size. So a framework without any measured peak gets
 constants too, bounded from above only.
 
-*Safe bound.* One factor for the states, one for activations and logits (:mod:`.peak_model`). Of a framework with
+*Safe bound.* One factor for the states, one for activations and logits (:mod:`.peaks`). Of a framework with
 measured peaks they are the least under which no more than 2 % exceed the bound (none of fewer than 50), neither fitted
 to nor with their group held out, plus :data:`SAFE_MARGIN`. A framework without peaks takes what frameworks of the same
 memory layout (``bounded_by`` of its recipe; where that names none, all) would have needed if *they* had not been
-measured: at the constants of the literature, each of them weighing the same, with a margin that is found in the same
-way.
+measured: at the constants of the literature, each of them weighing the same, no more than 1 % above, with a margin that
+is found in the same way.
 
 *Errors* are those of a group held out, with the factors too chosen without it, and those of a whole source
 (:func:`without_source`): nothing that is judged was seen.
@@ -31,10 +31,10 @@ from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import MemoryConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.text import counted
-from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.training.measured.peak_model import (
+from meshplan.planner.training.measured.memory.peaks import (
     ALLOCATED,
     NONE_ABOVE,
+    ONE_PERCENT_ABOVE,
     PRIOR,
     SAFE_FIXED_BYTES,
     TWO_PERCENT_ABOVE,
@@ -43,6 +43,7 @@ from meshplan.planner.training.measured.peak_model import (
     SafeFactors,
     safe_factors,
 )
+from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.validation.fitting import LEAST_SQUARES, Linear, Prior, gauss_newton, most_probable
 from meshplan.planner.validation.held_out import leave_one_out
 
@@ -53,8 +54,11 @@ CONVERGED = 1e-6  # in the constants' own units: the same fullest stages give th
 # Choices that decide memory: where a row leaves one out, that the run fitted is no evidence.
 DECISIVE = frozenset({"activation_recompute", "micro_batch_size", "zero_stage"})
 SAFE_MARGIN = 0.02  # the least
-# Share of the peaks that a bound may leave above it. Of fewer peaks than this leaves one of, none may be.
+# Share of a framework's own peaks that its bound may leave above it. Of fewer than this leaves one of, none may be.
 ABOVE = 0.02
+# The same of other frameworks' peaks, where a framework has none: half of it, because those are few and the next one is
+# not among them.
+UNSEEN_ABOVE = 0.01
 # Of a user's own peaks, number known → what other plans of the cluster need over the most that any of these needed,
 # fitted to or left out in turn: 99 % of the peaks of sources held out whole stay below (358 peaks of ten sources,
 # 2026-11-23, each drawn six times; the larger of the percentiles with runs and with sources weighing the same).
@@ -124,7 +128,7 @@ def _constants(theta: FloatArray, factors: SafeFactors) -> MemoryConstants:
 def needed_factor(peak: Peak, theta: FloatArray, bound: float) -> float:
     """The safe factor of all that is not fixed under which the bound of a peak's run is ``bound`` bytes."""
     parts = peak.parts(theta)
-    return (bound - parts.fixed) / (parts.states + parts.work)
+    return (bound - parts.fixed) / (parts.states + parts.reported_work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,20 +163,20 @@ class UnseenBounds:
         return {name: others[name] for name in recipe_named(framework).bounded_by if name in others} or others
 
     def _margin(self, framework: str) -> float:
-        """Added to both factors: all but :data:`ABOVE` of the peaks of other frameworks that have relatives, held out,
-        stay below, each framework weighing the same.
+        """Added to both factors: all but :data:`UNSEEN_ABOVE` of the peaks of other frameworks that have relatives,
+        held out, stay below, each framework weighing the same.
         """
         others = {name: values for name, values in self.peaks.items() if name != framework}
         short, weights = [], []
         for name, values in others.items():
             if recipe_named(name).bounded_by and (used := self._alike(name, others)):
                 factors = _pooled(used)
-                short += [(one.measured - one.bound(factors)) / (one.states + one.work) for one in values]
+                short += [(one.measured - one.bound(factors)) / (one.states + one.reported_work) for one in values]
                 weights += [1.0 / len(values)] * len(values)
         if not short:
             return SAFE_MARGIN
         order = np.argsort(short)
-        reached = np.cumsum(np.array(weights)[order]) >= (1.0 - ABOVE) * sum(weights)
+        reached = np.cumsum(np.array(weights)[order]) >= (1.0 - UNSEEN_ABOVE) * sum(weights)
         return max(float(np.array(short)[order][int(np.argmax(reached))]), SAFE_MARGIN)
 
     def constants(self, framework: str) -> tuple[MemoryConstants, str]:
@@ -184,7 +188,7 @@ class UnseenBounds:
 def _pooled(used: Mapping[str, tuple[PeakParts, ...]]) -> SafeFactors:
     """Factors of several frameworks, each weighing the same."""
     weighed = [replace(one, weight=1.0 / len(values)) for values in used.values() for one in values]
-    return safe_factors(weighed, TWO_PERCENT_ABOVE)
+    return safe_factors(weighed, ONE_PERCENT_ABOVE)
 
 
 def unseen_bounds(runs: Iterable[ObservedRun]) -> UnseenBounds:

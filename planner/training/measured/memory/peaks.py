@@ -30,6 +30,7 @@ from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.memory import Components, MemoryModel
 from meshplan.planner.training.estimator.priced import candidates_of
+from meshplan.planner.training.measured.memory.reported import NO_RESERVE, Reserve, reserve_of
 from meshplan.planner.training.measured.observations import ObservedRun
 
 # constant → (prior mean, prior standard deviation), of the literature. A process takes 0.5 GB of context, a workspace
@@ -43,12 +44,14 @@ PRIOR: Mapping[str, tuple[float, float]] = {
 }
 # The same where the peak is that of allocated tensors: no device context, no communication buffers, no cache.
 ALLOCATED: Mapping[str, tuple[float, float]] = {"fixed_bytes": (0.5e9, 0.5e9), "communication_bytes": (0.0, 0.1e9)}
+# Constants of what each step allocates anew.
+WORK = ("activation_factor", "logits_bytes_per_entry")
 SAFE_FIXED_BYTES = 0.3e9
 MOST = 4.0  # a factor beyond this says that the run is not the one that was priced
 ROUNDS = 40
 # Cost of a byte above the bound, in bytes that the bound is too high: none of the own peaks may be above it, and of
-# frameworks of the same layout 2 % of the weight.
-NONE_ABOVE, TWO_PERCENT_ABOVE = 1e4, 49.0
+# many own peaks 2 % of the weight, of frameworks of the same layout 1 %.
+NONE_ABOVE, TWO_PERCENT_ABOVE, ONE_PERCENT_ABOVE = 1e4, 49.0, 99.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +59,12 @@ class _Row:
     """Bytes of one stage at one moment.
 
     Args:
-        slope: per unit of each constant of :data:`PRIOR`, without the allocator's reserve, [J].
+        slope: per unit of each constant of :data:`PRIOR`, [J].
         states: weights, gradients and optimizer states under extra_bytes_per_parameter 0.
-        reserve: all bytes that are not fixed over those that tensors use.
     """
 
     slope: FloatArray
     states: float
-    reserve: float
 
 
 class Peak:
@@ -74,42 +75,48 @@ class Peak:
         peak = run.measured.get("peak_memory_bytes")
         self.is_limit = not peak
         self.measured = float(peak or run.problem.limits.memory_bytes)
-        self._rows = _rows(run)
-        scale = np.array([row.reserve for row in self._rows])[:, None]
-        # No factor scales what is fixed; the reserve goes with everything else.
-        scaled = np.where(np.array([name in ALLOCATED for name in PRIOR]), 1.0, scale)
-        self._slopes = np.stack([row.slope for row in self._rows]) * scaled
-        self._bases = np.array([row.states * row.reserve for row in self._rows])
-        recipe = recipe_named(run.framework).recipe
-        # What the bound's reserve is over the expected one.
-        self._more_reserve = (1.0 - recipe.reserve_share) / (1.0 - recipe.most_reserve_share)
+        rows = _rows(run)
+        self._slopes = np.stack([row.slope for row in rows])
+        self._bases = np.array([row.states for row in rows])
+        self._work = np.array([name in WORK for name in PRIOR])
+        self._reserve = reserve_of(run)
 
     def fullest(self, theta: FloatArray) -> int:
         """Index of the stage and moment with the most bytes."""
         return int(np.argmax(self._slopes @ theta + self._bases))
 
     def linear(self, theta: FloatArray) -> tuple[FloatArray, float]:
-        """Coefficients and constant part of the stage and moment with the most bytes under ``theta``."""
-        index = self.fullest(theta)
-        return self._slopes[index], float(self._bases[index])
+        """Coefficients and constant part of what is reported of the fullest stage and moment under ``theta``.
 
-    def typical_bytes(self, theta: FloatArray) -> float:
+        Where device memory cuts the reserve, that is left aside.
+        """
+        index = self.fullest(theta)
+        beside = 0.0 if self.is_limit else self._reserve.typical
+        return self._slopes[index] * (1.0 + beside * self._work), float(self._bases[index])
+
+    def needed_bytes(self, theta: FloatArray) -> float:
         """Expected bytes of the fullest rank."""
         return float(np.max(self._slopes @ theta + self._bases))
 
+    def typical_bytes(self, theta: FloatArray) -> float:
+        """What is expected to be reported of the fullest rank."""
+        work = float((self._slopes[self.fullest(theta)] * theta)[self._work].sum())
+        return self._reserve.reported_bytes(self.needed_bytes(theta), work)
+
     def counts(self, theta: FloatArray) -> bool:
         """A limit counts only where the model is beyond it."""
-        return not self.is_limit or self.typical_bytes(theta) > self.measured
+        return not self.is_limit or self.needed_bytes(theta) > self.measured
 
     def parts(self, theta: FloatArray, weight: float = 1.0) -> PeakParts:
-        """The expected parts of the fullest rank, the most reserve of the bound with what it goes with."""
+        """The expected parts of the fullest rank."""
         index = self.fullest(theta)
         values = dict(zip(PRIOR, self._slopes[index] * theta, strict=True))
         return PeakParts(
-            states=float(self._bases[index] + values["extra_bytes_per_parameter"]) * self._more_reserve,
-            work=float(values["activation_factor"] + values["logits_bytes_per_entry"]) * self._more_reserve,
+            states=float(self._bases[index] + values["extra_bytes_per_parameter"]),
+            work=float(sum(values[name] for name in WORK)),
             fixed=float(values["fixed_bytes"] + values["communication_bytes"]) + SAFE_FIXED_BYTES,
             measured=self.measured,
+            reserve=self._reserve,
             weight=weight,
         )
 
@@ -125,7 +132,6 @@ def _rows(run: ObservedRun) -> list[_Row]:
     for one, extra in zip(plain, with_extra, strict=True):
         held, owned = ({name: float(value[0]) for name, value in each.items()} for each in (one, extra))
         states = held["weights"] + held["gradients"] + held["optimizer"]
-        used = states + held["activations"] + held["logits"]
         slope = {
             "fixed_bytes": 1.0,
             "communication_bytes": several,
@@ -133,8 +139,7 @@ def _rows(run: ObservedRun) -> list[_Row]:
             "logits_bytes_per_entry": held["logits"],
             "extra_bytes_per_parameter": owned["optimizer"] - held["optimizer"],
         }
-        reserve = 1.0 + held.get("reserve", 0.0) / used if used else 1.0
-        rows.append(_Row(slope=np.array([slope[name] for name in PRIOR]), states=states, reserve=reserve))
+        rows.append(_Row(slope=np.array([slope[name] for name in PRIOR]), states=states))
     return rows
 
 
@@ -158,6 +163,7 @@ class PeakParts:
         work: activations and logits, A.
         fixed: what no factor scales, F.
         measured: the peak, M.
+        reserve: what a reported peak has beside the activations and logits.
         weight: w.
     """
 
@@ -165,11 +171,18 @@ class PeakParts:
     work: float
     fixed: float
     measured: float
+    reserve: Reserve = NO_RESERVE
     weight: float = 1.0
 
+    @property
+    def reported_work(self) -> float:
+        """Activations and logits with the most that lies beside them."""
+        return self.work * (1.0 + self.reserve.most)
+
     def bound(self, factors: SafeFactors) -> float:
-        """The safe bound under the factors."""
-        return self.fixed + factors.states * self.states + factors.work * self.work
+        """The safe bound of what is reported under the factors."""
+        work = factors.work * self.work
+        return self.reserve.reported_bytes(self.fixed + factors.states * self.states + work, work, most=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +213,7 @@ def safe_factors(peaks: Sequence[PeakParts], above_cost: float = NONE_ABOVE) -> 
     if not peaks:
         return SafeFactors(states=1.0, work=1.0)
     states, work, fixed, measured, weight = np.array(
-        [[one.states, one.work, one.fixed, one.measured, one.weight] for one in peaks], dtype=np.float64
+        [[one.states, one.reported_work, one.fixed, one.measured, one.weight] for one in peaks], dtype=np.float64
     ).T
     needed, scale = measured - fixed, weight / measured
 
