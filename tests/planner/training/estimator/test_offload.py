@@ -10,7 +10,6 @@ from core_cases import DENSE, MOE, configured, machine_with, problem_of, questio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.planner.core.solution import Status
 from meshplan.planner.training.estimator.offload import (
     HOST_ADAM_BYTES_PER_S,
     HOST_COPY_BYTES_PER_PARAMETER,
@@ -141,8 +140,6 @@ def test_agrees_with_asking_twice(shape: object, objective: TrainingObjective, m
     best = min(whole, pinned(optimizer_offload=True, optimizer_offload_percent=share))
     assert solution.bound <= best
     assert solution.objective <= whole * (1.0 + 1e-9)
-    if solution.status is Status.OPTIMAL:
-        assert solution.objective <= best * (1.0 + 1e-9)
 
 
 def test_a_share_lies_on_the_line_between_none_and_all() -> None:
