@@ -93,7 +93,7 @@ def all_sizes(places: Sequence[int], fewest: Sequence[int], most: IntArray, *, l
         layers: of all chunks together.
 
     >>> all_sizes([0, 1], [0, 0], np.array([2, 1]), layers=2).tolist()
-    [[1, 1], [2, 0]]
+    [[2, 0], [1, 1]]
     """
     sizes = np.zeros((1, 0), dtype=np.int64)
     held = np.zeros((1, len(most)), dtype=np.int64)
