@@ -91,9 +91,10 @@ def test_spares_come_out_of_the_cluster_and_are_paid(catalog: Catalog) -> None:
 
 
 def test_a_limit_on_the_run_counts_interruptions(catalog: Catalog) -> None:
-    calm = make_plan(question(failures_per_node_day=0), catalog)
+    pins = {"fixed": {"tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}}
+    calm = make_plan({**question(failures_per_node_day=0), **pins}, catalog)
     within = run_s(calm) / DAY * 1.05
-    document = question(failures_per_node_day=2.0, restart_time="1 h")
+    document = {**question(failures_per_node_day=2.0, restart_time="1 h"), **pins}
     answer = make_plan(with_constraints(document, max_run_time=f"{within} d"), catalog)
     assert answer.solution["status"] == "infeasible"
     assert answer.solution["binding_constraint"] == "max_run_time"
