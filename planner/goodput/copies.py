@@ -7,13 +7,14 @@ from a checkpoint, since a copy that comes back takes the states of another.
 Notation
     λ    interruptions per second of the whole job       R    copies, each interrupted λ/R times a second
     D    seconds that a copy is away: the restart, and the repair where a node is broken and no spare stands by
-    S    seconds that all others stand still when one leaves
+    S    seconds that all others stand still when one leaves; it begins anew where another leaves meanwhile
     L    copies that must be there for the others to go on
 
 Model. A copy is present with probability p = 1 / (1 + λ D / R), each for itself (alternating renewal; whatever the law
-of D). Copies present are then binomial, and one leaves λ p times a second, so that
+of D). Copies present are then binomial, and one leaves λ p times a second, so that the others work where none has left
+for S seconds:
 
-    share of the batches that trains = Σ_{k ≥ L} (k/R) C(R, k) p^k (1 − p)^(R − k) / (1 + λ p S).
+    share of the batches that trains = Σ_{k ≥ L} (k/R) C(R, k) p^k (1 − p)^(R − k) · exp(−λ p S).
 
 Source       the ways of recovery of FT-HSDP (arXiv:2602.00277) and torchft; S: FT-HSDP's 3 minutes at O(100,000) GPUs,
              the only published one, so that smaller jobs stand still for less.
@@ -60,4 +61,4 @@ def batch_share(stops: Interruptions, copies: int, *, stall_s: float = STALL_S) 
         count / copies * math.comb(copies, count) * present**count * (1.0 - present) ** (copies - count)
         for count in range(least_copies(copies), copies + 1)
     )
-    return there / (1.0 + stops.per_s * present * stall_s)
+    return there * math.exp(-stops.per_s * present * stall_s)
