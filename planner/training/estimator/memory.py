@@ -35,8 +35,9 @@ from meshplan.planner.training.estimator.eager import EagerActivations
 from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.operators.products import activation_bytes
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS, nextn_layers
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS, StateModel, nextn_layers
+from meshplan.planner.training.estimator.states import StateModel
 from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload

@@ -16,7 +16,7 @@ from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_observe
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.measured.exclusions import PEAKS, peak_left_out
 from meshplan.planner.training.measured.switches import (
     observed_benchmark,

@@ -23,7 +23,7 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.choices import ALL_STATES
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem

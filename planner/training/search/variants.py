@@ -13,7 +13,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates
-from meshplan.planner.training.estimator.states import ZERO_OPTIMIZER, ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_OPTIMIZER, ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES, ContextStyle, Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.templates import divisors

@@ -11,18 +11,17 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.service import emit_plan, estimate_plan
 
 TYPES = ["dgx-a100-40gb", "dgx-h100"]
+STAGES: list[dict[str, object]] = [
+    {"node_type": TYPES[0], "num_layers": 14, "tensor_parallel": 4, "data_parallel": 2, "micro_batch_size": 2},
+    {"node_type": TYPES[1], "num_layers": 18, "tensor_parallel": 2, "data_parallel": 4, "micro_batch_size": 1},
+]
 UNLIKE = {
     "kind": "training",
     "model": "llama-3.1-8b",
     "cluster": {"nodes": [{"type": name, "count": 1} for name in TYPES]},
     "workload": {"sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"},
     "constraints": {"target": "any"},
-    "fixed": {
-        "stages": [
-            {"node_type": TYPES[0], "num_layers": 14, "tensor_parallel": 4, "data_parallel": 2, "micro_batch_size": 2},
-            {"node_type": TYPES[1], "num_layers": 18, "tensor_parallel": 2, "data_parallel": 4, "micro_batch_size": 1},
-        ]
-    },
+    "fixed": {"stages": STAGES},
 }
 
 
@@ -44,12 +43,8 @@ def test_the_refusal_names_who_takes_stages(catalog: Catalog) -> None:
 
 
 def test_files_of_a_reworded_plan_name_the_plan_that_is_stored(catalog: Catalog) -> None:
-    stages = [{**stage, "tensor_parallel": 4, "data_parallel": 2, "micro_batch_size": 1} for stage in _stages()]
+    stages = [{**stage, "tensor_parallel": 4, "data_parallel": 2, "micro_batch_size": 1} for stage in STAGES]
     plan = estimate_plan({**UNLIKE, "fixed": {"stages": stages}}, catalog)
     emitted = emit_plan(plan, "torchrun", catalog, script="train.py")
     stamped = {one.path.name: one.content for one in emitted.artifacts}["launch.sh"]
     assert f"meshplan plan {plan.plan_id}" in stamped
-
-
-def _stages() -> list[dict[str, object]]:
-    return UNLIKE["fixed"]["stages"]  # type: ignore[index, return-value]

@@ -34,7 +34,8 @@ from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.exchange.data_parallel import BACKWARD_SHARE, FORWARD_SHARE
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS, StateModel
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.states import StateModel
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.templates import divisors
 

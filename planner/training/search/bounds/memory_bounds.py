@@ -26,7 +26,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, layer_kinds, split_layers
-from meshplan.planner.training.estimator.states import ZERO_GRADIENTS, ZERO_OPTIMIZER, ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_GRADIENTS, ZERO_OPTIMIZER, ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
 from meshplan.planner.training.search.bounds.cell_bounds import CellBounds

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import (
     FORWARD_SHARE,
     UNROLLED,

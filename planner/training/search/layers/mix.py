@@ -27,7 +27,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.templates import tries_smaller_groups

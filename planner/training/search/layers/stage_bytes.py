@@ -14,7 +14,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.memory import MemoryModel
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.search.layers.counted_stages import stages_of, unit

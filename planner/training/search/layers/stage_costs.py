@@ -14,7 +14,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, layer_kinds
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.choice import Recompute

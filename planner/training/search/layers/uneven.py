@@ -35,7 +35,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions

@@ -26,7 +26,7 @@ from meshplan.planner.serving.problem.config import Layout, Role, serving_config
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
+from meshplan.planner.serving.search.workers import PricedWorker, pool_of, priced_workers
 from meshplan.planner.serving.service import certify
 from meshplan.planner.store import plan_from_document
 
@@ -136,25 +136,10 @@ def test_the_two_sides_hold_the_model_once(catalog: Catalog, model: str) -> None
         assert kind.placed.ffn is not None
         pool_side = kind.placed.memory.weights_bytes
         pool = kind.placed
-        ffn = problem.separation.ffn_memory(problem, _pool(kind))
+        ffn = problem.separation.ffn_memory(problem, pool_of(problem, kind.placed, 1))
         whole = weights_bytes(problem.shape, pool.quantization, Layout())
         assert pool_side + pool.ffn.num_devices * ffn.weights_bytes == pytest.approx(whole)
         assert ffn.kv_capacity_tokens == 0
-
-
-def _pool(kind: PricedWorker) -> Any:
-    from meshplan.planner.serving.problem.config import Pool
-
-    placed = kind.placed
-    return Pool(
-        role=placed.role,
-        layout=placed.layout,
-        num_workers=1,
-        limits=placed.limits,
-        quantization=placed.quantization,
-        node_type=placed.node_type,
-        ffn=placed.ffn,
-    )
 
 
 def test_sides_grow_by_powers_of_two_and_whole_domains(catalog: Catalog) -> None:

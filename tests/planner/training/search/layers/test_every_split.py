@@ -11,7 +11,7 @@ from degree_brute_force import layer_splits
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.every_split import all_sizes, every_split_s

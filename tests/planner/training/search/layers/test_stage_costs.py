@@ -10,7 +10,7 @@ from core_cases import DENSE, MOE, problem_of
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.candidates import layer_kinds
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import Phase
 from meshplan.planner.training.search.layers.counted_stages import stage_of
