@@ -118,7 +118,7 @@ class Tiering(Protocol):
 # --- on FFN devices ---------------------------------------------------------------------------------------------------
 
 # Log factor by which times of such a worker lie within in nine of ten cases, beyond what devices err by. An assumption:
-# one published rate is met within 2 to 12 % (``tests/benchmarks/attention_ffn.py``), and one figure shows no spread.
+# one published rate is met within 2 to 13 % (``tests/benchmarks/attention_ffn.py``), and one figure shows no spread.
 SEPARATION_ERROR_P90 = math.log(2.0)
 
 
