@@ -7,6 +7,7 @@ from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows
+from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
 from meshplan.cli.reports.quantities import TICK, bar, percent
 from meshplan.planner.core.plan import Plan
@@ -32,7 +33,7 @@ def describe(spec: Mapping[str, Any]) -> str:
 def report(plan: Plan, *, width: int) -> str:
     """The complete report; an infeasible plan names the binding constraint and the least change that helps."""
     if not plan.config:
-        sections = [headline(plan, width), infeasible_section(plan, width), rejected_section(plan, width)]
+        sections = [headline(plan, width), no_plan_section(plan.solution, width), rejected_section(plan, width)]
         return "\n".join(section for section in sections if section)
     sections = [
         headline(plan, width),
@@ -192,17 +193,6 @@ def memory_text(plan: Plan, width: int) -> str:
         f"{format_bytes(worst['activation_bytes'])} activations.",
         width,
     )
-
-
-def infeasible_section(plan: Plan, width: int) -> str:
-    """The binding constraint and the least changes, each sufficient by itself."""
-    solution = plan.solution
-    lines = [f"Binding constraint: {solution['binding_constraint']}"]
-    if solution.get("nearest_miss"):
-        lines.append(f"Nearest miss: {config_words(solution['nearest_miss']['config'])}")
-    changes = [f"  - {change['change']}" for change in solution["least_change"]]
-    lines += ["Least changes, each sufficient by itself:", *changes] if changes else ["No change tried helps."]
-    return "".join(paragraph(line, width, indent="    ") for line in lines)
 
 
 def notes_text(plan: Plan, width: int) -> str:

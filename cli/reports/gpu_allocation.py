@@ -8,6 +8,7 @@ from typing import Any
 from meshplan.catalogs.units import format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports import stand_alone
+from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import effort_text, paragraph, rejected_section
 from meshplan.cli.reports.quantities import TICK, bar, percent
 from meshplan.planner.core.plan import Plan
@@ -39,7 +40,7 @@ def report(plan: Plan, *, width: int) -> str:
         return stand_alone.report(plan, width=width)
     sections = [headline(plan, width)]
     if plan.answer is None:
-        sections += [infeasible_section(plan, width), rejected_section(plan, width)]
+        sections += [no_plan_section(plan.solution, width), rejected_section(plan, width)]
     else:
         for fleet in plan.answer["fleets"]:
             sections += [fleet_section(fleet, width)]
@@ -100,19 +101,6 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     """Write the files of the fleet."""
     is_left = is_market_plan(plan) and not emitted
     return [f"meshplan emit {plan.plan_id}{where} --out fleet"] if is_left else []
-
-
-def infeasible_section(plan: Plan, width: int) -> str:
-    """The binding constraint and the least changes, each sufficient by itself."""
-    solution = plan.solution
-    lines = [f"Binding constraint: {solution['binding_constraint']}"]
-    changes = [f"  - {change['change']}" for change in solution["least_change"]]
-    lines += (
-        ["Least changes, each sufficient by itself:", *changes]
-        if changes
-        else ["Least change: none of the changes tried"]
-    )
-    return "".join(paragraph(line, width, indent="    ") for line in lines)
 
 
 # --- fleet ------------------------------------------------------------------------------------------------------------

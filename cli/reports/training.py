@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration
@@ -13,6 +13,7 @@ from meshplan.cli.reports.configuration import (
     config_text,
     layers_text,
 )
+from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import (
     cluster_text,
     effort_text,
@@ -49,7 +50,7 @@ def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
     """The complete report; an infeasible plan names the binding constraint and the least change that helps."""
     sections = [headline(plan, width)]
     if plan.solution.get("status") == "infeasible" and not plan.config:
-        sections += [infeasible_section(plan, width), rejected_section(plan, width)]
+        sections += [no_plan_section(plan.solution, width), rejected_section(plan, width)]
     elif mixed.is_mixed(plan.config):
         sections += [
             mixed.stages_section(plan, width),
@@ -378,22 +379,6 @@ def reason_text(row: Row) -> str:
     return reason.removeprefix(f"{change:+.1%} step time").removeprefix(":").strip()
 
 
-# --- no plan -------------------------------------------------------------------------------------------------------
-
-
-def infeasible_section(plan: Plan, width: int) -> str:
-    """The binding constraint, the nearest miss and the least change."""
-    solution = plan.solution
-    lines = [f"Binding constraint: {solution.get('binding_constraint', 'unknown')}"]
-    miss = solution.get("nearest_miss")
-    if miss:
-        lines.append(f"Nearest miss: {miss['excess_text']} ({miss['limit']}) with {config_text(miss['config'])}")
-    changes: Iterable[Mapping[str, Any]] = solution.get("least_change", ())
-    wanted = [f"{change['change']} ({change['constraint']})" for change in changes]
-    lines.append(f"Least change: {'; or '.join(wanted)}" if wanted else "Least change: none of the changes tried")
-    return "".join(paragraph(line, width, indent="  ") for line in lines)
-
-
 # --- why this plan ---------------------------------------------------------------------------------------------------
 
 
@@ -401,7 +386,7 @@ def explanation_report(plan: Plan, explanation: Explanation, *, width: int = TAB
     """The plan's choices, proof, runner-up, binding limits, rejected alternatives, and the evidence of its numbers."""
     sections = [paragraph(question_text(plan.spec, plan.config), width)]
     if not plan.config:
-        return "\n".join([*sections, infeasible_section(plan, width), rejected_section(plan, width)])
+        return "\n".join([*sections, no_plan_section(plan.solution, width), rejected_section(plan, width)])
     lines = {
         "Chosen": config_text(plan.config),
         "Proof": explanation.proof,

@@ -81,6 +81,7 @@ class SolutionDocument(Section):
     num_candidates: Count | None = None
     num_simulated: Count | None = None
     binding_constraint: Text = ""
+    tried: tuple[Text, ...] = ()
 
     @model_validator(mode="after")
     def _gap_has_its_ends(self) -> SolutionDocument:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ _LIFTED = {
     POWER: {"max_power_w": None},
     RATE: {"request_rate_per_s": None},
 }
+# More devices are tried up to these, and up to so many times the question's.
 _MOST_DEVICES = 4096
+_MOST_TIMES = 16
 # A limit that helps is named to four digits; this much beyond, so that the rounded one helps, too.
 _ROUNDING = 1e-3
 
@@ -42,7 +45,8 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
     found = searched.found
     if found is None:
         reason, _ = searched.illegal.most_common(1)[0] if searched.illegal else ("no degrees are legal", 0)
-        return {"binding_constraint": reason, "nearest_miss": None, "least_change": []}
+        changes, tried = _changes(problem, [])
+        return {"binding_constraint": reason, "nearest_miss": None, "least_change": changes, "tried": tried}
     order = (MEMORY, DEVICES, RATE, LATENCY, COST, MONEY, POWER)
     excess = {name: _excess(problem, searched, name) for name in order}
     counts = np.sum(np.stack([searched.broken[name] for name in order]), axis=0)
@@ -51,6 +55,7 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
     nearest = int(np.lexsort((by, counts))[0])
     broken = [name for name in order if searched.broken[name][nearest]]
     worst = float(excess[broken[0]][nearest])
+    changes, tried = _changes(problem, broken)
     return {
         "binding_constraint": "; ".join(_sentence(problem, searched, name, nearest) for name in broken),
         "nearest_miss": {
@@ -60,7 +65,8 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
             "excess": worst,
             "excess_text": f"{worst:.1%} too {'little' if broken[0] == RATE else 'much'}",
         },
-        "least_change": [{"change": change} for change in _changes(problem, broken)],
+        "least_change": changes,
+        "tried": tried,
     }
 
 
@@ -122,28 +128,67 @@ def _packed(searched: Searched, index: int) -> str:
     return f" ({replicas} replicas of {found.configs[index].replica_devices}, and the hosts take {room})"
 
 
-def _changes(problem: DiffusionProblem, broken: list[str]) -> Iterator[str]:
-    """Changes of one thing, each sufficient by itself: a pin less, more devices, PipeFusion, a weaker limit."""
+def _changes(problem: DiffusionProblem, broken: list[str]) -> tuple[list[dict[str, str]], list[str]]:
+    """Changes of one thing, each sufficient by itself, and everything that was tried, in words."""
+    found, tried = [], []
+    for words, attempt in _attempts(problem, broken):
+        tried.append(words)
+        change = attempt()
+        if change is not None:
+            found.append({"change": change})
+    return found, tried
+
+
+def _attempts(problem: DiffusionProblem, broken: list[str]) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """What is tried: a pin less, more devices, PipeFusion, a weaker limit."""
     for name in problem.pinned:
-        rest = {key: value for key, value in problem.pinned.items() if key != name}
-        if search(replace(problem, pinned=rest)).best is not None:
-            yield f"do not pin {name}"
+        yield f"fixed.{name} dropped", partial(_without_pin, problem, name)
+    yield f"up to {_most_devices(problem)} devices", partial(_more_devices, problem)
+    if not problem.stale_activations:
+        yield "PipeFusion", partial(_with_stale_activations, problem)
+    for name in broken:
+        if name in _LIFTED:
+            yield f"{name} lifted", partial(_without_limit, problem, name)
+
+
+def _without_pin(problem: DiffusionProblem, name: str) -> str | None:
+    rest = {key: value for key, value in problem.pinned.items() if key != name}
+    return (
+        f"without fixed.{name}: {problem.pinned[name]}"
+        if search(replace(problem, pinned=rest)).best is not None
+        else None
+    )
+
+
+def _most_devices(problem: DiffusionProblem) -> int:
+    """The largest cluster that is tried: sixteen times the question's, or the first doubling beyond the limit."""
     more = problem.max_devices
-    while more < min(_MOST_DEVICES, 16 * problem.max_devices):
+    while more < min(_MOST_DEVICES, _MOST_TIMES * problem.max_devices):
+        more *= 2
+    return more
+
+
+def _more_devices(problem: DiffusionProblem) -> str | None:
+    more, most = problem.max_devices, _most_devices(problem)
+    while more < most:
         more *= 2
         machine = replace(problem.machine, num_devices=max(more, problem.machine.num_devices))
         if search(replace(problem, max_devices=more, machine=machine)).best is not None:
-            yield f"{more} devices instead of {problem.max_devices}"
-            break
-    if not problem.stale_activations and search(replace(problem, stale_activations=True)).best is not None:
-        yield "constraints.stale_activations: true (PipeFusion; pictures change)"
-    for name in broken:
-        if name not in _LIFTED:
-            continue
-        free = search(replace(problem, **_LIFTED[name]))  # type: ignore[arg-type]
-        if free.best is not None and free.found is not None:
-            kept = free.kept
-            values = _values(free, name)[kept]
-            reached = float(values.max() if name == RATE else values.min())
-            room = 1.0 - _ROUNDING if name == RATE else 1.0 + _ROUNDING
-            yield f"{name}: {reached * room:.4g} instead of {_limit(problem, name):.4g}"
+            return f"{more} devices instead of {problem.max_devices}"
+    return None
+
+
+def _with_stale_activations(problem: DiffusionProblem) -> str | None:
+    found = search(replace(problem, stale_activations=True)).best
+    return "constraints.stale_activations: true (PipeFusion; pictures change)" if found is not None else None
+
+
+def _without_limit(problem: DiffusionProblem, name: str) -> str | None:
+    """The limit that the best plan without it would keep."""
+    free = search(replace(problem, **_LIFTED[name]))  # type: ignore[arg-type]
+    if free.best is None or free.found is None:
+        return None
+    values = _values(free, name)[free.kept]
+    reached = float(values.max() if name == RATE else values.min())
+    room = 1.0 - _ROUNDING if name == RATE else 1.0 + _ROUNDING
+    return f"{name}: {reached * room:.4g} instead of {_limit(problem, name):.4g}"

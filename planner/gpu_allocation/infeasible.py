@@ -21,26 +21,33 @@ from meshplan.planner.serving.problem.slo import Slo
 MAX_NAMED = 3
 # Halvings for the traffic that can be carried: to a thousandth.
 _BISECTIONS = 10
+# Limits of the whole fleet that are lifted one at a time, with their units.
+_LIMITS = {"max_usd_per_hour": "USD/h", "max_power_w": "W"}
 
 
 def explain_allocation(compiled: Compiled) -> dict[str, Any]:
     """The part of an infeasible plan's ``solution`` that names the cause and the remedies.
 
     Returns:
-        ``binding_constraint``, ``least_change`` (changes, each of which alone makes the question feasible),
-        ``unservable_buckets`` where SLOs bind, ``served_fraction`` where caps do.
+        ``binding_constraint``, ``least_change`` (changes, each of which alone makes the question feasible), ``tried``
+        (in words), ``unservable_buckets`` where SLOs bind, ``served_fraction`` where caps do.
     """
     beyond = _beyond(compiled)
     if beyond:
         return _by_slo(compiled, beyond)
-    changes = [*_limits(compiled.problem), *_quotas(compiled.problem), *_caps(compiled.problem)]
-    fraction = served_fraction(compiled.problem)
-    capped = [f"{offer.name} ({offer.max_count})" for offer in compiled.problem.offers if offer.max_count is not None]
+    problem = compiled.problem
+    changes = [*_limits(problem), *_quotas(problem), *_caps(problem)]
+    fraction = served_fraction(problem)
+    capped = [f"{offer.name} ({offer.max_count})" for offer in problem.offers if offer.max_count is not None]
     if fraction > 0.0:
         changes.append({"change": f"at most {fraction:.3f} times the request rate", "request_rate_factor": fraction})
     limited = [change["constraint"] for change in changes if "constraint" in change]
     binding = limited[0] if limited else f"max_nodes of {', '.join(capped)}: {fraction:.1%} of the traffic fits"
-    return {"binding_constraint": binding, "served_fraction": fraction, "least_change": changes}
+    tried = [f"{name} lifted" for name in _LIMITS if getattr(problem, name) is not None]
+    tried += [f"more devices for {quota.name}" for quota in problem.quotas]
+    tried += [f"more {offer.name}" for offer in problem.offers if offer.max_count is not None]
+    tried.append("a lower request rate")
+    return {"binding_constraint": binding, "served_fraction": fraction, "least_change": changes, "tried": tried}
 
 
 # --- SLOs -------------------------------------------------------------------------------------------------------------
@@ -78,6 +85,7 @@ def _by_slo(compiled: Compiled, beyond: list[int]) -> dict[str, Any]:
         "unservable_buckets": beyond,
         "served_fraction": 0.0,
         "least_change": changes,
+        "tried": ["SLOs eased for these buckets"],
     }
 
 
@@ -111,10 +119,8 @@ def _factor(curve: Any, slos: tuple[Slo, ...]) -> float:
 
 
 def _limits(problem: FleetProblem) -> Iterator[dict[str, Any]]:
-    for name, limit, unit in (
-        ("max_usd_per_hour", problem.max_usd_per_hour, "USD/h"),
-        ("max_power_w", problem.max_power_w, "W"),
-    ):
+    for name, unit in _LIMITS.items():
+        limit = getattr(problem, name)
         if limit is None:
             continue
         lifted = solve_fleet(replace(problem, **{name: None}))  # type: ignore[arg-type]  # either is a float or None

@@ -7,8 +7,9 @@ doubling and bisection. Every statement is the result of a search, not a rule of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ from meshplan.planner.training.search.report import LIMITS, ScoredConfig, Search
 MOST_TIMES = 64
 # Amounts from a thousand dollars on are shown in whole dollars.
 CENTS_SHOWN_BELOW = 100_000
+# Names of constraints that no field of the limits has.
+NETWORK = "network"
+RUN_TIME = "max_run_time"
 # Rounding of sums in double precision: 2.5 USD must not become 2.51.
 ROUNDING = 1e-12
 
@@ -39,18 +43,37 @@ def explain_infeasible(problem: TrainingProblem, report: SearchReport) -> dict[s
     """The part of an infeasible plan's ``solution`` that tells what to do.
 
     Returns:
-        ``binding_constraint``, ``nearest_miss`` (limit, excess in words, config) and ``least_change`` (a list of
-        changes, each of which alone makes the question feasible; empty where none of the tried ones does).
+        ``binding_constraint``, ``nearest_miss`` (limit, excess in words, config), ``least_change`` (a list of changes,
+        each of which alone makes the question feasible; empty where none of the tried ones does) and ``tried`` (all
+        that was tried, in words).
     """
-    lifted = [change for change in (_without(problem, name) for name in _LIFTED) if change is not None]
-    network = _with_network(problem)
-    others = [change for change in (network, _devices_needed(problem), _with_offload(problem)) if change is not None]
-    binding = f"network: {problem.machine.no_network}" if network is not None else _binding(problem, report)
+    tried, changes = [], []
+    for words, attempt in _attempts(problem):
+        tried.append(words)
+        change = attempt()
+        if change is not None:
+            changes.append(change)
     return {
-        "binding_constraint": lifted[0]["constraint"] if lifted else binding,
+        "binding_constraint": _binding(problem, report, [change["constraint"] for change in changes]),
         "nearest_miss": _nearest(report),
-        "least_change": lifted + others,
+        "least_change": changes,
+        "tried": tried,
     }
+
+
+def _attempts(problem: TrainingProblem) -> Iterator[tuple[str, Callable[[], dict[str, Any] | None]]]:
+    """What is tried, each by itself: a limit lifted, a pin dropped, a network, more devices, states off the devices."""
+    for name, (lift, _) in _LIFTED.items():
+        if lift(problem.limits) != problem.limits:
+            yield f"{name} lifted", partial(_without, problem, name)
+    for name in problem.fixed:
+        yield f"fixed.{name} dropped", partial(_without_pin, problem, name)
+    if not problem.machine.is_joined and problem.machine.num_devices > problem.machine.domain_size:
+        yield "a network between the nodes", partial(_with_network, problem)
+    if problem.machine.is_joined and not _beyond_any_budget(problem):
+        yield f"up to {MOST_TIMES} times the devices", partial(_devices_needed, problem)
+    if _may_offload(problem):
+        yield "states in host memory", partial(_with_offload, problem)
 
 
 def _last_limit(report: SearchReport) -> str | None:
@@ -58,10 +81,17 @@ def _last_limit(report: SearchReport) -> str | None:
     return next((name for name in reversed(LIMITS) if name in report.nearest_miss), None)
 
 
-def _binding(problem: TrainingProblem, report: SearchReport) -> str:
+def _binding(problem: TrainingProblem, report: SearchReport, helping: Sequence[str]) -> str:
+    """What stands in the way: a limit that helps when lifted, a network that would help, or what refused the last."""
     limits = problem.limits
-    name = _last_limit(report)
-    if name is None:
+    for name in _LIFTED:
+        name_said = RUN_TIME if name == "max_step_time" and limits.max_run_s is not None else name
+        if name_said in helping:
+            return _limit_text(limits, name_said)
+    if NETWORK in helping:
+        return f"network: {problem.machine.no_network}"
+    last = _last_limit(report)
+    if last is None:
         if report.refused:
             message, count = report.refused.most_common(1)[0]
             return f"legality: {message} ({count} candidates)"
@@ -69,19 +99,24 @@ def _binding(problem: TrainingProblem, report: SearchReport) -> str:
     return {
         "device memory": f"device memory: {format_bytes(limits.memory_bytes)} usable on each "
         f"{problem.machine.device.name}",
-        "host memory": f"host memory: {format_bytes(limits.host_memory_bytes or 0.0)} on each host",
-        "step time": _longest(limits),
-        "time of the run": f"run time: at most {format_duration(limits.max_run_s or 0.0)}, interruptions included",
-        "cost of the run": f"budget: at most {format_usd(limits.max_usd_per_run or 0.0)}",
+        "host memory": _limit_text(limits, "host_memory"),
+        "step time": _limit_text(limits, RUN_TIME if limits.max_run_s is not None else "max_step_time"),
+        "time of the run": _limit_text(limits, RUN_TIME),
+        "cost of the run": _limit_text(limits, "max_usd_per_run"),
+    }[last]
+
+
+def _limit_text(limits: TrainingLimits, name: str) -> str:
+    """A limit by its name in :data:`_LIFTED` or :data:`RUN_TIME`, in the terms and units in which it was given."""
+    if name == RUN_TIME:
+        longest = format_duration(limits.max_run_s or 0.0)
+        return f"{name}: at most {longest}, interruptions included ({format_duration(limits.max_step_s or 0.0)} a step)"
+    return {
+        "host_memory": f"host memory: {format_bytes(limits.host_memory_bytes or 0.0)} on each host",
+        "max_usd_per_hour": f"{name}: at most {format_usd(limits.max_usd_per_hour or 0.0)} an hour",
+        "max_usd_per_run": f"{name}: at most {format_usd(limits.max_usd_per_run or 0.0)} for the run",
+        "max_step_time": f"{name}: at most {format_duration(limits.max_step_s or 0.0)} a step",
     }[name]
-
-
-def _longest(limits: TrainingLimits) -> str:
-    """The limit on time as the user gave it."""
-    step = format_duration(limits.max_step_s or 0.0)
-    if limits.max_run_s is None:
-        return f"step time: at most {step}"
-    return f"run time: at most {format_duration(limits.max_run_s)}, {step} a step"
 
 
 def _nearest(report: SearchReport) -> dict[str, Any] | None:
@@ -123,10 +158,7 @@ def _try(problem: TrainingProblem) -> ScoredConfig | None:
 def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
     """The least that a limit would have to allow; None where lifting it alone does not help."""
     lift, objective = _LIFTED[name]
-    limits = lift(problem.limits)
-    if limits == problem.limits:
-        return None
-    found = _try(replace(problem, limits=limits, objective=objective or problem.objective))
+    found = _try(replace(problem, limits=lift(problem.limits), objective=objective or problem.objective))
     if found is None:
         return None
     usd_per_s = (problem.machine.usd_per_hour_per_device or 0.0) * found.config.world_size / SECONDS_PER_HOUR
@@ -140,15 +172,26 @@ def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
         "max_step_time": f"{_duration_at_least(found.step_s)} a step",
     }[name]
     if name == "max_step_time" and problem.limits.max_run_s is not None:
-        return {"constraint": "max_run_time", "change": f"{_duration_at_least(run_s)} for the run"}
+        return {"constraint": RUN_TIME, "change": f"{_duration_at_least(run_s)} for the run"}
     return {"constraint": name, "change": needed}
 
 
-def _with_offload(problem: TrainingProblem) -> dict[str, Any] | None:
-    """The least that must leave the devices, where the host's memory is known and it is enough."""
-    known = problem.machine.host_memory_bytes is not None or problem.limits.host_memory_bytes is not None
-    if problem.limits.offload or not known or any(choice in problem.fixed for choice in OFFLOADS.values()):
+def _without_pin(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
+    """A pin that stands in the way by itself."""
+    rest = {key: value for key, value in problem.fixed.items() if key != name}
+    if not DegreeSearch(problem.with_fixed(rest), keep=1, usual_splits=True).has_plan():
         return None
+    return {"constraint": f"fixed.{name}", "change": f"without fixed.{name}: {problem.fixed[name]}"}
+
+
+def _may_offload(problem: TrainingProblem) -> bool:
+    """The host's memory is known, and the question does not say what may leave the devices."""
+    known = problem.machine.host_memory_bytes is not None or problem.limits.host_memory_bytes is not None
+    return known and not problem.limits.offload and not any(choice in problem.fixed for choice in OFFLOADS.values())
+
+
+def _with_offload(problem: TrainingProblem) -> dict[str, Any] | None:
+    """The least that must leave the devices, where it is enough."""
     for count in range(1, len(OFFLOADS) + 1):
         allowed = tuple(OFFLOADS)[:count]
         found = _try(replace(problem, limits=replace(problem.limits, offload=allowed)))
@@ -177,13 +220,11 @@ def _duration_at_least(value: float) -> str:
 def _with_network(problem: TrainingProblem) -> dict[str, Any] | None:
     """A network between the nodes, where there is none and one as fast as the links inside a node would do."""
     machine = problem.machine
-    if machine.is_joined or machine.num_devices <= machine.domain_size:
-        return None
     found = _try(replace(problem, machine=replace(machine, scale_out_bytes_per_s=machine.scale_up_bytes_per_s)))
     if found is None:
         return None
     nodes = -(-found.config.world_size // machine.domain_size)
-    return {"constraint": "network", "change": f"cluster.links.inter_node, for a plan over {nodes} nodes"}
+    return {"constraint": NETWORK, "change": f"cluster.links.inter_node, for a plan over {nodes} nodes"}
 
 
 def _beyond_any_budget(problem: TrainingProblem) -> bool:
@@ -197,8 +238,6 @@ def _beyond_any_budget(problem: TrainingProblem) -> bool:
 def _devices_needed(problem: TrainingProblem) -> dict[str, Any] | None:
     """The fewest whole domains of the same devices with which the question has an answer."""
     step = problem.machine.domain_size
-    if not problem.machine.is_joined or _beyond_any_budget(problem):
-        return None
 
     def feasible(domains: int) -> bool:
         devices = domains * step

@@ -10,6 +10,7 @@ from meshplan.catalogs.models.encoder_decoder import WINDOW_S
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.expert_placement import served_experts_text
+from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import (
     cluster_text,
     effort_text,
@@ -48,7 +49,8 @@ def report(plan: Plan, *, width: int) -> str:
     sections = [headline(plan, width)]
     if not plan.config:
         shapes: Sequence[Row] = plan.solution.get("what_if", ())
-        sections += [infeasible_section(plan, width), what_if_section(shapes, width), rejected_section(plan, width)]
+        sections += [no_plan_section(plan.solution, width), what_if_section(shapes, width)]
+        sections.append(rejected_section(plan, width))
     else:
         sections += [
             top_section(plan, width),
@@ -365,20 +367,3 @@ def time_section(plan: Plan, width: int) -> str:
         Column(key="evidence", title="rests on", derive=lambda row: str(row["evidence"]).split(" to ")[0]),
     )
     return rendered_rows(rows, columns, Format.TABLE, width=width)
-
-
-# --- no plan ----------------------------------------------------------------------------------------------------------
-
-
-def infeasible_section(plan: Plan, width: int) -> str:
-    """The binding constraint, the nearest miss, and the least change."""
-    solution = plan.solution
-    lines = [f"Binding constraint: {solution.get('binding_constraint', 'unknown')}"]
-    miss = solution.get("nearest_miss")
-    if miss:
-        lines.append(f"Nearest miss: {miss['limit']} {miss['excess_text']} with {miss['label']}")
-    wanted = [f"{change['change']} (with {change['label']})" for change in solution.get("least_change", ())]
-    tried = "; ".join(solution.get("tried", ())) or "nothing: no change of this question would help"
-    lines.append(f"Least change: {'; or '.join(wanted) if wanted else 'none of those tried'}")
-    lines.append(f"Tried: {tried}")
-    return "".join(paragraph(line, width, indent="  ") for line in lines)

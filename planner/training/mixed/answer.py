@@ -109,7 +109,7 @@ def estimate(question: Question, *, shape: ModelShape | None = None) -> Plan:
 def instead(made: Plan, other: Plan) -> tuple[Plan | None, str]:
     """The best plan with other choices pinned, and how much longer its step is."""
     if not other.config:
-        return None, str(other.solution.get("reason", "nothing fits"))
+        return None, str(other.solution.get("binding_constraint", "nothing fits"))
     change = other.predicted["iteration_s"].value / made.predicted["iteration_s"].value - 1.0
     return other, f"its step takes {abs(change):.1%} {'longer' if change >= 0 else 'less'}"
 
@@ -199,4 +199,4 @@ def _infeasible(resolved: MixedResolved, search: MixedSearch) -> dict[str, Any]:
         elif need > limit:
             small.append(f"{name} cannot hold one layer: {format_bytes(need)} of {format_bytes(limit)}")
     what = "; ".join(small) or "all pools together cannot hold the model's layers"
-    return {"binding_constraint": "device memory", "reason": what}
+    return {"binding_constraint": f"device memory: {what}"}

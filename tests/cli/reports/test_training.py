@@ -104,7 +104,7 @@ def test_an_infeasible_answer_says_what_binds_and_what_would_do() -> None:
     text = training_report(replace(frozen("70b"), config={}, predicted={}, solution=solution, alternatives=()))
     assert narrow(text)
     assert "Binding constraint: device memory: 78.4 GiB" in text
-    assert "Nearest miss: 953.7 MiB too much (device memory) with TP8 full recompute" in text
+    assert "Nearest miss: device memory: 953.7 MiB too much with TP8 full recompute" in text
     assert "Least change: 16 devices of this type instead of 8 (max_devices)" in text
 
 

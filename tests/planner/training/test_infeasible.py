@@ -93,7 +93,7 @@ def test_the_least_change_of_a_budget_is_the_least(objective: TrainingObjective)
     problem = problem_of(DENSE, num_devices=8, objective=objective, limits={"max_usd_per_run": 1.0})
     answer = explained(problem)
     needed = amount(change(answer, "max_usd_per_run"))
-    assert answer["binding_constraint"] == "max_usd_per_run"
+    assert answer["binding_constraint"] == "max_usd_per_run: at most $1.00 for the run"
     assert fits(problem, max_usd_per_run=needed)
     assert not fits(problem, max_usd_per_run=0.99 * needed)
 
@@ -114,7 +114,8 @@ def test_the_least_change_of_a_step_time_is_the_least(objective: TrainingObjecti
 def test_host_memory_binds() -> None:
     problem = problem_of(DENSE, num_devices=8, limits={"host_memory_bytes": 1e9})
     answer = explained(problem)
-    assert answer["binding_constraint"] == "host_memory"
+    assert answer["binding_constraint"] == "host memory: 953.7 MiB on each host"
+    assert answer["tried"] == ["host_memory lifted", "up to 64 times the devices", "states in host memory"]
     assert answer["nearest_miss"]["limit"] == "host memory"
     assert fits(problem, host_memory_bytes=1e9 + 1.001 * answer["nearest_miss"]["excess"])
 
@@ -132,7 +133,11 @@ def test_rules_bind_where_no_limit_does() -> None:
     answer = explained(problem)
     assert answer["binding_constraint"].startswith("legality: a mixture of experts")
     assert answer["nearest_miss"] is None
-    assert answer["least_change"] == []
+    assert change(answer, "fixed.tensor_parallel") == "without fixed.tensor_parallel: 2"
+    assert change(answer, "fixed.sequence_parallel") == "without fixed.sequence_parallel: False"
+    for pin in ("tensor_parallel", "sequence_parallel"):
+        rest = {name: value for name, value in problem.fixed.items() if name != pin}
+        assert fits(problem.with_fixed(rest))
 
 
 def test_pins_that_need_more_devices() -> None:
@@ -155,7 +160,8 @@ def test_a_limit_on_the_run_is_answered_in_the_time_of_the_run() -> None:
     fixed = {"zero_stage": 1, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
     question = {"num_devices": 2, "global_batch_size": 4, "rules": MEGATRON, "limits": limits, "fixed": fixed}
     answer = explained(problem_of(DENSE, **question))
-    assert answer["binding_constraint"] == "max_run_time"
+    said = "max_run_time: at most 60.00 s, interruptions included (20.0 ms a step)"
+    assert answer["binding_constraint"] == said
     assert change(answer, "max_run_time").endswith("for the run")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from meshplan.catalogs.database.plan_rows import RecordedRun
 from meshplan.catalogs.units import format_duration
 from meshplan.catalogs.untrusted.quoting import yaml_text
-from meshplan.cli.reports.configuration import config_text
+from meshplan.cli.reports.no_plan import miss_text
 from meshplan.cli.reports.parts import effort_text
 from meshplan.cli.reports.plan import is_infeasible, report_of
 from meshplan.cli.reports.quantities import percent
@@ -157,17 +156,12 @@ def rejected_view(plan: Plan) -> list[dict[str, str]]:
 def no_plan_view(plan: Plan) -> dict[str, Any]:
     """What binds, how near the nearest miss is, and the least change that helps."""
     solution = plan.solution
-    miss = solution.get("nearest_miss") or {}
     return {
         "binding": str(solution.get("binding_constraint", "unknown")),
-        "miss": f"{miss['limit']}: {miss['excess_text']} with {miss.get('label') or _config(miss)}" if miss else "",
+        "miss": miss_text(solution),
         "changes": [str(change["change"]) for change in solution.get("least_change", ())],
+        "tried": [str(attempt) for attempt in solution.get("tried", ())],
     }
-
-
-def _config(miss: Mapping[str, Any]) -> str:
-    config = miss.get("config")
-    return config_text(config) if isinstance(config, Mapping) else json.dumps(config)
 
 
 def time_view(plan: Plan) -> list[dict[str, Any]]:
