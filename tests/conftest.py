@@ -21,9 +21,11 @@ sys.dont_write_bytecode = False
 # A developer's own kernel surfaces must not reach the tests.
 os.environ["MESHPLAN_SURFACES"] = str(Path(__file__).parent / "no-surfaces")
 GOLDEN = Path(__file__).parent / "golden"
-# On a loaded machine examples come slowly, which says nothing about the code.
-settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any-machine")
+# On a loaded machine examples come slowly, which says nothing about the code. The suite asks few questions of every
+# property; `--hypothesis-profile=long` asks many.
+settings.register_profile("suite", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("suite"), max_examples=1000)
+settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

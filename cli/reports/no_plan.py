@@ -47,9 +47,11 @@ def _changes(solution: Mapping[str, Any]) -> list[str]:
 
 
 def _change_text(change: Mapping[str, Any]) -> str:
-    """The change, and in brackets the plan that it leads to or the constraint that it moves."""
-    note = f"with {change['label']}" if change.get("label") else change.get("constraint")
-    return f"{change['change']} ({note})" if note else str(change["change"])
+    """The change, and in brackets the plan that it leads to, or the constraint that it moves and does not name."""
+    text, constraint = str(change["change"]), change.get("constraint")
+    if change.get("label"):
+        return f"{text} (with {change['label']})"
+    return f"{text} ({constraint})" if constraint and constraint not in text else text
 
 
 def _tried(solution: Mapping[str, Any]) -> list[str]:

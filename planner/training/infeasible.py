@@ -28,8 +28,9 @@ from meshplan.planner.training.search.degrees import DegreeSearch, search_degree
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import LIMITS, ScoredConfig, SearchReport
 
-# More than this many times the cluster is no longer advice.
-MOST_TIMES = 64
+# More than this many times the cluster is no longer advice, but for a small one.
+MOST_TIMES = 16
+MOST_OF_FEW = 64
 # Amounts from a thousand dollars on are shown in whole dollars.
 CENTS_SHOWN_BELOW = 100_000
 # Names of constraints that no field of the limits has.
@@ -71,7 +72,7 @@ def _attempts(problem: TrainingProblem) -> Iterator[tuple[str, Callable[[], dict
     if not problem.machine.is_joined and problem.machine.num_devices > problem.machine.domain_size:
         yield "a network between the nodes", partial(_with_network, problem)
     if problem.machine.is_joined and not _beyond_any_budget(problem):
-        yield f"up to {MOST_TIMES} times the devices", partial(_devices_needed, problem)
+        yield f"up to {_most_devices(problem)} devices", partial(_devices_needed, problem)
     if _may_offload(problem):
         yield "states in host memory", partial(_with_offload, problem)
 
@@ -193,12 +194,11 @@ def _may_offload(problem: TrainingProblem) -> bool:
 def _with_offload(problem: TrainingProblem) -> dict[str, Any] | None:
     """The least that must leave the devices, where it is enough."""
     for count in range(1, len(OFFLOADS) + 1):
-        allowed = tuple(OFFLOADS)[:count]
-        found = _try(replace(problem, limits=replace(problem.limits, offload=allowed)))
-        if found is not None:
-            names = ", ".join(found.config.offloaded)
-            change = f"[{names}] in host memory, {format_duration(found.step_s)} a step (not validated)"
-            return {"constraint": "offload", "change": change}
+        limits = replace(problem.limits, offload=tuple(OFFLOADS)[:count])
+        search = DegreeSearch(replace(problem, limits=limits), keep=1, usual_splits=True)
+        if search.has_plan():
+            names = ", ".join(search.best[0].config.offloaded)
+            return {"constraint": "offload", "change": f"constraints.offload: [{names}] (not validated)"}
     return None
 
 
@@ -235,6 +235,11 @@ def _beyond_any_budget(problem: TrainingProblem) -> bool:
     return budget is not None and float(least_usd[0]) > budget
 
 
+def _most_devices(problem: TrainingProblem) -> int:
+    """The largest cluster that is tried."""
+    return max(MOST_TIMES * problem.limits.max_devices, MOST_OF_FEW)
+
+
 def _devices_needed(problem: TrainingProblem) -> dict[str, Any] | None:
     """The fewest whole domains of the same devices with which the question has an answer."""
     step = problem.machine.domain_size
@@ -251,7 +256,7 @@ def _devices_needed(problem: TrainingProblem) -> dict[str, Any] | None:
     high = start
     while not feasible(high):
         high *= 2
-        if high > start * MOST_TIMES:
+        if high * step > _most_devices(problem):
             return None
     low = max(high // 2, start - 1)
     while high - low > 1:

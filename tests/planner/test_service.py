@@ -14,7 +14,7 @@ from meshplan.catalogs.errors import EmitError, SpecError
 from meshplan.planner.core.plan import Plan, canonical_json, shape_from_document
 from meshplan.planner.emit.artifact import plan_artifact
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
-from meshplan.planner.training.search.degrees import search_degrees
+from meshplan.planner.training.search.degrees import DegreeSearch
 from meshplan.planner.training.search.report import TIE_WIDTH
 from meshplan.planner.training.service import resolve
 
@@ -179,7 +179,7 @@ def test_a_cluster_that_cannot_hold_the_model_says_what_would(infeasible: Plan, 
     def fits(count: int) -> bool:
         cluster = {"nodes": [{"type": "dgx-h100", "count": count}]}
         problem = resolve({**infeasible.spec, "cluster": cluster}, catalog).problem
-        return search_degrees(problem, keep=1)[0].assignment is not None
+        return DegreeSearch(problem, keep=1).has_plan()
 
     assert (fits(nodes), fits(nodes - 1)) == (True, False)
 

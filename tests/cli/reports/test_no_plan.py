@@ -24,6 +24,11 @@ MISS = {"limit": "ttft_p99_s", "excess_text": "0.4 s too much", "label": "2 × T
                 "  - 5 USD/h (max_usd_per_hour)",
             ],
         ),
+        (
+            [{"change": "without fixed.tensor_parallel: 3", "constraint": "fixed.tensor_parallel"}],
+            [],
+            ["Least change: without fixed.tensor_parallel: 3"],
+        ),
     ],
 )
 def test_changes_stand_beside_what_was_tried(found: list[dict[str, str]], tried: list[str], said: list[str]) -> None:

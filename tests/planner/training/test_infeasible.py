@@ -115,7 +115,7 @@ def test_host_memory_binds() -> None:
     problem = problem_of(DENSE, num_devices=8, limits={"host_memory_bytes": 1e9})
     answer = explained(problem)
     assert answer["binding_constraint"] == "host memory: 953.7 MiB on each host"
-    assert answer["tried"] == ["host_memory lifted", "up to 64 times the devices", "states in host memory"]
+    assert answer["tried"] == ["host_memory lifted", "up to 128 devices", "states in host memory"]
     assert answer["nearest_miss"]["limit"] == "host memory"
     assert fits(problem, host_memory_bytes=1e9 + 1.001 * answer["nearest_miss"]["excess"])
 
