@@ -19,6 +19,10 @@ from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray
 
 DECODE, PREFILL = "decode", "prefill"
+# Share of the matrix units' peak that a chunked scan reaches where its kernel was not timed: Mamba-2's, by Triton, on
+# H100: 12.6 million tokens/s of 128 heads of 64 × 128 in prompts of 8,192 (vLLM pull request 27299, "Original":
+# granite-4.0-h-small), at 8.45 MFLOP a token as mamba2.py counts them.
+SCAN_SHARE = 0.108
 KERNELS = SurfaceFile("recurrent_kernels.json", key=("device", "kind", "framework", "phase"), listed="kernels")
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from meshplan.catalogs.efficiency import KERNEL_S
 from meshplan.catalogs.models.layers.recurrent import STATE_BYTES, RecurrentMixer
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.catalogs.surfaces.recurrent import DECODE, PREFILL, RecurrentKernel
+from meshplan.catalogs.surfaces.recurrent import DECODE, PREFILL, SCAN_SHARE, RecurrentKernel
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.operators import Operators, peak_flops_per_s
@@ -33,11 +33,7 @@ NORM_ELEMENTS = 4.0
 # Kernels of a recurrent mixer beside its products and its recurrence: norm, convolution, gates, gated norm; of an
 # indexer's scores. Counted from the equations, not from an engine.
 RECURRENT_KERNELS, INDEXER_KERNELS = 4.0, 2.0
-# Share of the peak that a chunked scan reaches where its kernel was not timed: vLLM's of Mamba-2 on H100, 12.6 million
-# tokens/s of 128 heads of 64 × 128 in prompts of 8,192 (vLLM pull request 27299, "Original": granite-4.0-h-small), at
-# 8.45 MFLOP a token as mamba2.py counts them.
-SCAN_SHARE = 0.108
-# The same on the vector units (Mamba-1). Assumed.
+# Share of the vector units' peak that a scan reaches which multiplies no matrices (Mamba-1). Assumed.
 VECTOR_SCAN_SHARE = 0.25
 # Share of the peak that an indexer's scores reach. Assumed, below FlashAttention's half: their products are small.
 SCORES_SHARE = 0.25
