@@ -5,9 +5,10 @@ They ship as ``seed/engines.yaml``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from meshplan.catalogs.constants.entries import read_entry, seed_content
@@ -47,6 +48,9 @@ class EngineRecipe:
             none.
         one_batch: one batch passes all pipeline stages before the next starts, so that stages wait for each other.
         all_reduce: engine whose all-reduce kernels it calls; empty for its own.
+        state_updates_per_s: generation of devices → elements of Mamba-2's states that a device updates a second where
+            the kernel's launch shape allows fewer than the memory does; others are bound by memory.
+        tuned_state_elements: elements of one head's state for which launch shapes were tuned, so that memory binds.
         calibrated_as: name of the constants that it takes, where they are not its own.
         source: citation.
     """
@@ -74,12 +78,26 @@ class EngineRecipe:
     balance_wait_steps: int = 0
     one_batch: bool = False
     all_reduce: str = ""
+    state_updates_per_s: Mapping[str, float] = field(default_factory=dict)
+    tuned_state_elements: tuple[int, ...] = ()
     calibrated_as: str = ""
 
     @property
     def constants_name(self) -> str:
         """Name under which the calibration is stored."""
         return self.calibrated_as or self.name
+
+    def most_state_updates_per_s(self, architecture: str, head_elements: int) -> float:
+        """Elements of Mamba-2's states that the kernel updates a second at most, whatever the memory allows; inf where
+        nothing is known to limit it.
+
+        >>> vllm = engine_recipes()["vllm"]
+        >>> vllm.most_state_updates_per_s("hopper", 64 * 128), vllm.most_state_updates_per_s("hopper", 80 * 128)
+        (inf, 357000000000.0)
+        """
+        if head_elements in self.tuned_state_elements:
+            return math.inf
+        return float(self.state_updates_per_s.get(architecture, math.inf))
 
     def token_budget(self, input_length: float, num_seqs: int) -> int:
         """Tokens of one iteration for prompts of ``input_length`` in addition to ``num_seqs`` running requests."""

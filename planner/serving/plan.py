@@ -9,6 +9,7 @@ from typing import Any
 
 from meshplan.catalogs.models.layers.naming import describe_blocks
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.catalogs.surfaces.recurrent import KERNELS
 from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
 from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
@@ -349,14 +350,18 @@ def _not_validated(problem: ServingProblem, config: ServingConfig | None) -> dic
 
 
 def _unlike_the_fitted(shape: ModelShape) -> str:
-    """What the constants were not fitted to, and how the one such model behaved that was measured since.
+    """What few runs were compared with, and how those ran.
 
     Qwen3.5-397B on 4 and 8 B200 with SGLang, 73 published rows (silicon_sample.csv of aiconfigurator): time per token
-    14.5 % off in the median; first tokens at 4 and 8 requests in flight 1.5 to 2.7 times as late as predicted.
+    12 %, first token 17 % off in the median. Nemotron-Nano-v2 of 9B and 12B on a B200 with vLLM 0.11 (ML.ENERGY, 25
+    rows): tests/benchmarks/hybrids.py.
     """
+    recurrent = None if shape.blocks is None else shape.blocks.recurrent
+    timed = recurrent is not None and any(kind == recurrent.kind for _, kind, *_ in KERNELS.rows)
     return (
-        f"{describe_blocks(shape)}: no kernel timings, no run in the fit; the one such model that was compared had its "
-        "first tokens 1.5 to 2.7 times later than predicted, its time per token 15 % off"
+        f"{describe_blocks(shape)}: {'its recurrence was timed alone' if timed else 'no kernel timings'}. Three such "
+        "models were compared: Qwen3.5 on SGLang, time per token 12 % off; Nemotron-Nano 9B and 12B on vLLM, gaps "
+        "between tokens 32 % too short in the median, batches with prompts 60 %"
     )
 
 

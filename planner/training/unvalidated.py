@@ -92,8 +92,8 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
         yield _block_scaled(problem, priced)
     if problem.shape.blocks is not None:
         yield Unconfirmed(
-            what=f"{describe_blocks(problem.shape)}: no kernel timings; time and memory follow the papers' arithmetic, "
-            "no measured run is in the fit",
+            what=f"{describe_blocks(problem.shape)}: time and memory follow the papers' arithmetic, recurrences timed "
+            "forward kernels; no measured run is in the fit",
             share=_share(priced, "attention"),
         )
 

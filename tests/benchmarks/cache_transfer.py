@@ -8,7 +8,9 @@ none is fitted:
 
 - *rate* of a NIC: the planner's share of the nominal one; or the 15 GB/s that Mooncake states for device memory without
   relaxed ordering (docs/source/performance/gpu-rdma-bandwidth-optimization.md), for which its engine does not ask
-  unless MC_IB_PCI_RELAXED_ORDERING is set. The commands do not set it.
+  unless MC_IB_PCI_RELAXED_ORDERING is set, and the commands do not set it; or a share that others' runs of the engine
+  attained: 87 of 100 GB/s over four NICs of 200 Gb/s (README, 40 GB), 37 of 50 GB/s over a bonded one with requests of
+  megabytes in the default slices of 64 KiB (issue 1668).
 - *start* of a transfer: none, or the planner's (``TRANSFER_START_S``).
 - *second tokenizing* of the prompt, in the decode server: none; a tokenizer alone (charlesxu.io/parallel-tokenizer);
   the planner's, of a decode server under load (``TOKENIZE_S_PER_TOKEN``).
@@ -34,6 +36,7 @@ from meshplan.planner.serving.simulation.cluster import KvLink
 from meshplan.planner.validation.machines import MachineReader
 
 STRICT_ORDERING_BYTES_PER_S = 15e9  # a NIC, device memory
+README_SHARE, SLICED_SHARE = 87 / 100, 37 / 50  # of the nominal rate
 TOKENIZER_S_PER_TOKEN = 1.1e-6
 
 
@@ -46,12 +49,16 @@ def readings(prepared: PreparedRun) -> dict[str, KvLink]:
     run = prepared.run
     link = kv_link(prepared.site, run.config)
     at_once = replace(link, latency_s=link.latency_s - TRANSFER_START_S)
-    strict = {"bandwidth_bytes_per_s": run.config.pools[0].layout.num_devices * STRICT_ORDERING_BYTES_PER_S}
+    devices = run.config.pools[0].layout.num_devices
+    strict = {"bandwidth_bytes_per_s": devices * STRICT_ORDERING_BYTES_PER_S}
+    nominal = devices * run.machine.scale_out_bytes_per_s
     return {
         "nominal rate, no start": at_once,
         "nominal rate, start (planner)": link,
         "strict ordering, no start": replace(at_once, **strict),
         "strict ordering, start": replace(link, **strict),
+        "share of the engine's README, start": replace(link, bandwidth_bytes_per_s=README_SHARE * nominal),
+        "share with default slices, start": replace(link, bandwidth_bytes_per_s=SLICED_SHARE * nominal),
     }
 
 
@@ -64,6 +71,9 @@ def main(path: Path) -> None:
 
     measured = np.array([row["measured"]["kv_transfer_s"] for row in rows])
     print("\ntransfer, ms: measured " + ", ".join(f"{1e3 * one:.2f}" for one in measured))
+    sent = np.array([row["measured"]["kv_transfer_bytes"] for row in rows])
+    rates = ", ".join(f"{rate / 1e9:.0f}" for rate in np.diff(sent) / np.diff(measured))
+    print(f"  rate from row to row, GB/s: {rates}")
     for name in readings(runs[0]):
         show(name, [transfer_s(readings(run)[name], at) for run, at in zip(runs, tokens, strict=True)], measured)
 

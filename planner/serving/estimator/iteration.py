@@ -172,10 +172,11 @@ class Worker(WorkerParts):
     @property
     def captured_tokens(self) -> int:
         """Tokens of the largest batch with prompts that is replayed from graphs: they are captured up to twice the
-        requests of a batch, and not at all where the engine is started without them, or an encoder comes before (vLLM
-        0.33.0: config/vllm.py, FULL_DECODE_ONLY).
+        requests of a batch, and not at all where the engine is started without them, an encoder comes before (vLLM
+        0.33.0: config/vllm.py, FULL_DECODE_ONLY), or recurrent layers, which such a batch runs kernel by kernel between
+        the pieces of its graph (splitting_ops: mamba_mixer2, gdn_attention, …; vLLM pull request 34571).
         """
-        if self.shape.encoder is not None:
+        if self.shape.encoder is not None or self.shape.num_recurrent_layers:
             return 0
         most = 2 * self.limits.max_num_seqs // self.layout.attention_data_parallel
         return min(self.graphed_tokens, most) if self.limits.cuda_graphs else 0

@@ -10,12 +10,13 @@ efficiencies are medians over the measured devices. Factors from the user's own 
   decode reads the whole KV cache of its requests once, prefill multiplies attended pairs.
 - Routed experts of one MoE layer: :mod:`meshplan.catalogs.surfaces.experts`; else the weights of the distinct experts
   hit, E·(1 − (1 − k/E)^T) under even routing, are read once; their products run at the rate of a grouped GEMM.
+- Recurrences of linear attention: :mod:`meshplan.catalogs.surfaces.recurrent`; else as the mixers say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from meshplan.catalogs.surfaces.experts import expert_surface
 from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.gemm import gemm_surface
 from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface
+from meshplan.catalogs.surfaces.recurrent import DECODE, RecurrentKernel, recurrent_kernel
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.problem.config import Role
@@ -173,6 +175,14 @@ class Operators:
         """Memory-bound work in a number of kernels, s."""
         seconds = kernels * KERNEL_S + moved_bytes / (MEMORY_SHARE * self.device.memory_bandwidth_bytes_per_s)
         return self._own(MEMORY_CLASS) * seconds
+
+    def recurrence(self, kind: str, phase: str) -> RecurrentKernel | None:
+        """The timed recurrence of a kind of layer; of a device with the same chip, by its memory where that binds."""
+        kernel = recurrent_kernel(measured_as(self.device), kind, self.engine, phase)
+        if kernel is None or phase != DECODE or self.device.slug not in _SAME_CHIP:
+            return kernel
+        share = self.device.memory_bandwidth_bytes_per_s / _SAME_CHIP[self.device.slug][1]
+        return replace(kernel, elements_per_s=share * kernel.elements_per_s)
 
     # --- attention --------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ k key/value heads, d head size, f MLP width, V vocabulary and t tensor-parallel 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -51,6 +52,7 @@ class WorkerParts:
         quantization: formats.
         all_reduce: engine whose all-reduce kernels are called; empty for its own.
         experts: routing and the places of experts; None prices the skew that kernels were timed with.
+        state_updates_per_s: elements of Mamba-2's states that the engine's kernel updates a second at most.
     """
 
     shape: ModelShape
@@ -61,6 +63,7 @@ class WorkerParts:
     quantization: Quantization
     all_reduce: str = ""
     experts: ExpertRouting | None = None
+    state_updates_per_s: float = math.inf
 
     @cached_property
     def operators(self) -> Operators:
@@ -76,6 +79,7 @@ class WorkerParts:
             scheme=self.quantization.attention,
             tensor_parallel=self.layout.tensor_parallel,
             context_parallel=self.layout.context_parallel,
+            state_updates_per_s=self.state_updates_per_s,
         )
 
     @cached_property
@@ -248,5 +252,5 @@ class WorkerParts:
 
     def prefill_attention_s(self, prompt: FloatArray) -> FloatArray:
         """Attention of all layers for whole prompts of ``prompt`` tokens, one prompt at a time."""
-        own = self.attention.prefill_s(prompt)
+        own = self.attention.prefill_s(prompt) + self.mixers.prefill_start_s
         return own if self.shape.encoder is None else own + self.cross.attention_s(prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
@@ -60,6 +61,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         role=pool.role,
         speculation=speculation,
         experts=site.experts,
+        state_updates_per_s=_state_updates_per_s(site, pool),
         images=workload.images,
     )
     if site.tiering is not None:
@@ -69,6 +71,15 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
     if pool.mig is not None:
         worker = in_instance(worker)
     return worker if pool.power_cap_w is None else capped(worker, pool.power_cap_w, site.power)
+
+
+def _state_updates_per_s(site: Site, pool: Pool) -> float:
+    """Elements of Mamba-2's states that the engine's kernel updates a second at most on a device of the pool."""
+    recurrent = None if site.shape.blocks is None else site.shape.blocks.recurrent
+    if recurrent is None or recurrent.kind != "mamba-2":
+        return math.inf
+    architecture = site.machine(pool).device.architecture
+    return site.recipe.most_state_updates_per_s(architecture, recurrent.state_elements // recurrent.num_heads)
 
 
 def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemory:

@@ -20,6 +20,7 @@ from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
+from meshplan.catalogs.surfaces.recurrent import PREFILL, SCAN_SHARE, recurrent_kernel
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
@@ -181,18 +182,24 @@ class ComputeModel:
     def _scan(self) -> Cost:
         """The recurrence of a recurrent mixer in chunks; its backward computes the chunks again, as attention's does.
 
-        On matrix units at the rate of attention kernels; where it multiplies no matrices, on the vector units in fp32.
-        Not validated by kernel timings.
+        Gated delta rules run flash-linear-attention's kernel (megatron-core 0.19.2, core/ssm/gated_delta_net), which
+        SGLang runs, too: its forward pass as timed there. Other scans reach :data:`SCAN_SHARE` of the matrix units'
+        peak; where they multiply no matrices, attention's share of the vector units' in fp32. No backward was timed.
         """
         recurrent = None if self.shape.blocks is None else self.shape.blocks.recurrent
         if recurrent is None:
             return self._no_work
-        flops = self.tokens * recurrent.scan_flops_per_token / self.candidates.tensor_parallel
-        peak = attention_peak_flops_per_s(self.device, self.workload)
-        if not recurrent.multiplies_matrices:
-            peak = peak_flops_per_s(self.device, "fp32")
-        rate = peak * self.calibration.time.attention_efficiency
-        return Cost(forward_s=flops / rate, backward_s=FLASH_BACKWARD_RATIO * flops / rate)
+        tokens = self.tokens / self.candidates.tensor_parallel
+        kernel = recurrent_kernel(self.device.slug, recurrent.kind, "sglang", PREFILL)
+        if kernel is not None:
+            forward_s = tokens * recurrent.state_elements / kernel.elements_per_s
+        elif recurrent.multiplies_matrices:
+            peak = attention_peak_flops_per_s(self.device, self.workload)
+            forward_s = tokens * recurrent.scan_flops_per_token / (SCAN_SHARE * peak)
+        else:
+            rate = peak_flops_per_s(self.device, "fp32") * self.calibration.time.attention_efficiency
+            forward_s = tokens * recurrent.scan_flops_per_token / rate
+        return Cost(forward_s=forward_s, backward_s=FLASH_BACKWARD_RATIO * forward_s)
 
     def _softmax_attention(self, kind: LayerKind) -> Cost:
         if not self.calibration.recipe.flash_attention:

@@ -18,6 +18,7 @@ from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
+from meshplan.planner.training.estimator.exchange.recurrent import RecurrentExchange
 from meshplan.planner.training.estimator.exchange.token_copies import TokenCopies
 from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, Cost, activation_bytes
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
@@ -171,8 +172,18 @@ class LayerModel:
 
     def _context_parallel_s(self, kind: LayerKind, attention: Cost, again: FloatArray) -> FloatArray:
         """Exposed context-parallel exchange of a layer; ``again``: how often the forward of attention is repeated."""
+        recurrent = None if self.shape.blocks is None else self.shape.blocks.recurrent
+        exposed = np.zeros(len(self.candidates))
+        if kind.has_recurrent and recurrent is not None:
+            heads = RecurrentExchange(
+                mixer=recurrent,
+                sequence_length=self.workload.decoder_length,
+                element_bytes=activation_bytes(self.workload),
+                candidates=self.candidates,
+            )
+            exposed = heads.exposed_s(self.links, again)
         if not kind.has_attention:
-            return np.zeros(len(self.candidates))
+            return exposed
         model = ContextParallelModel(
             shape=self.shape,
             sequence_length=self.workload.decoder_length,
@@ -180,7 +191,7 @@ class LayerModel:
             candidates=self.candidates,
         )
         overlap = self.calibration.time.context_parallel_overlap
-        return model.exposed_s(self.links, attention.total_s, again, overlap)
+        return exposed + model.exposed_s(self.links, attention.total_s, again, overlap)
 
     def _expert_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
         """Exposed time of dispatching tokens to experts and combining their outputs.

@@ -33,6 +33,7 @@ from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER
 from meshplan.planner.training.estimator.eager import EagerActivations
 from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
+from meshplan.planner.training.estimator.exchange.recurrent import RecurrentExchange
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS, nextn_layers
@@ -301,6 +302,20 @@ class MemoryModel:
         wide = activation_bytes(self.workload) / BYTES_16_BIT
         return kept - wide * self._tokens * modules.dropped_bytes_per_token(kind, self._sequence_shards)
 
+    def _exchange_buffer_bytes(self) -> FloatArray | float:
+        """What the running layer holds twice while context-parallel ranks exchange it: attention or a recurrence."""
+        attention = self._context_parallel.buffer_bytes()
+        buffers = 0.0 if attention is None else attention
+        if not self.shape.num_recurrent_layers or self.shape.blocks is None or self.shape.blocks.recurrent is None:
+            return buffers
+        recurrent = RecurrentExchange(
+            mixer=self.shape.blocks.recurrent,
+            sequence_length=self.workload.decoder_length,
+            element_bytes=activation_bytes(self.workload),
+            candidates=self.candidates,
+        )
+        return np.maximum(buffers, recurrent.buffer_bytes())
+
     @property
     def _context_parallel(self) -> ContextParallelModel:
         return ContextParallelModel(
@@ -354,9 +369,7 @@ class MemoryModel:
         if self.of_encoder is not None:  # what it embedded, and its output
             entering = entering + 2.0 * self.of_encoder.layer_input_bytes()
         embedded = entering * (stage.has_embedding or stage.vocabulary_share > 0.0)
-        buffers = self._context_parallel.buffer_bytes()
-        if buffers is not None:
-            largest = largest + buffers
+        largest = largest + self._exchange_buffer_bytes()
         if batch.activation_offload.any():
             away = batch.activation_offload & (batch.recompute == Recompute.FULL)
             buffers = np.minimum(ACTIVATION_BUFFERS * self.layer_input_bytes(), flying * held)

@@ -271,9 +271,9 @@ HYBRIDS = {
 
 
 @pytest.mark.parametrize("slug", sorted(HYBRIDS))
-@pytest.mark.parametrize(("stages", "virtual"), [(1, 1), (2, 1), (2, 2)])
-def test_hybrids(megatron: Any, slug: str, stages: int, virtual: int) -> None:
-    """Sizes and stages arrive; a stage may hold more layers than another."""
+@pytest.mark.parametrize(("stages", "virtual", "context"), [(1, 1, 1), (2, 1, 2), (2, 2, 1)])
+def test_hybrids(megatron: Any, slug: str, stages: int, virtual: int, context: int) -> None:
+    """Sizes and stages arrive; a stage may hold more layers than another; sequences are split, too."""
     entry = yaml.safe_load(SEED.read_text(encoding="utf-8"))["models"][slug]["config"]
     shape = shape_from_config(entry, slug=slug)
     chunks = stages * virtual
@@ -282,7 +282,8 @@ def test_hybrids(megatron: Any, slug: str, stages: int, virtual: int) -> None:
     choices: dict[str, Any] = {"expert_parallel": 4} if shape.moe else {}
     config = config_for(
         shape,
-        data_parallel=4,
+        context_parallel=context,
+        data_parallel=4 // context,
         pipeline_parallel=stages,
         virtual_pipeline_stages=virtual,
         num_microbatches=4,
@@ -297,6 +298,7 @@ def test_hybrids(megatron: Any, slug: str, stages: int, virtual: int) -> None:
         name: entry[key] for name, key in HYBRIDS[slug].items()
     }
     assert (parsed.virtual_pipeline_model_parallel_size or 1) == virtual
+    assert transformer.context_parallel_size == context
     if parsed.hybrid_layer_pattern is None:
         assert transformer.experimental_attention_variant == "gated_delta_net"
         assert transformer.linear_attention_freq == [

@@ -33,17 +33,10 @@ ARITHMETIC = (
     LegalityRule(
         name="recurrent_heads_divisible_by_tensor_parallel",
         holds=legality.recurrent_heads,
-        message="the heads of the recurrent layers must be a multiple of tensor_parallel",
+        message="the heads of the recurrent layers must be a multiple of tensor_parallel × context_parallel",
         stage="run time",
-        source="arithmetic: a rank holds whole heads and their states (frameworks not read)",
-    ),
-    LegalityRule(
-        name="recurrent_layers_keep_whole_sequences",
-        holds=lambda shape, config: (config.context_parallel == 1) | (shape.num_recurrent_layers == 0),
-        message="recurrent layers need context_parallel 1",
-        stage="run time",
-        source="the planner's own: Megatron-LM exchanges their heads (core/ssm/mamba_context_parallel.py), others were "
-        "not read; that exchange is not priced",
+        source="arithmetic: a rank holds whole heads and their states; where sequences are split, heads are exchanged "
+        f"for tokens ({CONFIG}: linear_num_key_heads)",
     ),
     LegalityRule(
         name="kv_heads_and_tensor_parallel_divide",
@@ -248,10 +241,19 @@ ARITHMETIC = (
     ),
 )
 
+# What Megatron-LM alone lifts: it exchanges the heads of recurrent layers (:mod:`~.estimator.exchange.recurrent`).
+WHOLE_RECURRENCES = LegalityRule(
+    name="recurrent_layers_keep_whole_sequences",
+    holds=lambda shape, config: (config.context_parallel == 1) | (shape.num_recurrent_layers == 0),
+    message="recurrent layers need context_parallel 1",
+    stage="run time",
+    source="the planner's own: only Megatron-LM was read to exchange their heads (core/ssm/mamba_context_parallel.py)",
+)
+
 ANY_FRAMEWORK = FrameworkRules(
     name="any",
     version="",
-    rules=ARITHMETIC,
+    rules=(*ARITHMETIC, WHOLE_RECURRENCES),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     layer_splits=None,
     pipeline_schedules=tuple(SCHEDULES),

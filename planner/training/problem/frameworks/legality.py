@@ -31,9 +31,10 @@ ZERO_3 = 3
 
 
 def recurrent_heads(shape: ModelShape, config: Any) -> Any:
-    """Every tensor-parallel rank has the same number of whole heads of the recurrent layers."""
+    """Every rank of tensor × context parallelism has the same number of whole heads of the recurrent layers."""
     recurrent = None if shape.blocks is None else shape.blocks.recurrent
-    return (0 if recurrent is None else recurrent.num_heads) % config.tensor_parallel == 0
+    heads = 0 if recurrent is None else recurrent.num_heads
+    return heads % (config.tensor_parallel * config.context_parallel) == 0
 
 
 def state_space_groups(shape: ModelShape, config: Any) -> Any:
@@ -41,6 +42,15 @@ def state_space_groups(shape: ModelShape, config: Any) -> Any:
     recurrent = None if shape.blocks is None else shape.blocks.recurrent
     groups = mamba2.sizes(recurrent).num_groups if recurrent is not None and recurrent.kind == "mamba-2" else 0
     return groups % config.tensor_parallel == 0
+
+
+def exchanged_groups(shape: ModelShape, config: Any) -> Any:
+    """Groups of heads that share B and C (Mamba-2) are split or repeated whole over the context-parallel ranks."""
+    recurrent = None if shape.blocks is None else shape.blocks.recurrent
+    if recurrent is None or recurrent.kind != "mamba-2":
+        return config.context_parallel >= 1
+    groups = np.maximum(mamba2.sizes(recurrent).num_groups // config.tensor_parallel, 1)
+    return (groups % config.context_parallel == 0) | (config.context_parallel % groups == 0)
 
 
 def kv_heads(shape: ModelShape, config: Any) -> Any:

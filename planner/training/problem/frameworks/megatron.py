@@ -47,6 +47,14 @@ _OWN = (
         source=f"{CORE}: core/ssm/mamba_mixer.py, MambaMixer",
     ),
     LegalityRule(
+        name="state_space_groups_and_context_parallel_divide",
+        holds=legality.exchanged_groups,
+        message="the groups of the state-space layers / tensor_parallel must be a multiple or a divisor of "
+        "context_parallel",
+        stage="run time",
+        source=f"{CORE}: core/ssm/mamba_context_parallel.py, MambaContextParallel",
+    ),
+    LegalityRule(
         name="sequence_parallel_needs_tensor_parallel",
         holds=lambda _, config: (config.tensor_parallel > 1) | np.logical_not(config.sequence_parallel),
         message="sequence_parallel needs tensor_parallel > 1 (it is switched off silently)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.catalogs.surfaces.recurrent import DECODE, PREFILL, recurrent_kernel
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.serving.estimator import operators
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
@@ -277,6 +280,44 @@ def test_decodes_of_a_hybrid_hardly_grow_with_context(hybrid: ModelShape, machin
     )
     assert recurrent[1] - recurrent[0] == pytest.approx((softmax[1] - softmax[0]) / 4, rel=1e-6)
     assert recurrent[0] > 0.0
+
+
+def test_a_decode_pays_its_update_and_no_scan(hybrid: ModelShape, machine: Machine) -> None:
+    """Between two batches of decodes the states' part grows by the timed update alone: the scan that the dense table
+    counts for every token is taken off again."""
+    seqs, context = np.array([64.0, 128.0]), np.array([1000.0, 1000.0])
+    worker = worker_of(hybrid, machine)
+    mixers = worker.mixers
+    assert mixers.recurrent is not None
+    kernel = recurrent_kernel("h100-sxm-80gb", "gated-delta", "vllm", DECODE)
+    scan = recurrent_kernel("h100-sxm-80gb", "gated-delta", "vllm", PREFILL)
+    assert kernel is not None
+    assert scan is not None
+    elements = 64.0 * mixers.recurrent.state_elements / worker.layout.tensor_parallel
+    grown = np.diff(mixers.decode_s(seqs, context))[0] / hybrid.num_recurrent_layers
+    kept = 64.0 * 4.0 * mixers.recurrent.convolution_elements / worker.layout.tensor_parallel
+    kept_s = float(worker.operators.memory_op_s(np.array(kept), kernels=0.0))
+    assert grown == pytest.approx(elements / kernel.elements_per_s - elements / scan.elements_per_s + kept_s, rel=1e-6)
+
+
+def test_launch_shapes_slow_states_that_nobody_tuned_for(catalog: Catalog, machine: Machine) -> None:
+    """Heads of 80 × 128 (Nemotron-Nano-v2) as their kernel allows; tuned ones, and kernels that no table limits, as
+    memory does. 8,192 heads of 64 × 128 took 188 µs on an H200 (vLLM pull request 44251)."""
+    shape = catalog.model_shape("nemotron-3-nano-30b-a3b")
+    seqs, context = np.array([256.0]), np.array([1000.0])
+    memory, limited = (
+        replace(worker_of(shape, machine), state_updates_per_s=rate).decode_attention_s(seqs, context)[0]
+        for rate in (math.inf, 1e11)
+    )
+    assert limited > 2.0 * memory
+    heads_bound_s = 8192 * 64 * 128 / engine_recipes()["vllm-2025"].most_state_updates_per_s("hopper", 64 * 128)
+    assert heads_bound_s == pytest.approx(188e-6, rel=0.01)
+
+
+def test_prompts_of_a_hybrid_are_never_replayed_whole(hybrid: ModelShape, machine: Machine) -> None:
+    graphed = replace(worker_of(hybrid, machine), graphed_tokens=512)
+    assert graphed.captured_tokens == 0
+    assert replace(graphed, shape=all_attention(hybrid)).captured_tokens > 0
 
 
 def test_sparse_attention_reads_less_of_long_contexts(catalog: Catalog, deepseek: ModelShape, machine: Machine) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_cases import DENSE, LATENT, MOE, WINDOWED, configured, machine_with, problem_of
+from core_cases import DENSE, HYBRID, LATENT, MOE, WINDOWED, configured, machine_with, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
+from meshplan.catalogs.models.layers.recurrent import Mixer
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
@@ -84,6 +85,20 @@ def test_latent_attention_exchanges_expanded_heads() -> None:
     layers = LATENT.num_hidden_layers + LATENT.num_nextn_predict_layers
     seconds = price(problem, split(problem, "all-to-all")).breakdown_s[EXCHANGE] / 8 / layers
     assert seconds == pytest.approx(2 * 2.0 * elements * (3 / 4) / rate)
+
+
+@pytest.mark.parametrize("style", ["ring", "all-to-all"])
+def test_recurrent_layers_exchange_heads_whatever_the_style_of_attention(style: str) -> None:
+    """megatron-core 0.19.2, MambaContextParallel: gate, input, B, C and step to the ranks that have the heads, the
+    output back. One group of 16 heads over 4 ranks: every rank sends B and C, 64 elements each, to each rank."""
+    blocks = HYBRID.blocks
+    assert blocks is not None
+    layers = HYBRID.num_hidden_layers
+    shape = replace(HYBRID, blocks=replace(blocks, mixers=(Mixer.RECURRENT,) * layers))
+    problem = question(shape, **NO_LATENCY)
+    elements = 32768 / 4 * (2 * 1024 + 2 * 4 * 64 + 16 + 1024)
+    rate = 450e9 * problem.calibration.time.scale_up_efficiency
+    assert exchange_s(problem, split(problem, style)) == pytest.approx(2 * 2.0 * elements * (3 / 4) / rate)
 
 
 def test_a_gather_moves_what_a_ring_moves_and_hides_nothing() -> None:

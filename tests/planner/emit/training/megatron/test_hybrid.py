@@ -15,6 +15,7 @@ from meshplan.catalogs.models.layers import gated_delta, mamba2
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.training.megatron import job as emitter
 from meshplan.planner.emit.training.megatron.hybrid import letters, missing_part
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 
 COUNTS = Path(__file__).parents[4] / "catalogs" / "models" / "hybrid_parameter_counts.json"
@@ -71,11 +72,13 @@ def test_pattern_takes_the_place_of_layers_and_layout() -> None:
 
 
 def test_context_and_tensor_parallelism_of_recurrent_layers() -> None:
-    """Whole groups of heads on a rank, and whole sequences: the exchange that Megatron-LM has is not priced."""
+    """Whole groups of heads on a rank; whole sequences but on Megatron-LM, which exchanges heads for tokens."""
     shape = read("granitemoehybrid")
-    broken = {rule.name for rule in MEGATRON.broken(shape, config_for(shape, context_parallel=2))}
-    assert "recurrent_layers_keep_whole_sequences" in broken
+    split = config_for(shape, context_parallel=2)
+    assert not MEGATRON.broken(shape, split)
+    assert ("--context-parallel-size", "2") in emitter.unchecked_flags(split, shape)
+    assert "recurrent_layers_keep_whole_sequences" in {rule.name for rule in ANY_FRAMEWORK.broken(shape, split)}
     wide = {rule.name for rule in MEGATRON.broken(shape, config_for(shape, tensor_parallel=16))}
     assert "state_space_groups_divisible_by_tensor_parallel" in wide
-    with pytest.raises(CannotExpressError, match="mamba_context_parallel"):
-        emitter.arguments(request_for(shape, config_for(shape, context_parallel=2)))
+    with pytest.raises(CannotExpressError, match="heads of the recurrent layers"):
+        emitter.arguments(request_for(shape, config_for(shape, context_parallel=3)))

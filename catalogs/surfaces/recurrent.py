@@ -1,0 +1,57 @@
+"""Times of recurrences: the kernels that update the states of linear-attention and state-space layers.
+
+A decode reads a sequence's state of one layer, multiplies it by its decay, adds the token's outer product and writes it
+back; a prompt is computed in chunks. Both take a time in proportion to E = tokens × elements of the state that each of
+them updates, after a start::
+
+    t = t₀ + E/r
+
+``recurrent_kernels.json`` holds t₀ and r by device, kind of layer, engine and phase, fitted to published kernel times
+(:mod:`meshplan.profiler.shipped.fit_recurrent`). In a prompt r is below what the matrix units allow: chunks of one
+sequence follow one another. The convolution before the recurrence is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
+from meshplan.catalogs.surfaces.grid import FloatArray
+
+DECODE, PREFILL = "decode", "prefill"
+# Share of the matrix units' peak that a chunked scan reaches where its kernel was not timed: Mamba-2's, by Triton, on
+# H100: 12.6 million tokens/s of 128 heads of 64 × 128 in prompts of 8,192 (vLLM pull request 27299, "Original":
+# granite-4.0-h-small), at 8.45 MFLOP a token as mamba2.py counts them.
+SCAN_SHARE = 0.108
+KERNELS = SurfaceFile("recurrent_kernels.json", key=("device", "kind", "framework", "phase"), listed="kernels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentKernel:
+    """One recurrence on one device.
+
+    Args:
+        start_s: t₀, launch and tail.
+        elements_per_s: r, state elements updated a second.
+    """
+
+    start_s: float
+    elements_per_s: float
+
+    def time_s(self, elements: FloatArray) -> FloatArray:
+        """Seconds to update so many elements, each token's counted.
+
+        >>> RecurrentKernel(start_s=1.0, elements_per_s=4.0).time_s(8.0)
+        3.0
+        """
+        return self.start_s + elements / self.elements_per_s
+
+
+def recurrent_kernel(device: str, kind: str, framework: str, phase: str) -> RecurrentKernel | None:
+    """The kernel of a kind of layer in an engine; None where it was not measured."""
+    return KERNELS.find(_kernel, device, kind, framework, phase)
+
+
+def _kernel(rows: Rows) -> RecurrentKernel:
+    (row,) = rows
+    return RecurrentKernel(start_s=row["start_s"], elements_per_s=row["elements_per_s"])
