@@ -6,13 +6,13 @@ stage has as much to do in all: with layers 2, 1, 2, 1 on one row of chunks and 
 take a fifth longer (Narayanan et al., arXiv:2104.04473, §2.2, divide the layers evenly and leave no such case).
 
 *Notation.* p stages, v rows of chunks: row r of stage s is chunk r·p + s, which takes f_rs forward and b_rs backward.
-Pass k of a direction is row ⌊k/p⌋ mod v forward, v − 1 − ⌊k/p⌋ mod v backward. Stage s runs w_s = 2(p − 1 − s) + (v − 1)p
-forward passes ahead (Megatron-LM's ``forward_backward_pipelining_with_interleaving``).
+Pass k of a direction is of row ⌊k/p⌋ mod v forward, v − 1 − ⌊k/p⌋ mod v backward. Stage s runs
+w_s = 2(p − 1 − s) + (v − 1)p forward passes ahead (Megatron-LM's ``forward_backward_pipelining_with_interleaving``).
 
-*Slots.* Let stage s do in slot n the forward pass n − s and after it the backward pass n + s − 2(p − 1) − (v − 1)p, where
-there are such: that is the schedule's own order, as w_s passes lie between them. Then everything that a pass waits for
-ended in the slot before, on a neighbour in the ring of stages, because a pass leaves the last stage for the first as
-pass k + p of it. With F_s(n) and B_s(n) the ends of both passes,
+*Slots.* Let stage s do in slot n the forward pass n − s and after it the backward pass n + s − 2(p − 1) − (v − 1)p,
+where there are such: that is the schedule's own order, as w_s passes lie between them. Then everything that a pass
+waits for ended in the slot before, on a neighbour in the ring of stages, because pass k of the last stage goes on as
+pass k + p of the first. With F_s(n) and B_s(n) the ends of both passes,
 
     F_s(n) = max(B_s(n − 1), F_{s−1}(n − 1)) + f      B_s(n) = max(F_s(n), B_{s+1}(n − 1)) + b
 

@@ -7,7 +7,7 @@ table of published runs (docs/performance-guide.md, docs/performance-summary.md,
 (docs/training/activation-recomputation.md).
 
 1. Nothing offloaded, nothing that no measured run has.
-2. No sequence split below its use: shards of fewer tokens than any of R are "skinny" (G), and so are slower than priced.
+2. No sequence split below its use: shards of fewer tokens than in any run of R are "skinny" (G).
 3. Tensor parallelism inside a scale-up domain: it communicates most (G).
 4. No recompute of every layer: "only when selective recomputation still does not fit" (A). It adds a third to the
    work for memory that the plans before it do not lack.

@@ -62,8 +62,8 @@ def chunks_of(
     """Layers of each chunk for the given layers of each stage, as even as possible; None where one is missing.
 
     What is left over goes to the chunks in the middle of the model. There the long chunks of all stages follow each
-    other, so that fewest short ones wait for them: with a layer more on one of two chunks of sixteen stages each 8 % and
-    not 24 % more than the stages' own time (:mod:`~meshplan.planner.training.pipeline.unlike_chunks`).
+    other, so that fewest short ones wait for them: where each of sixteen stages has chunks of one and of two layers,
+    8 % and not 24 % more than the stages' own time (:mod:`~meshplan.planner.training.pipeline.unlike_chunks`).
 
     Args:
         split: stages and chunks.
