@@ -27,9 +27,9 @@ table of published runs (docs/performance-guide.md, docs/performance-summary.md,
 
 The bound stays that of the search; the gap says what the choice may cost.
 
-*Method.* The degree search once more, with the number of devices fixed, the objective bounded by bound/(1 − width), or by
-the best plan's over (1 − width) where that is not proven so closely, and candidates left out that are no simpler than
-the simplest found. Splits of the layers other than the usual one count only where the search had kept them.
+*Method.* The degree search once more, with the number of devices fixed, the objective bounded by bound/(1 − width), or
+by the best plan's over (1 − width) where that is not proven so closely, and candidates left out that are no simpler
+than the simplest found. Splits of the layers other than the usual one count only where the search had kept them.
 """
 
 from __future__ import annotations
