@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.planner.training.estimator.candidates import StageClass, chunk_kinds, first_layers, layer_kinds
+from meshplan.planner.training.estimator.candidates import chunk_classes
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.pipeline.lookup import UNFLUSHED, nominal_times, pipeline_order, weight_gradient_share
-from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.pipeline.simulation import ChunkTimes, Simulated, simulate
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
@@ -31,20 +30,9 @@ def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simu
     """The simulated schedule of a configuration, from the estimator's chunk times, without messages between stages."""
     model = _model(problem, config)
     p, v = config.pipeline_parallel, config.virtual_pipeline_stages
-    kinds, _ = layer_kinds(problem.shape)
     seconds, shares = [], []
-    share_of_chunk = 1.0 / len(config.layers_per_chunk) if config.vocabulary_parallel else 0.0
-    for chunk, inside in enumerate(chunk_kinds(problem.shape, config.layers_per_chunk)):
-        part = StageClass(
-            layers=tuple(inside.count(index) for index in range(len(kinds))),
-            has_embedding=chunk == 0 and not config.vocabulary_parallel,
-            has_head=chunk == len(config.layers_per_chunk) - 1 and not config.vocabulary_parallel,
-            first_index=stage_of_chunk(config.pipeline_schedule, p, v)[chunk],
-            count=1,
-            first_layers=first_layers([inside], len(kinds)),
-            vocabulary_share=share_of_chunk,
-        )
-        whole, share = model.chunk_s(part)
+    for chunk in chunk_classes(problem.shape, model.candidates.split):
+        whole, share = model.chunk_s(chunk)
         seconds.append(float(whole[0]))
         shares.append(float(share[0]))
     forward = tuple(share * whole for share, whole in zip(shares, seconds, strict=True))

@@ -78,6 +78,7 @@ def assembled(
     memory: tuple[StageMemory, ...],
     vocabulary_s: FloatArray | None = None,
     waiting_s: FloatArray | None = None,
+    unlike_chunks_s: FloatArray | None = None,
 ) -> TrainingEstimate:
     """The step of a pipeline from what its stages take, whether all stand on one type of device or not.
 
@@ -91,6 +92,8 @@ def assembled(
         memory: of the distinct stages.
         vocabulary_s: what vocabulary parallelism adds, [n]; None without it.
         waiting_s: what ranks wait for longer documents, [n]; None where all sequences are alike.
+        unlike_chunks_s: what the pipeline takes because chunks of a stage differ, [n]; None where they are alike. The
+            closed form stays the least that it takes, so that what bounds the one bounds the other.
     """
     distinct = list({id(stage): stage for stage in stages}.values())
     slowest = np.maximum.reduce([one.seconds for one in distinct])
@@ -102,6 +105,8 @@ def assembled(
         stages_s=np.stack([one.seconds for one in stages]),
         forward_share=shares[0] if all(share is shares[0] for share in shares) else np.stack(shares),
     )
+    if unlike_chunks_s is not None:
+        pipeline = np.maximum(pipeline, unlike_chunks_s)
     # The step ends with the stage that has the most left to do.
     data_parallel = np.maximum.reduce([one.exposed_s for one in distinct])
     optimizer = np.maximum.reduce([one.optimizer_s for one in distinct])

@@ -215,6 +215,25 @@ def split_layers(
     )
 
 
+@lru_cache(maxsize=1024)  # an estimate and the simulation of its plan ask for the same ones
+def chunk_classes(shape: ModelShape, split: PipelineSplit) -> tuple[StageClass, ...]:
+    """Every chunk as a stage of its own, in visiting order; alike ones are equal."""
+    kinds, _ = layer_kinds(shape)
+    last, whole = len(split.layers_per_chunk) - 1, not split.vocabulary_parallel
+    return tuple(
+        StageClass(
+            layers=tuple(inside.count(index) for index in range(len(kinds))),
+            has_embedding=whole and chunk == 0,
+            has_head=whole and chunk == last,
+            first_index=0,
+            count=1,
+            first_layers=first_layers([inside], len(kinds)),
+            vocabulary_share=0.0 if whole else 1.0 / (last + 1),
+        )
+        for chunk, inside in enumerate(chunk_kinds(shape, split.layers_per_chunk))
+    )
+
+
 def first_layers(chunks: Sequence[Sequence[int]], num_kinds: int) -> tuple[tuple[int, ...], ...]:
     """Layers of each kind among the first n layers of every chunk, n from 0 to the longest chunk.
 

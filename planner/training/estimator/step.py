@@ -24,7 +24,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
-from meshplan.planner.training.estimator.candidates import Candidates, StageClass, attention_windows
+from meshplan.planner.training.estimator.candidates import Candidates, StageClass, attention_windows, chunk_classes
 from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.exchange.data_parallel import FORWARD_SHARE, DataParallelModel
@@ -33,6 +33,7 @@ from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.offload import activation_offload_s
 from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
 from meshplan.planner.training.pipeline.waiting import Layout, least_waiting_s, waiting_s
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
@@ -278,6 +279,27 @@ class TrainingModel:
         seconds = sum(self._stage(chunk, layers, in_block).values(), np.zeros_like(layers[0].total_s))
         return seconds, self._forward_shares(seconds, self._block_s(chunk, layers, in_block))
 
+    def _unlike_chunks_s(self, stages: Sequence[StageFigures]) -> FloatArray | None:
+        """Time of interleaved 1F1B where chunks of a stage hold different layers, [n]; None where they are alike.
+
+        Chunks are scaled to what their stage takes with ZeRO-3's transfers, which are no sum over layers. Embedding and
+        LM head lie on their own chunks here; where all chunks are alike the stage's other ones share in them.
+
+        Args:
+            stages: figures of each stage.
+        """
+        split, p, v = self.candidates.split, len(stages), self.candidates.split.virtual_pipeline_stages
+        if split.schedule != "interleaved":
+            return None
+        chunks = chunk_classes(self.shape, split)
+        if all(chunk.layers == chunks[index % p].layers for index, chunk in enumerate(chunks)):
+            return None
+        each = {chunk: self.chunk_s(chunk) for chunk in dict.fromkeys(chunks)}
+        seconds = np.stack([each[chunk][0] for chunk in chunks]).reshape(v, p, -1)
+        share = np.stack([each[chunk][1] for chunk in chunks]).reshape(seconds.shape)
+        seconds = seconds * (np.stack([stage.seconds for stage in stages]) / seconds.sum(axis=0))
+        return unlike_chunks_s(share * seconds, (1.0 - share) * seconds, self.candidates.num_microbatches)
+
     def slowest_stage_s(self) -> tuple[float, dict[int | None, float]]:
         """Of one candidate: a micro-batch on the slowest stage, s, and of that attention, by the layers' window."""
         layers, in_block = self._layers
@@ -340,8 +362,9 @@ class TrainingModel:
         figures = self.figures(split.classes)
         slowest = np.maximum.reduce([one.seconds for one in figures])
         vocabulary = self._vocabulary_s(slowest)
+        stages = [figures[index] for index in split.class_of_stage]
         return assembled(
-            [figures[index] for index in split.class_of_stage],
+            stages,
             schedule=split.schedule,
             virtual_pipeline_stages=split.virtual_pipeline_stages,
             num_microbatches=self.candidates.num_microbatches,
@@ -349,6 +372,7 @@ class TrainingModel:
             overhead_s=np.asarray(self.calibration.time.step_overhead_s),
             vocabulary_s=vocabulary if split.vocabulary_parallel else None,
             waiting_s=self._waiting_s(figures, slowest) if self._documents_differ else None,
+            unlike_chunks_s=self._unlike_chunks_s(stages),
             memory=self.memory.stages() if with_memory else (),
         )
 

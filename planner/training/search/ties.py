@@ -2,13 +2,34 @@
 
 Two plans of one question whose predicted steps differ by less than :data:`~.report.TIE_WIDTH` are in the measured
 order no more often than by the throw of a coin. Among all plans that close to the best bound, on as many devices as the
-best plan, the simplest is chosen: nothing offloaded, nothing that no measured run has, no sequence split below its use,
-tensor parallelism inside a scale-up domain, fewest parallel dimensions, least recompute, then the smallest degrees
-(stages first); equals by their objective. The bound stays that of the search; the gap says what the choice may cost.
+best plan, the first in this order is chosen. The reasons are NVIDIA's: G is Megatron-Bridge's performance guide, R its
+table of published runs (docs/performance-guide.md, docs/performance-summary.md, 25.11), A its page on recompute
+(docs/training/activation-recomputation.md).
 
-*Method.* The degree search once more, with the number of devices fixed, the objective bounded by bound/(1 − width), and
-candidates left out that are no simpler than the simplest found. Splits of the layers other than the usual one count
-only where the search had kept them.
+1. Nothing offloaded, nothing that no measured run has.
+2. No sequence split below its use: shards of fewer tokens than in any run of R are "skinny" (G).
+3. Tensor parallelism inside a scale-up domain: it communicates most (G).
+4. No recompute of every layer: "only when selective recomputation still does not fit" (A). It adds a third to the
+   work for memory that the plans before it do not lack.
+5. Experts split over ranks before a model with experts is split into stages: expert parallelism uses the data-parallel
+   ranks that are there (G), every run of R with experts has it, and its absence shows only in weights that are kept,
+   reduced and updated on every rank.
+6. Fewest parallel dimensions: begin with data parallelism, add tensor, then pipeline parallelism where memory runs out
+   (G). Expert parallelism is none of them, as it needs no further ranks; splitting single experts is (G: "usually 1").
+7. Fewest recomputed layers, by kind of recompute.
+8. Fewest stages, then the smallest degrees of context, expert-tensor and tensor parallelism: each adds messages whose
+   hiding is the estimator's least certain part.
+9. Expert parallelism inside a scale-up domain (G), of that as much as it holds: each expert is kept and reduced by the
+   fewest ranks, and none of its messages leaves the domain (R: 8 on nodes of 8, 32 and 64 on racks of 72); beyond it,
+   the least.
+10. Equal layers on all chunks between the first and the last, whose ends count as a layer (G); fewest chunks of a
+    stage; equals by their objective.
+
+The bound stays that of the search; the gap says what the choice may cost.
+
+*Method.* The degree search once more, with the number of devices fixed, the objective bounded by bound/(1 − width), or
+by the best plan's over (1 − width) where that is not proven so closely, and candidates left out that are no simpler
+than the simplest found. Splits of the layers other than the usual one count only where the search had kept them.
 """
 
 from __future__ import annotations
@@ -23,7 +44,7 @@ from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.core.solution import Solution, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import candidates_of
-from meshplan.planner.training.problem.choice import ContextStyle
+from meshplan.planner.training.problem.choice import ContextStyle, Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
 from meshplan.planner.training.search.degrees import DegreeSearch
@@ -51,20 +72,25 @@ def complexity(problem: TrainingProblem, batch: Candidates) -> list[Any]:
     unusual = unusual + (split.schedule not in USUAL_SCHEDULES) + split.vocabulary_parallel
     below_use = (c > 1) & (problem.workload.sequence_length < LEAST_TOKENS_PER_RANK * c)
     experts, width = batch.expert_parallel, batch.expert_tensor_parallel
-    dimensions = (t > 1).astype(int) + (p > 1) + (c > 1) + (experts > 1) + (width > 1)
+    replicated = (experts * width == 1) & (problem.shape.moe is not None and p > 1)
+    dimensions = (t > 1).astype(int) + (p > 1) + (c > 1) + (width > 1)
+    beyond = experts * width > problem.machine.domain_size
     return [
         offloads,
         unusual,
         below_use,
         t > problem.machine.domain_size,
+        batch.recompute == Recompute.FULL,
+        replicated,
         dimensions,
         batch.recompute,
         whole(p),
         c,
         width,
         t,
-        experts,
-        whole(len(set(split.layers_per_chunk)) > 1),
+        beyond,
+        np.where(beyond, experts, -experts),
+        whole(len(set(split.layers_per_chunk[1:-1])) > 1),
         whole(split.virtual_pipeline_stages),
     ]
 
@@ -128,8 +154,8 @@ def settle_ties(search: DegreeSearch, solution: Solution[ScoredConfig]) -> Solut
     if solution.assignment is None or solution.bound is None:
         return solution
     limit = solution.bound / (1.0 - TIE_WIDTH)
-    if solution.assignment.objective > limit:  # not even the best is proven within the width
-        return solution
+    if solution.assignment.objective > limit:  # not even the best is proven within the width: what ties with the best
+        limit = solution.assignment.objective / (1.0 - TIE_WIDTH)
     ties = _SimplestTie(search, limit)
     again = DegreeSearch(search.problem, incumbents=ties, space=search.space).run()
     chosen = ties.chosen

@@ -7,7 +7,9 @@ their chunk; b_i and s_ik bytes, a_ik saved by recompute of a layer, τ_k second
 the least r for which no stage with layers exceeds the limit is no more than what a plan of this split recomputes.
 
 *Bound.* t_i = base_i + Σ_k n_ik·τ_k + e_ik(r)·ρ_k grows with r: with the r above no plan of the split has faster
-stages, and T ≥ A + the time of the pipeline, as the estimator has it for stages of these times.
+stages, and T ≥ A + the time of the pipeline, as the estimator has it for stages of these times; where a stage holds
+unlike chunks, for these (:mod:`~meshplan.planner.training.pipeline.unlike_chunks`: the longest path of passes, which
+grows with each of them).
 
 The splits are all there are, but those with a stage that no candidate can take by itself: a candidate whose splits are
 all priced, or have a bound beyond the best, is closed, and that is a proof.
@@ -31,6 +33,7 @@ from meshplan.planner.training.pipeline.closed_forms import (
     staged_pipeline_s,
 )
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
 from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageCosts
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
 from meshplan.planner.training.search.memory_savers import takes_blocks_only
@@ -134,7 +137,7 @@ class _Splits:
         """The bound of the module docstring, [splits, n]; the pipeline is priced where the slowest stage leaves it."""
         batch, split = self.stages.batch, self.stages.split
         p, m = split.pipeline_parallel, batch.num_microbatches
-        stage_s, again_s = self._stages_s()
+        stage_s, again_s, again = self._stages_s()
         bubble = least_bubble(
             split.schedule, pipeline_parallel=p, virtual_pipeline_stages=split.virtual_pipeline_stages
         )
@@ -154,10 +157,47 @@ class _Splits:
                 forward_share=blocks * (1.0 - again_s[:, way, row] / own_s),
             )
             least[way, row] = np.maximum(least[way, row], pipeline_s + outside_s[row])
+            self._raise_unlike(least, most_s, outside_s, again)
         return least * (1.0 - ROUNDING)
 
-    def _stages_s(self) -> tuple[FloatArray, FloatArray]:
-        """A micro-batch on each stage, and what of it is recompute, s [p, splits, n]; infinite beyond the memory."""
+    def _raise_unlike(self, least: FloatArray, most_s: FloatArray, outside_s: FloatArray, again: IntArray) -> None:
+        """Raise bounds (in place) to the longest path of passes, where chunks of a stage are unlike.
+
+        ZeRO-3's transfers are no sum over chunks: such candidates keep their bound.
+
+        Args:
+            least: bounds, [splits, n].
+            most_s: steps that are no shorter than this are of no use, [n].
+            outside_s: A, [n].
+            again: recomputed layers of each chunk, [splits, n].
+        """
+        costs, batch, split = self.costs, self.stages.batch, self.stages.split
+        p, v = split.pipeline_parallel, split.virtual_pipeline_stages
+        held = self._chunks(int(self.sizes.max(initial=0))).reshape(len(self.sizes), v, p, -1)
+        unlike = (held != held[:, :1]).any(axis=(1, 2, 3))
+        way, row = np.nonzero((least < most_s) & unlike[:, None] & (batch.zero_stage < ZERO_PARAMETERS))
+        if split.schedule != "interleaved" or not len(way):
+            return
+        seconds = np.einsum("svpk,ks->vps", held[way], costs.layer_s[:, row])
+        if split.vocabulary_parallel:
+            seconds += costs.base_s[:, row] / v
+        else:  # embedding and LM head lie on the first and on the last chunk
+            seconds[0, 0] += costs.base_s[0, row]
+            seconds[-1, -1] += costs.base_s[-1, row]
+        more = np.zeros_like(seconds)
+        for number in np.unique(again[way, row]).tolist():
+            own = np.flatnonzero(again[way, row] == number) if number else ()
+            if len(own):
+                blocks = self._chunks(number).reshape(held.shape)[way[own]]
+                more[..., own] = np.einsum("svpk,ks->vps", blocks, costs.again_s[:, row[own]])
+        forward = self.stages.model.forward_share[row] * seconds
+        pipeline_s = unlike_chunks_s(forward, seconds - forward + more, batch.num_microbatches[row])
+        least[way, row] = np.maximum(least[way, row], pipeline_s + outside_s[row])
+
+    def _stages_s(self) -> tuple[FloatArray, FloatArray, IntArray]:
+        """A micro-batch on each stage, and what of it is recompute, s [p, splits, n], infinite beyond the memory; how
+        many layers of each chunk are recomputed, [splits, n].
+        """
         costs, counts = self.costs, self._counts(int(self.sizes.max(initial=0)))
         again, fits = self._least_recomputed(counts)
         seconds = costs.base_s[:, None] + np.einsum("spk,kn->psn", counts, costs.layer_s)
@@ -166,7 +206,7 @@ class _Splits:
         for number in np.unique(again[again > 0]).tolist():
             in_blocks = np.einsum("spk,kn->psn", self._counts(number), costs.again_s)
             again_s = np.where(again == number, in_blocks, again_s)
-        return seconds + again_s, again_s
+        return seconds + again_s, again_s, again
 
     def _least_recomputed(self, counts: IntArray) -> tuple[IntArray, FloatArray]:
         """Fewest recomputed layers of each chunk, [splits, n], and whether any number brings the split within memory.
@@ -193,9 +233,13 @@ class _Splits:
 
     def _counts(self, most: int) -> IntArray:
         """Layers of each kind among the first ``most`` of every chunk, by stage, [splits, p, kinds]."""
-        end = self._begin + np.minimum(self.sizes, most)
-        inside = self._before[:, end] - self._before[:, self._begin]
-        counts = np.zeros((len(self.sizes), self.stages.split.pipeline_parallel, len(inside)), dtype=np.int64)
+        inside = self._chunks(most)
+        counts = np.zeros((len(self.sizes), self.stages.split.pipeline_parallel, inside.shape[2]), dtype=np.int64)
         for chunk, stage in enumerate(self.places):
-            counts[:, stage] += inside[:, :, chunk].T
+            counts[:, stage] += inside[:, chunk]
         return counts
+
+    def _chunks(self, most: int) -> IntArray:
+        """The same by chunk, [splits, chunks, kinds]."""
+        end = self._begin + np.minimum(self.sizes, most)
+        return (self._before[:, end] - self._before[:, self._begin]).transpose(1, 2, 0)

@@ -1,0 +1,52 @@
+"""What an expert takes first among plans of equal time: pairs that differ in one choice, and no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core_cases import DENSE, MOE, configured, problem_of
+
+from meshplan.planner.training.estimator.priced import candidates_of
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.search.ties import complexity
+
+Choices = dict[str, Any]
+
+
+def rank(problem: TrainingProblem, config: TrainingConfig) -> tuple[float, ...]:
+    return tuple(float(column[0]) for column in complexity(problem, candidates_of(problem, config)))
+
+
+# The expert's choice, the other one.
+DENSE_PAIRS: dict[str, tuple[Choices, Choices]] = {
+    "tensor parallelism before full recompute": ({"tensor_parallel": 2}, {"activation_recompute": "full"}),
+    "a few recomputed layers before tensor parallelism": (
+        {"activation_recompute": "block", "recompute_num_layers": 1},
+        {"tensor_parallel": 2},
+    ),
+    "a whole sequence on a device": ({"tensor_parallel": 2}, {"context_parallel": 2}),
+    "few stages": ({"pipeline_parallel": 2}, {"pipeline_parallel": 4}),
+    "equal layers between the ends before few chunks": (
+        {"pipeline_parallel": 2, "virtual_pipeline_stages": 3, "layers_per_chunk": (0, 1, 1, 1, 1, 0)},
+        {"pipeline_parallel": 2, "virtual_pipeline_stages": 2, "layers_per_chunk": (1, 2, 1, 0)},
+    ),
+}
+MOE_PAIRS: dict[str, tuple[Choices, Choices]] = {
+    "experts split before stages": (
+        {"pipeline_parallel": 2, "expert_parallel": 4, "tensor_parallel": 2},
+        {"pipeline_parallel": 4},
+    ),
+    "experts over the domain": ({"expert_parallel": 4}, {"expert_parallel": 2}),
+    "no messages of experts leave the domain": ({"expert_parallel": 2}, {"expert_parallel": 8}),
+    "whole experts": ({"expert_parallel": 2}, {"expert_parallel": 2, "expert_tensor_parallel": 2}),
+}
+
+
+@pytest.mark.parametrize("name", [*DENSE_PAIRS, *MOE_PAIRS])
+def test_the_expert_takes_the_first(name: str) -> None:
+    shape, (first, other) = (DENSE, DENSE_PAIRS[name]) if name in DENSE_PAIRS else (MOE, MOE_PAIRS[name])
+    problem = problem_of(shape, num_devices=8, global_batch_size=8)
+    problem = replace(problem, machine=replace(problem.machine, domain_size=4))
+    assert rank(problem, configured(problem, **first)) < rank(problem, configured(problem, **other))
