@@ -154,6 +154,11 @@ class FrameworkRecipe:
         parameter_gather_bytes: size of one parameter on the wire.
         overlaps_data_parallel: gradient and parameter collectives run behind compute.
         overlaps_pipeline: messages of a schedule that can hide them run behind compute.
+        sends_whole_gradients: every tensor-parallel rank of a stage sends the whole gradient of its input to the stage
+            before, not its part.
+        sends_attention_mask: the mask of a micro-batch passes from stage to stage with its activations.
+        sends_in_turn: a stage receives and sends one message after the other, so that activations one way and
+            gradients the other way never pass at once.
         broadcasts_parameters: under ZeRO-1 and 2 each rank broadcasts the parameters that it has updated, one rank
             after the other; otherwise one all-gather collects them.
         balances_context_parallel: causal work is spread evenly over the context-parallel ranks (zig-zag).
@@ -194,6 +199,9 @@ class FrameworkRecipe:
     parameter_gather_bytes: float = 2.0
     overlaps_data_parallel: bool = True
     overlaps_pipeline: bool = True
+    sends_whole_gradients: bool = False
+    sends_attention_mask: bool = False
+    sends_in_turn: bool = False
     broadcasts_parameters: bool = False
     balances_context_parallel: bool = True
     selective_kept_share: float = 1.0

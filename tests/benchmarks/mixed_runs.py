@@ -4,20 +4,25 @@ RUNS: measured runs (JSON lines with ``hardware.pools`` and ``parallelism.stages
 micro_batch_size, tensor_parallel, layer, forward_time_s`` as AMP (arXiv:2210.07297) publishes them.
 
 What a user with one node of each type and two runs could know, and nothing else: of each device the host time of a
-layer at each degree of tensor parallelism, so that a block takes three times its measured forward (AMP's own rule for
-forward and backward); of the cluster what the first two runs of the file say of the efficiency of its links, by least
-squares of log errors over a grid. The other runs are predicted: median error, rank correlation, and the regret of the
-plan that the prediction likes best. Of every run: whether its plan stays within memory, by the safe bound that admits
-plans and by the expected peak. MORE: files of runs whose measured peaks are compared, stage by stage where rows state
-them.
+layer at each degree of tensor parallelism, so that a block takes what its measured forward says (``ROUND``); of the
+cluster what the first two runs of the file say of the efficiency of its network, by least squares of log errors over
+a grid. Links inside nodes keep their shipped efficiency: two runs do not tell it from what else a micro-batch takes
+(``--fit-inside`` reads both from them). The other runs are predicted: median error, rank correlation, and the regret of
+the plan that the prediction likes best. Of every run: whether its plan stays within memory, by the safe bound that
+admits plans and by the expected peak. MORE: files of runs whose measured peaks are compared, stage by stage where rows
+state them.
+
+AMP's pipelines compute the forward of a layer twice, once of them to print its shape (ParallelTransformerLayerPipe in
+megatron/model/transformer.py of DachengLi1/AMP at 708e87f; not at a40c7a4). Which of the two made the published trials
+is not said. The 47 runs on 16 T4, which decide nothing else, say twice (``--forward-once`` asks what once says).
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import gzip
 import json
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -34,13 +39,15 @@ from meshplan.planner.training.measured.observations import ObservationReader
 from meshplan.planner.training.measured.pools import pooled_run
 from meshplan.planner.training.mixed.estimator import price_mixed, stage_model
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem
+from meshplan.planner.training.problem.choice import RECOMPUTE_MODES
 
-# Forward and backward of a layer over its forward.
-ROUND = 3.0
+# Forwards and backward of a layer over its timed forwards: (1 + 2)/1 as AMP's own model has it, (2 + 2)/2 where the
+# forward runs twice, timed and trained.
+ROUND = {1: 3.0, 2: 2.0}
 # Runs that the constants of the cluster are read from.
 OWN = 2
 # Efficiencies of links that are tried, and halvings of a host time's interval.
-GRID = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+GRID = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 BISECTIONS = 20
 
 
@@ -54,33 +61,33 @@ def block_s(path: Path) -> dict[tuple[str, int], float]:
     return {which: fmean(times) for which, times in found.items()}
 
 
-def with_host_times(problem: MixedProblem, blocks: Mapping[tuple[str, int], float], tensor: int) -> MixedProblem:
-    """The question with each pool's host time of a layer at a degree of tensor parallelism."""
-    pools = list(problem.pools)
+def with_host_times(problem: MixedProblem, blocks: Mapping[tuple[str, int], float], run: Run) -> MixedProblem:
+    """The question with each pool's host time of a layer at the run's degree of tensor parallelism."""
+    pools, tensor = list(problem.pools), run.tensor
     for index, own in enumerate(problem.pools):
-        asked = ROUND * blocks[own.machine.device.slug, tensor]
+        asked = ROUND[run.forwards] * blocks[own.machine.device.slug, tensor]
         low, high = 0.0, asked
         for _ in range(BISECTIONS):
             middle = (low + high) / 2.0
             pools[index] = replace(own, calibration=_with(own.calibration, host_s_per_layer=middle))
-            shorter = layer_s(replace(problem, pools=tuple(pools)), index, tensor) < asked
+            shorter = layer_s(replace(problem, pools=tuple(pools)), index, run) < asked
             low, high = (middle, high) if shorter else (low, middle)
     return replace(problem, pools=tuple(pools))
 
 
-def layer_s(problem: MixedProblem, pool: int, tensor: int) -> float:
-    """Time of a layer of one sequence, forward and backward."""
+def layer_s(problem: MixedProblem, pool: int, run: Run) -> float:
+    """Time of a layer of one sequence, forwards and backward."""
     stage = StageClass(layers=(1,), has_embedding=False, has_head=False, first_index=1, count=1)
-    model = stage_model(problem, pool, stage, num_stages=2, num_microbatches=1, tensor_parallel=tensor)
+    recompute = RECOMPUTE_MODES.index(run.timed.stages[0].activation_recompute)
+    columns = {"tensor_parallel": run.tensor, "recompute": recompute}
+    model = stage_model(problem, pool, stage, num_stages=2, num_microbatches=1, **columns)
     return float(model.figures([stage])[0].seconds[0])
 
 
-def with_links(problem: MixedProblem, inside: float, outside: float) -> MixedProblem:
-    """The question with the efficiencies of its links."""
-    pools = [
-        replace(own, calibration=_with(own.calibration, scale_up_efficiency=inside, network_efficiency=outside))
-        for own in problem.pools
-    ]
+def with_links(problem: MixedProblem, inside: float | None, outside: float) -> MixedProblem:
+    """The question with the efficiencies of its links; None: as shipped."""
+    given = {"network_efficiency": outside} | ({} if inside is None else {"scale_up_efficiency": inside})
+    pools = [replace(own, calibration=_with(own.calibration, **given)) for own in problem.pools]
     return replace(problem, pools=tuple(pools))
 
 
@@ -104,12 +111,33 @@ class Run:
         problem: the question, without the cluster's own constants.
         plan: what was run.
         measured_s: of a step; None where it failed.
+        forwards: of each layer in a pass.
     """
 
     row: Mapping[str, Any]
     problem: MixedProblem
     plan: MixedConfig
     measured_s: float | None
+    forwards: int = 2
+
+    @property
+    def timed(self) -> MixedConfig:
+        """The plan as its time is priced: a second forward takes what full recompute does, and keeps nothing."""
+        mode = "full" if self.forwards > 1 else "none"
+        return replace(self.plan, stages=tuple(replace(one, activation_recompute=mode) for one in self.plan.stages))
+
+    @property
+    def name(self) -> str:
+        """What was run, in short."""
+        stages = " | ".join(
+            f"{stage.num_layers:g} on "
+            + " + ".join(
+                f"{share.data_parallel}×{self.problem.names[share.pool].split('-')[0]}" for share in stage.shares
+            )
+            for stage in self.plan.stages
+        )
+        size, rounds = self.plan.stages[0].shares[0].micro_batch_size, self.plan.num_microbatches
+        return f"{self.row['id']} (tp {self.tensor}, {rounds} micro-batches of {size}; {stages})"
 
     @property
     def tensor(self) -> int:
@@ -129,40 +157,48 @@ def read(path: Path) -> list[Run]:
     return found
 
 
-def fitted(own: Sequence[Run], blocks: Mapping[tuple[str, int], float]) -> tuple[float, float]:
-    """Efficiencies of links inside and between nodes that two runs speak for."""
-    least, best = float("inf"), (0.0, 0.0)
-    for inside in GRID:
-        known = [with_host_times(with_links(run.problem, inside, 1.0), blocks, run.tensor) for run in own]
+def fitted(
+    own: Sequence[Run], blocks: Mapping[tuple[str, int], float], *, fits_inside: bool
+) -> tuple[float | None, float]:
+    """Efficiencies of links inside and between nodes that two runs speak for; None: as shipped."""
+    found: list[tuple[float, float | None, float]] = []
+    for inside in GRID if fits_inside else (None,):
+        known = [with_host_times(with_links(run.problem, inside, 1.0), blocks, run) for run in own]
         for outside in GRID:
             steps = [
-                price_mixed(with_links(problem, inside, outside), run.plan).step_s
+                price_mixed(with_links(problem, inside, outside), run.timed).step_s
                 for problem, run in zip(known, own, strict=True)
             ]
             error = sum(np.log(step / (run.measured_s or 0.0)) ** 2 for step, run in zip(steps, own, strict=True))
-            if error < least:
-                least, best = error, (inside, outside)
-    return best
+            found.append((float(error), inside, outside))
+    _, inside, outside = min(found, key=lambda one: one[0])
+    return inside, outside
 
 
-def print_times(runs: Sequence[Run], blocks: Mapping[tuple[str, int], float]) -> None:
+def print_times(runs: Sequence[Run], blocks: Mapping[tuple[str, int], float], *, fits_inside: bool) -> None:
     """Step times of the runs that the constants were not read from."""
     own = [run for run in runs if run.measured_s][:OWN]
-    inside, outside = fitted(own, blocks)
+    inside, outside = fitted(own, blocks, fits_inside=fits_inside)
     names = ", ".join(run.row["id"] for run in own)
-    print(f"own runs {names}: links inside nodes {inside:.0%}, between nodes {outside:.0%}")
+    within = "as shipped" if inside is None else f"{inside:.0%}"
+    print(f"own runs {names}: links inside nodes {within}, between nodes {outside:.0%}")
     pairs = []
     for run in runs:
-        if run.measured_s and run not in own:
-            problem = with_host_times(with_links(run.problem, inside, outside), blocks, run.tensor)
-            step, took = price_mixed(problem, run.plan).step_s, run.measured_s
-            pairs.append((step, took))
-            print(f"{run.row['id']}: measured {took:.2f} s, predicted {step:.2f} s, {step / took - 1.0:+.0%}")
+        if run.measured_s:
+            problem = with_host_times(with_links(run.problem, inside, outside), blocks, run)
+            step, took = price_mixed(problem, run.timed).step_s, run.measured_s
+            if run not in own:
+                pairs.append((step, took))
+            kind = " own" if run in own else ""
+            print(f"{run.name}:{kind} measured {took:.2f} s, predicted {step:.2f} s, {step / took - 1.0:+.0%}")
     predicted, measured = zip(*pairs, strict=True)
-    errors = [abs(step / took - 1.0) for step, took in pairs]
+    errors = [step / took - 1.0 for step, took in pairs]
     rho = float(np.corrcoef(ranks(predicted), ranks(measured))[0, 1])
     regret = measured[int(np.argmin(predicted))] / min(measured) - 1.0
-    print(f"{len(errors)} runs: {median(errors):.1%} median, {fmean(errors):.1%} mean error")
+    sizes = list(map(abs, errors))
+    print(
+        f"{len(errors)} runs: {median(sizes):.1%} median, {fmean(sizes):.1%} mean error, {median(errors):+.1%} signed"
+    )
     print(f"order {rho:.2f}, regret {regret:.1%}")
 
 
@@ -205,11 +241,17 @@ def print_peaks(runs: Sequence[Run]) -> None:
 
 def main() -> None:
     """Print how far times and memory are off."""
-    timed, layers, *further = (Path(argument) for argument in sys.argv[1:])
-    runs = read(timed)
-    print_times(runs, block_s(layers))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("timed", type=Path)
+    parser.add_argument("layers", type=Path)
+    parser.add_argument("further", type=Path, nargs="*")
+    parser.add_argument("--fit-inside", action="store_true")
+    parser.add_argument("--forward-once", action="store_true")
+    asked = parser.parse_args()
+    runs = [replace(run, forwards=1 if asked.forward_once else 2) for run in read(asked.timed)]
+    print_times(runs, block_s(asked.layers), fits_inside=asked.fit_inside)
     print_admission(runs)
-    for path in further:
+    for path in asked.further:
         print_peaks(read(path))
 
 

@@ -5,9 +5,10 @@ computes at that speed, messages and all, and a profile of a host finds it; a sl
 makes sites is a line of its own for each host (:class:`netns.Sites`). Three scenarios have both, or one of them; they
 and the plans beside the chosen one were fixed before the first measurement.
 
-Known to the planner: the links as ``meshplan profile links`` measured them, and of each type what one micro-batch of
-the model takes. The device that goes into the catalog has the rate and the memory bandwidth with which the estimator
-says that time, one factor on both. The chosen plan is what ``meshplan plan`` finds; the others are pinned.
+Known to the planner: the links as ``meshplan profile links`` measured them, that the program reduces its gradients
+after the last backward, which hides none of it, and of each type what one micro-batch of the model takes. The device
+that goes into the catalog has the rate and the memory bandwidth with which the estimator says that time, one factor on
+both. The chosen plan is what ``meshplan plan`` finds; the others are pinned.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from cpu_shares import cpu_shares
 from netns import Network, Shaping, Sites, network
 from small_llama import small_llama
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.validation.summary import spearman
 
 ONE, TWO = "type-one", "type-two"
+ARCHITECTURE = "lab"
 NEAR, LINE = 200_000_000, 4_000_000  # bit/s
 # A twentieth of a message between stages, so that the bucket does not carry it at the speed of the processor.
 LINE_SHAPING = Shaping(burst="12kb", latency="400ms")
@@ -135,6 +138,16 @@ class Lab:
                 plan = self.planned(f"profile of {name}", [(name, MODEL["num_hidden_layers"], 1, PROFILED_MICRO_BATCH)])
                 factors[name] *= plan["memory"]["stages"][0]["micro_batch_s"] / measured[name]
         self._store(factors)
+        self._store_constants()
+
+    def _store_constants(self) -> None:
+        """The shipped constants, without a window behind which the program would reduce gradients."""
+        catalog = Catalog.open(str(self.folder / "catalog.sqlite"))
+        shipped = catalog.calibration("any", "any") or {}
+        own = {**shipped, "architecture": ARCHITECTURE, "time": {**shipped["time"], "data_parallel_window": 0.0}}
+        catalog.put_calibration(
+            "any", ARCHITECTURE, own, source="the lab: mixed_train.py reduces after the last backward"
+        )
 
     def planned(self, name: str, stages: Sequence[tuple[str, int, int, int]] | None) -> dict[str, Any]:
         """The plan of these stages, or the best one."""
@@ -213,7 +226,7 @@ class Lab:
                 f"device-{name}": {
                     "name": f"Host of {name}",
                     "vendor": "nvidia",
-                    "architecture": "lab",
+                    "architecture": ARCHITECTURE,
                     "facts": facts(
                         peak_flops_per_s__bf16=FLOPS_PER_S * factor,
                         memory_bandwidth_bytes_per_s=BYTES_PER_S * factor,

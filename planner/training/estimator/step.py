@@ -26,6 +26,11 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, attention_windows, chunk_classes
 from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel
+from meshplan.planner.training.estimator.exchange.boundaries import (
+    message_bytes,
+    tied_gradient_bytes,
+    waits_of_a_round,
+)
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.exchange.data_parallel import FORWARD_SHARE, DataParallelModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
@@ -188,11 +193,12 @@ class TrainingModel:
         return parts
 
     def neighbour_messages_s(self, busy_s: FloatArray | None = None) -> FloatArray:
-        """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
+        """Exposed stage-to-stage messages: activations forward, gradients backward, a tied embedding's gradient.
 
-        The pipeline fills over every boundary once; then each further micro-batch waits for the stage with the slowest
-        boundaries (:mod:`~meshplan.planner.cluster.network.network_model`). A schedule that hides messages leaves a
-        share of :data:`UNHIDDEN_SHARE` exposed, and what takes longer than all the work that it could run behind.
+        What is sent is in :mod:`.exchange.boundaries`. The pipeline fills over every boundary once; then each further
+        micro-batch waits for the stage with the slowest boundaries
+        (:mod:`~meshplan.planner.cluster.network.network_model`). A schedule that hides messages leaves a share of
+        :data:`UNHIDDEN_SHARE` exposed, and what takes longer than all the work that it could run behind.
 
         Args:
             busy_s: work of the slowest stage in a step, [n]; None: as much as there are messages, a lower bound.
@@ -201,18 +207,33 @@ class TrainingModel:
         if split.pipeline_parallel == 1:
             return np.zeros(len(batch))
         elements = self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
-        payload = activation_bytes(self.workload) * elements
-        hides = SCHEDULES[split.schedule].hides_neighbour_messages and self.calibration.recipe.overlaps_pipeline
-        all_waits = 1.0 * (batch.num_microbatches * split.virtual_pipeline_stages - 1)
+        recipe = self.calibration.recipe
+        payload = message_bytes(
+            activation_bytes(self.workload) * elements, batch.tensor_parallel, recipe, self.workload
+        )
+        hides = SCHEDULES[split.schedule].hides_neighbour_messages and recipe.overlaps_pipeline
+        all_waits = waits_of_a_round(recipe) * (batch.num_microbatches * split.virtual_pipeline_stages - 1)
         waits = UNHIDDEN_SHARE * all_waits if hides else all_waits
         stages = split.pipeline_parallel
         places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
         wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
         exposed = self._links.pipeline_s(payload, stages, batch.stage_devices, waits, wraps=wraps)
-        if busy_s is None or not hides:
-            return exposed
-        whole = self._links.pipeline_s(payload, stages, batch.stage_devices, all_waits, wraps=wraps)
-        return np.maximum(exposed, whole - busy_s)
+        if busy_s is not None and hides:
+            whole = self._links.pipeline_s(payload, stages, batch.stage_devices, all_waits, wraps=wraps)
+            exposed = np.maximum(exposed, whole - busy_s)
+        return exposed + self._tied_gradient_s(ends_meet=places[-1] == 0)
+
+    def _tied_gradient_s(self, *, ends_meet: bool) -> FloatArray | float:
+        """All-reduce of a tied embedding's gradient between first and last stage, once a step, [n].
+
+        Args:
+            ends_meet: the last chunk is on the first stage.
+        """
+        batch, split = self.candidates, self.candidates.split
+        whole = tied_gradient_bytes(self.shape, self.workload, self.calibration.recipe)
+        if not whole or ends_meet or split.vocabulary_parallel:
+            return 0.0
+        return self._links.ends_s(whole / batch.tensor_parallel, split.pipeline_parallel * batch.stage_devices)
 
     def _vocabulary_s(self, slowest: FloatArray) -> FloatArray:
         """Communication and bubble that vocabulary parallelism adds to a step, [n].

@@ -119,7 +119,7 @@ def _config(
         )
     batch = run.problem.workload.global_batch_size
     rounds = row["parallelism"].get("num_microbatches") or batch // made[0].sequences
-    zero = min(run.config.zero_stage, 1)
+    zero = min(run.config.zero_stage, 2)
     return MixedConfig(
         stages=tuple(made),
         num_microbatches=int(rounds),

@@ -27,6 +27,11 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, StageClass, layer_kinds
+from meshplan.planner.training.estimator.exchange.boundaries import (
+    message_bytes,
+    tied_gradient_bytes,
+    waits_of_a_round,
+)
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.memory import StageMemory
 from meshplan.planner.training.estimator.operators.products import activation_bytes
@@ -252,7 +257,7 @@ def messages_s(problem: MixedProblem, config: MixedConfig) -> float:
     """Exposed stage-to-stage messages, s: filled once, then each micro-batch waits for the slowest stage's exchanges.
 
     The same formula as on equal links (:mod:`~meshplan.planner.cluster.network.network_model`), with the round trip
-    over each boundary by itself.
+    over each boundary by itself; besides, the gradient of a tied embedding between the two ends.
     """
     stages = config.stages
     if len(stages) == 1:
@@ -263,8 +268,21 @@ def messages_s(problem: MixedProblem, config: MixedConfig) -> float:
     none = np.zeros_like(hops[:1])
     beside = np.concatenate([none, hops]) + np.concatenate([hops, none])
     share = UNHIDDEN_SHARE if SCHEDULES[config.schedule].hides_neighbour_messages else 1.0
-    waits = share * (config.num_microbatches - 1)
-    return float((hops.sum(axis=0) + waits * beside.max(axis=0) / 2.0).max())
+    waits = share * waits_of_a_round(problem.any.calibration.recipe) * (config.num_microbatches - 1)
+    exposed = float((hops.sum(axis=0) + waits * beside.max(axis=0) / 2.0).max())
+    return exposed + _tied_gradient_s(problem, config)
+
+
+def _tied_gradient_s(problem: MixedProblem, config: MixedConfig) -> float:
+    """All-reduce of a tied embedding's gradient between first and last stage: half of it there and back."""
+    first, last = config.stages[0], config.stages[-1]
+    whole = tied_gradient_bytes(problem.any.shape, problem.any.workload, problem.any.calibration.recipe)
+    if not whole:
+        return 0.0
+    half = whole / min(first.tensor_parallel, last.tensor_parallel) / 2.0
+    ways = [hop_s(problem, one.pool, other.pool, half) for one in first.shares for other in last.shares]
+    is_near = len(config.pools) == 1 and config.world_size <= problem.pools[config.pools[0]].machine.domain_size
+    return max(near if is_near else far for near, far in ways)
 
 
 def _round_trips(problem: MixedProblem, config: MixedConfig) -> tuple[FloatArray, FloatArray]:
@@ -272,7 +290,9 @@ def _round_trips(problem: MixedProblem, config: MixedConfig) -> tuple[FloatArray
     inside, outside = [], []
     for first, second in zip(config.stages, config.stages[1:], strict=False):
         pools = {share.pool for share in (*first.shares, *second.shares)}
-        sent = boundary_bytes(problem, first.sequences, min(first.num_devices, second.num_devices))
+        split = boundary_bytes(problem, first.sequences, min(first.num_devices, second.num_devices))
+        recipe, workload = problem.any.calibration.recipe, problem.any.workload
+        sent = float(message_bytes(split, second.tensor_parallel, recipe, workload))
         near, far = zip(*(hop_s(problem, one, other, sent) for one in pools for other in pools), strict=True)
         inside.append(max(near))
         outside.append(max(far))

@@ -64,7 +64,8 @@ class MixedConfig:
     Args:
         stages: in pipeline order.
         num_microbatches: of one step; each passes all stages.
-        zero_stage: 0, or 1 where optimizer states are sharded over a stage's replicas.
+        zero_stage: 0, or 1 where optimizer states are sharded over a stage's replicas; 2, gradients too, only in
+            measured runs.
         sequence_parallel: norms are split over tensor-parallel devices where there are several.
     """
 

@@ -175,6 +175,22 @@ class CommunicationModel:
         near = near + self.machine.scale_up_latency_s
         return np.where(most_on_a_slot(size, stride, self.machine.domain_size) > 1, np.maximum(near, far), far)
 
+    def ends_s(self, total_bytes: FloatArray, pipeline_devices: IntArray) -> FloatArray:
+        """All-reduce of ``total_bytes`` over the two ends of each pipeline, [n]: half of it there and back.
+
+        Ends lie on one domain where all the stages do. Between domains they have the machine's network, whatever the
+        rank mapping.
+
+        Args:
+            total_bytes: on each of two devices [n].
+            pipeline_devices: devices of all stages [n].
+        """
+        machine, half = self.machine, total_bytes / 2.0
+        near = half / self.pair_bytes_per_s + machine.scale_up_latency_s
+        spacing = 1.0 / machine.scale_out_bytes_per_s if machine.scale_out_bytes_per_s else np.inf
+        far = half / self.network_efficiency * spacing + machine.scale_out_latency_s
+        return np.asarray(2.0 * np.where(pipeline_devices > machine.domain_size, far, near))
+
     def pipeline_s(
         self, sent_bytes: FloatArray, num_stages: int, stage_devices: IntArray, waits: FloatArray, *, wraps: bool
     ) -> FloatArray:

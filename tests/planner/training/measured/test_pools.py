@@ -16,13 +16,13 @@ from meshplan.planner.training.mixed.stages import MixedProblem
 PAIR_BYTES_PER_S = 21.25e9
 
 
-def question(catalog: Catalog, **stated: float) -> MixedProblem:
+def row_of(framework: str = "Megatron-LM", **stated: float) -> dict[str, Any]:
     """Eight V100 on two nodes and four T4, with what the row states of the links between the V100."""
     stages = [
         {"devices": [["v100-sxm2-16gb", 8]], "num_layers": 12, "tensor_parallel": 1, "micro_batch_size": 1},
         {"devices": [["t4", 4]], "num_layers": 12, "tensor_parallel": 1, "micro_batch_size": 2},
     ]
-    row: dict[str, Any] = {
+    return {
         "id": "run",
         "task": "training",
         "model": {
@@ -43,12 +43,16 @@ def question(catalog: Catalog, **stated: float) -> MixedProblem:
             ],
         },
         "precision": "fp16",
-        "framework": {"name": "Megatron-LM"},
+        "framework": {"name": framework},
         "parallelism": {"global_batch_size": 32, "activation_recompute": "none", "stages": stages},
         "workload": {"sequence_length": 1024, "phase": "pretraining"},
         "measured": {"iteration_s": 1.0},
     }
-    return pooled_run(ObservationReader(catalog), row, catalog)[0]
+
+
+def question(catalog: Catalog, **stated: float) -> MixedProblem:
+    """The row as a question."""
+    return pooled_run(ObservationReader(catalog), row_of(**stated), catalog)[0]
 
 
 def pair_bytes_per_s(problem: MixedProblem) -> float:
@@ -63,3 +67,11 @@ def test_a_stated_rate_is_that_of_a_pair(catalog: Catalog) -> None:
     assert pair_bytes_per_s(question(catalog)) == pytest.approx(150e9 / 6)
     stated = question(catalog, intra_node_bandwidth_bytes_per_s=PAIR_BYTES_PER_S)
     assert pair_bytes_per_s(stated) == pytest.approx(PAIR_BYTES_PER_S)
+
+
+def test_gradients_are_sharded_where_the_framework_shards_them(catalog: Catalog) -> None:
+    """Alpa's benchmarks reduce-scatter (ZeRO-2), HARP's with them: two replicas keep half of the gradients each."""
+    _, plan, _ = pooled_run(ObservationReader(catalog), row_of("HARP (Alpa, JAX)"), catalog)
+    assert plan.zero_stage == 2
+    _, plain, _ = pooled_run(ObservationReader(catalog), row_of(), catalog)
+    assert plain.zero_stage < 2

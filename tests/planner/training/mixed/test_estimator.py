@@ -10,21 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixed_cases import as_stages, pooled
 
+from meshplan.catalogs.constants.training import FrameworkRecipe
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.mixed.estimator import price_mixed
 from meshplan.planner.training.mixed.stages import MixedConfig, Share, Stage
 
 NODES = 8
+# Between stages as DeepSpeed of 2021 sends.
+IN_TURN = FrameworkRecipe(sends_whole_gradients=True, sends_attention_mask=True, sends_in_turn=True)
 
 
 @st.composite
 def uniform_cases(draw: st.DrawFn):
     """A uniform question of whole nodes, a configuration of it, and a cut between two stages."""
-    shape = draw(st.sampled_from([DENSE, MOE, WINDOWED]))
+    shape = draw(st.sampled_from([DENSE, MOE, WINDOWED, replace(DENSE, tie_word_embeddings=True)]))
     tensor, data, stages = (draw(st.sampled_from(values)) for values in ((1, 2, 4), (1, 2, 4), (1, 2, 4)))
     micro, rounds = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 4, 8]))
     batch = micro * data * rounds
     problem = problem_of(shape, num_devices=8 * NODES, global_batch_size=batch, machine=machine_with(8 * NODES))
+    problem = replace(
+        problem, calibration=replace(problem.calibration, recipe=draw(st.sampled_from([FrameworkRecipe(), IN_TURN])))
+    )
     layers = shape.num_hidden_layers
     cuts = [layers // stages] * stages
     cuts[0] += layers - sum(cuts)
