@@ -94,7 +94,7 @@ def observed_benchmark(row: Mapping[str, Any], precision: str, phase: Phase) -> 
         device=hardware.text("device"),
         precision=precision,
         phase=phase.value,
-        num_devices=hardware.whole("num_devices"),
+        num_devices=hardware.whole("num_devices", 1),
         pipeline_parallel=stated.whole("pipeline_parallel", 1),
     )
 
