@@ -169,6 +169,10 @@ class FrameworkRecipe:
         restacks_sequences: gathers and scatters of a split sequence copy what they move once more, because the sequence
             is not the tensor's first dimension; half of it where they overlap with the products.
         gathers_fp8: tensor-parallel gathers carry fp8 where the products are fp8 with one scale per tensor.
+        recomputes_only_needed: a second forward pass leaves out what the backward pass does not read, such as the last
+            product of a layer: PyTorch's checkpoint without reentry stops there ("stops recomputation as soon as all
+            needed intermediate activations have been recomputed", torch.utils.checkpoint, 2.1 and later), JAX drops it
+            as dead code. Megatron-LM's and PyTorch's reentrant checkpoint run the layer to its end.
         full_recompute_keeps_input_sharded: the kept layer inputs are split over the tensor-parallel ranks.
         logits_share: bytes of a logit over those of an eager loss in fp32: below 1 where the loss is fused.
         frees_gradients: gradients are allocated by the backward pass and freed by the step, so that where one
@@ -208,6 +212,7 @@ class FrameworkRecipe:
     overlaps_tensor_parallel: bool = True
     restacks_sequences: bool = False
     gathers_fp8: bool = False
+    recomputes_only_needed: bool = False
     full_recompute_keeps_input_sharded: bool = False
     logits_share: float = 1.0
     frees_gradients: bool = False

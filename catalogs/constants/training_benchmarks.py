@@ -26,6 +26,8 @@ class TrainingBenchmark:
         device: slug.
         precision: number format of matrix products.
         phase: ``pretraining``, ``sft`` or ``lora``.
+        num_devices: of the run.
+        pipeline_parallel: of the run.
     """
 
     observed_as: str
@@ -34,6 +36,8 @@ class TrainingBenchmark:
     device: str
     precision: str
     phase: str
+    num_devices: int = 1
+    pipeline_parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,8 @@ class _Preset:
     phases: tuple[str, ...] = ()
     since: str = ""
     before: str = ""
+    least_devices: int = 1
+    pipelined: bool | None = None
 
     def holds(self, run: TrainingBenchmark) -> bool:
         """Whether the run had these settings; never where they depend on a release that is not known."""
@@ -66,6 +72,8 @@ class _Preset:
                     (self.phases, run.phase),
                 )
             )
+            and run.num_devices >= self.least_devices
+            and (self.pipelined is None or self.pipelined == (run.pipeline_parallel > 1))
             and (not self.since or release >= release_numbers(self.since))
             and (not self.before or release < release_numbers(self.before))
         )

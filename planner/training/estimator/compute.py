@@ -166,6 +166,10 @@ class ComputeModel:
         rate = self.device.memory_bandwidth_bytes_per_s * self.calibration.time.memory_op_efficiency
         return Cost(forward_s=forward_bytes / rate, backward_s=backward_ratio * forward_bytes / rate)
 
+    @property
+    def _fuses_attention(self) -> bool:
+        return self.workload.practice.fuses_attention(self.calibration.recipe.flash_attention)
+
     # --- attention ------------------------------------------------------------------------------------------------
 
     def attention_core(self, kind: LayerKind) -> Cost:
@@ -202,7 +206,7 @@ class ComputeModel:
         return Cost(forward_s=forward_s, backward_s=FLASH_BACKWARD_RATIO * forward_s)
 
     def _softmax_attention(self, kind: LayerKind) -> Cost:
-        if not self.calibration.recipe.flash_attention:
+        if not self._fuses_attention:
             return self._plain_attention(float(self.workload.decoder_length), kind.form)
         length, documents = self.workload.decoder_length, self.workload.documents
         context = attended_context(self.shape, length, kind.window, documents, form=kind.form)
@@ -221,7 +225,7 @@ class ComputeModel:
     def _cross_attention(self) -> Cost:
         """Attention of the decoder's tokens to all that the encoder read: no mask leaves any out."""
         read = float(self.workload.sequence_length)
-        if not self.calibration.recipe.flash_attention:
+        if not self._fuses_attention:
             return self._plain_attention(read)
         flops = 2.0 * self.tokens * read * attention_width(self.shape) / self.candidates.tensor_parallel
         return self._fused_attention(flops)
@@ -340,19 +344,40 @@ class ComputeModel:
 
     def experts(self, moe: MixtureOfExperts) -> Cost:
         """The routed experts of one MoE layer on the most loaded device (:func:`.arriving_load`)."""
+        return self._expert_products(moe, self.shape.mlp_matrices)
+
+    def _expert_products(self, moe: MixtureOfExperts, matrices: int) -> Cost:
+        """The last ``matrices`` of the products of the routed experts.
+
+        A device with a single expert has nothing to group: its products are those of an MLP (Transformer Engine's
+        GroupedLinear of one, Megatron-LM's SequentialMLP).
+        """
         batch = self.candidates
         received = self.tokens / batch.tensor_parallel * moe.num_experts_per_token * batch.expert_tensor_parallel
         received = received * arriving_load(self.workload, moe, batch.expert_parallel)
         local = moe.num_experts / batch.expert_parallel
         h = np.full_like(received, float(self.shape.expert_hidden_size))
         width = moe.expert_intermediate_size / batch.expert_tensor_parallel
-        factor = self.calibration.time.expert_gemm_efficiency
-        inputs = self.shape.mlp_matrices - 1
-        each = self.gemm(received / local, inputs * width, h, factor=factor)
-        each = each + self.gemm(received / local, h, width, factor=factor)
-        launches = PRODUCTS_PER_EXPERT * self.calibration.time.expert_product_s * np.ones_like(local)
+        factor = np.where(local > 1.0, self.calibration.time.expert_gemm_efficiency, 1.0)
+        each, inputs = self.gemm(received / local, h, width, factor=factor), matrices - 1
+        if inputs:
+            each = each + self.gemm(received / local, inputs * width, h, factor=factor)
+        launches = min(matrices, PRODUCTS_PER_EXPERT) * self.calibration.time.expert_product_s * np.ones_like(local)
         each = each + Cost(forward_s=launches, backward_s=2.0 * launches)
         return each.scaled(local)
+
+    def closing_product(self, kind: LayerKind) -> Cost:
+        """The last weight product of a layer, whose result the backward pass does not read."""
+        shape, t = self.shape, self.candidates.tensor_parallel
+        hidden = np.full_like(self.tokens, float(shape.hidden_size))
+        if kind.is_moe and shape.moe is not None:
+            return self._expert_products(shape.moe, 1)
+        if kind.has_mlp:
+            return self.gemm(self.tokens, hidden, shape.intermediate_size / t)
+        recurrent = None if shape.blocks is None else shape.blocks.recurrent
+        if kind.has_recurrent and recurrent is not None:
+            return self.gemm(self.tokens, hidden, recurrent.output_inputs / t)
+        return self.gemm(self.tokens, hidden, shape.num_attention_heads * shape.head_dim / t)
 
     def latent_experts(self, moe: MixtureOfExperts) -> Cost:
         """The products that bring tokens to the width of latent experts and back."""

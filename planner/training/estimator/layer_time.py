@@ -99,10 +99,10 @@ class LayerModel:
             products = products + compute.mlp(self.shape.intermediate_size)
         elementwise = compute.elementwise(kind)
         again = (batch.recompute == (Recompute.BLOCK if in_block else Recompute.FULL)).astype(np.float64)
-        recipe = self.calibration.recipe
+        whole, recipe = again, self.calibration.recipe
         selective = batch.recompute == Recompute.SELECTIVE
         modules = self._modules
-        fused = recipe.flash_attention or not modules.repeats_attention
+        fused = self.workload.practice.fuses_attention(recipe.flash_attention) or not modules.repeats_attention
         core_again = again if fused else np.maximum(again, selective)
         again = again + selective * (1.0 - recipe.selective_kept_share)
         modules_s = zero if modules.is_usual else selective * modules.again_s(kind, compute)
@@ -112,6 +112,7 @@ class LayerModel:
             "experts": experts.total_s,
             "memory-bound operators": elementwise.total_s,
             "recompute": again * (products.forward_s + experts.forward_s + elementwise.forward_s)
+            - whole * self._left_out_s(kind)
             + core_again * attention.forward_s
             + modules_s,
             "tensor-parallel communication": self._tensor_parallel_s(kind, again),
@@ -121,6 +122,15 @@ class LayerModel:
         device = sum(parts.values(), zero)
         total = np.sqrt(device**2 + self._host_s(kind, again) ** 2)
         return LayerTimes(parts={**parts, "kernel-launch overhead": total - device}, total_s=total)
+
+    def _left_out_s(self, kind: LayerKind) -> FloatArray:
+        """Time of what a whole recomputed layer does not compute again, because the backward pass reads none of it.
+
+        Adapters of the last matrix read its input after its product, so that nothing is left out.
+        """
+        if not self.calibration.recipe.recomputes_only_needed or self.workload.adapts_mlp:
+            return np.zeros(len(self.candidates))
+        return self.compute.closing_product(kind).forward_s
 
     @property
     def _modules(self) -> ModuleRecompute:
@@ -218,5 +228,7 @@ class LayerModel:
         far = links.crosses(batch.expert_parallel, batch.expert_tensor_parallel)
         hidden = np.where(far, constants.expert_parallel_overlap, constants.expert_parallel_overlap_inside)
         hidden = hidden * practice.overlaps_experts
-        passes = 4.0 + 2.0 * recompute_full
+        # Tokens are sent to their experts again; what comes back is what nothing reads (``_left_out_s``).
+        ways = 1.0 if self.calibration.recipe.recomputes_only_needed else 2.0
+        passes = 4.0 + ways * recompute_full
         return passes * (each + inside) * (1.0 - hidden)

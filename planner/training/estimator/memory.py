@@ -215,8 +215,7 @@ class MemoryModel:
         Args:
             read: tokens of an encoder that cross-attention scores besides.
         """
-        stated = self.workload.practice.flash_attention
-        if self.calibration.recipe.flash_attention if stated is None else stated:
+        if self.workload.practice.fuses_attention(self.calibration.recipe.flash_attention):
             return np.zeros(len(self.candidates))
         scores = self.shape.num_attention_heads * (self.workload.decoder_length + read)
         return scores * self._tokens / self.candidates.tensor_parallel

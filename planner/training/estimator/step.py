@@ -256,7 +256,8 @@ class TrainingModel:
     @property
     def _documents_differ(self) -> bool:
         """Micro-batches differ in attention; without fused kernels all scores of a sequence are computed."""
-        return self.workload.documents is not None and self.calibration.recipe.flash_attention
+        fuses = self.workload.practice.fuses_attention(self.calibration.recipe.flash_attention)
+        return self.workload.documents is not None and fuses
 
     def attention_share(self, parts: Mapping[str, FloatArray], stage_s: FloatArray) -> FloatArray:
         """Share of a micro-batch's time on a stage that grows with causal pairs, [n]."""

@@ -93,8 +93,10 @@ class Row:
         constants = replace(self._unfitted, **PARAMETERS.values(thetas))
         calibration = Calibration(framework="", architecture="", time=constants, recipe=self._recipe)
         problem = self.run.problem
-        step_s = estimate_training(problem.shape, problem.machine, problem.workload, self._batch, calibration).step_s
-        return np.log(np.broadcast_to(step_s, (len(thetas),)))
+        estimate = estimate_training(
+            problem.shape, problem.machine, problem.workload, self._batch, calibration, with_memory=False
+        )
+        return np.log(np.broadcast_to(estimate.step_s, (len(thetas),)))
 
 
 def linearised(rows: Sequence[Row], theta: FloatArray, noise: FloatArray | None = None) -> Linear:

@@ -86,6 +86,7 @@ def observed_benchmark(row: Mapping[str, Any], precision: str, phase: Phase) -> 
         phase: what was trained.
     """
     model, hardware, framework = (Section(row, name) for name in ("model", "hardware", "framework"))
+    stated = Section(row, "parallelism")
     return TrainingBenchmark(
         observed_as=framework.text("name"),
         release=str(framework.values.get("version") or ""),
@@ -93,6 +94,8 @@ def observed_benchmark(row: Mapping[str, Any], precision: str, phase: Phase) -> 
         device=hardware.text("device"),
         precision=precision,
         phase=phase.value,
+        num_devices=hardware.whole("num_devices", 1),
+        pipeline_parallel=stated.whole("pipeline_parallel", 1),
     )
 
 

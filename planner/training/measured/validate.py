@@ -73,6 +73,10 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
+# Bytes of components may be a publisher's arithmetic; every other figure shows that its row was run.
+COUNTED_BYTES = frozenset(name for name in METRICS if name.endswith("_bytes")) - {"peak_memory_bytes"}
+
+
 def interval_of(problem: TrainingProblem, metric: str, priced: Priced, value: float) -> Interval:
     """The interval of one predicted metric."""
     if metric in ("peak_memory_bytes", "total_memory_bytes"):
@@ -109,9 +113,15 @@ def validate_run(run: ObservedRun) -> ValidatedRow:
         error=error,
         filled=run.filled,
         oom=priced.safe_bytes > run.problem.limits.memory_bytes,
-        admitted="" if run.expects_oom else _admitted(run, priced),
+        admitted=_admitted(run, priced) if _has_worked(run) else "",
         breakdown_s=priced.breakdown_s,
     )
+
+
+def _has_worked(run: ObservedRun) -> bool:
+    """Whether the row shows a run that went through."""
+    shown = METRICS.keys() & run.measured.keys() - COUNTED_BYTES
+    return not run.expects_oom and bool(shown or run.peak_left_out)
 
 
 def _admitted(run: ObservedRun, priced: Priced) -> str:

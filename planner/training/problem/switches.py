@@ -113,5 +113,9 @@ class TrainingPractice:
     experts_in_turn: bool = False
     flash_attention: bool | None = None
 
+    def fuses_attention(self, frameworks_own: bool) -> bool:
+        """Whether attention scores never leave the chip: as stated, else what the framework does."""
+        return frameworks_own if self.flash_attention is None else self.flash_attention
+
 
 AS_IT_COMES = TrainingPractice()

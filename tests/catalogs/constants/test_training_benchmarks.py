@@ -60,6 +60,22 @@ def test_choices_hold_where_no_release_is_asked_for() -> None:
     assert choices_of(replace(nemo, release="")) == {}  # these scripts began with a release
 
 
+def test_choices_of_large_jobs_and_of_pipelines() -> None:
+    jax = replace(RUN, observed_as="MaxText (JAX)", model="Llama-3-70B", release="recipe 25.04")
+    assert choices_of(replace(jax, num_devices=256)) == {"activation_recompute": "full"}
+    assert choices_of(replace(jax, num_devices=512)) == {"activation_recompute": "full", "fsdp_group_size": 128}
+    tuned = replace(RUN, observed_as="NeMo AutoModel (PyTorch FSDP2)", release="", model="Qwen2.5-32B", phase="lora")
+    eager = {"torch_compile": False, "sequence_parallel": False}
+    assert choices_of(tuned) == {"activation_recompute": "full"}
+    assert choices_of(replace(tuned, pipeline_parallel=4)) == {"activation_recompute": "full", **eager}
+
+
+def test_latent_attention_was_not_fused_on_blackwell_before_cudnn_could() -> None:
+    run = replace(RUN, observed_as="NeMo / Megatron-Core", model="DeepSeekV3", release="recipe 25.05.04")
+    assert practice_of(run) == {"flash_attention": False}
+    assert practice_of(replace(run, device="h100-sxm-80gb")) == {}
+
+
 def test_every_setting_is_a_switch_that_the_estimator_knows() -> None:
     known = {item.name for item in fields(TrainingPractice)}
     content = load_yaml((SEED_FOLDER / "training_benchmarks.yaml").read_bytes())

@@ -41,6 +41,9 @@ from meshplan.planner.training.estimator.exchange.token_copies import TokenCopie
 
 # Part of an overlapped collective that stays exposed: its first and last bucket.
 UNHIDDEN_SHARE = 0.05
+# What NCCL takes for one hop of a ring, inside a scale-up domain and over the network: ``hwLat`` of NVLink and NET,
+# ring, Simple protocol, in its src/graph/tuning.cc of 2024 and 2025.
+RING_HOP_S, NETWORK_RING_HOP_S = 3.4e-6, 14e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,19 @@ class CommunicationModel:
             near = near / self.machine.mesh.ring_share(size, stride, self._ranks)
         ring = (size - 1) / size * total_bytes * np.maximum(spacing, near)
         return np.where(issued, ring + self._tree_s(size, spacing > 0.0, latency), 0.0)
+
+    def ring_latency_s(self, size: IntArray, stride: IntArray) -> FloatArray:
+        """What an all-gather or reduce-scatter takes beyond its bytes, [n]: every byte passes g − 1 hops of the ring.
+
+        d − 1 of the hops are over the network where the group lies on d domains. NCCL knows no tree for the two
+        collectives, so that small ones of many ranks take (d − 1)·14 µs + (g − d)·3.4 µs whatever they carry.
+
+        Args:
+            size: g, members [n].
+            stride: distance between members in ranks [n].
+        """
+        domains = np.maximum(size / self.fewest(size, stride), 1.0)
+        return np.where(size > 1, (domains - 1.0) * NETWORK_RING_HOP_S + (size - domains) * RING_HOP_S, 0.0)
 
     def broadcasts_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
         """Every member broadcasts its part of ``total_bytes`` to all others, one after the other, [n].

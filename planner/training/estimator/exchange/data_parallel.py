@@ -57,7 +57,8 @@ class DataParallelModel:
 
         The second gather is from the neighbours that hold a secondary copy, where there is one (hpZ,
         arXiv:2306.10209, §3.2), and leaves out the layers that stay gathered (FSDP2's ``reshard_after_forward=False``).
-        ZeRO-2 as FSDP's SHARD_GRAD_OP scatters gradients each micro-batch too.
+        ZeRO-2 as FSDP's SHARD_GRAD_OP scatters gradients each micro-batch too. Every layer is a unit with collectives
+        of its own (arXiv:2304.11277, §3.3), each of which waits for its ring.
         """
         batch, recipe = self.candidates, self.calibration.recipe
         if not (batch.zero_stage >= ZERO_PARAMETERS).any():
@@ -72,12 +73,16 @@ class DataParallelModel:
         scatter = scatter + self.links.gather_s(experts * width, expert_size, expert_stride)
         if self.workload.phase.has_adapters:
             scatter = np.zeros_like(scatter)
+        rings = sum(stage.layers) * self.links.ring_latency_s(size, stride)
+        gather = gather + rings
+        scatter = scatter + rings * (not self.workload.phase.has_adapters)
         again = self._second_gather_s(stage)
         moved = (2.0 * gather if again is None else gather + np.where(self._hierarchical, again, gather)) + scatter
         moved = np.where(self.states.accumulates_whole(), gather, moved)
         if batch.parameter_offload.any():
             moved = moved + np.where(batch.parameter_offload, self._fetch_s(stage), 0.0)
-        hidden = self.calibration.time.fully_sharded_overlap * np.minimum(moved, busy)
+        overlap = self.calibration.time.fully_sharded_overlap if recipe.overlaps_data_parallel else 0.0
+        hidden = overlap * np.minimum(moved, busy)
         return np.where(batch.zero_stage >= ZERO_PARAMETERS, moved - hidden, 0.0)
 
     @property
@@ -94,7 +99,9 @@ class DataParallelModel:
         size, expert_size = self.states.second_copy_ranks()
         _, stride = self._data_group()
         _, expert_stride = self._expert_data_group()
-        seconds = self.links.gather_s(dense * width, size, stride)
+        gathered = stage.first(self.candidates.gathered_num_layers).sum(axis=0)
+        seconds = (sum(stage.layers) - gathered) * self.links.ring_latency_s(size, stride)
+        seconds = seconds + self.links.gather_s(dense * width, size, stride)
         return seconds + self.links.gather_s(experts * width, expert_size, expert_stride)
 
     def _fetch_s(self, stage: StageClass) -> FloatArray:

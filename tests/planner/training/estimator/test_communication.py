@@ -40,6 +40,14 @@ def test_a_ring_inside_one_domain() -> None:
     assert links().all_reduce_s(np.array([8e9]), ints(8), ints(1)) == pytest.approx(2 * 7 / 8 * 8e9 / UP)
 
 
+def test_a_ring_waits_for_every_hop() -> None:
+    """NCCL's own model of a ring (src/graph/tuning.cc): 3.4 µs from device to device of a host, 14 µs between hosts."""
+    sizes = ints(1, 8, 16, 16, 512)
+    found = links().ring_latency_s(sizes, ints(1, 1, 1, 8, 1))
+    hops = ((0, 0), (7, 0), (14, 1), (0, 15), (448, 63))
+    assert found == pytest.approx([inside * 3.4e-6 + between * 14e-6 for inside, between in hops])
+
+
 def test_a_group_of_one_is_free() -> None:
     model = links(scale_up_latency_s=1.0, scale_out_latency_s=1.0)
     for seconds in (
