@@ -24,7 +24,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
-from meshplan.planner.training.estimator.candidates import Candidates, StageClass, attention_windows
+from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, StageClass, attention_windows
 from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.exchange.data_parallel import FORWARD_SHARE, DataParallelModel
@@ -196,22 +196,18 @@ class TrainingModel:
         Args:
             busy_s: work of the slowest stage in a step, [n]; None: as much as there are messages, a lower bound.
         """
-        batch, split = self.candidates, self.candidates.split
-        if split.pipeline_parallel == 1:
+        batch = self.candidates
+        if batch.split.pipeline_parallel == 1:
             return np.zeros(len(batch))
         elements = self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
-        payload = activation_bytes(self.workload) * elements
-        hides = SCHEDULES[split.schedule].hides_neighbour_messages and self.calibration.recipe.overlaps_pipeline
-        all_waits = 1.0 * (batch.num_microbatches * split.virtual_pipeline_stages - 1)
-        waits = UNHIDDEN_SHARE * all_waits if hides else all_waits
-        stages = split.pipeline_parallel
-        places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
-        wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
-        exposed = self._links.pipeline_s(payload, stages, batch.stage_devices, waits, wraps=wraps)
-        if busy_s is None or not hides:
-            return exposed
-        whole = self._links.pipeline_s(payload, stages, batch.stage_devices, all_waits, wraps=wraps)
-        return np.maximum(exposed, whole - busy_s)
+        return messages_s(
+            self._links,
+            batch.split,
+            activation_bytes(self.workload) * elements,
+            batch.stage_devices,
+            batch.num_microbatches,
+            busy_s=busy_s,
+        )
 
     def _vocabulary_s(self, slowest: FloatArray) -> FloatArray:
         """Communication and bubble that vocabulary parallelism adds to a step, [n].
@@ -351,6 +347,38 @@ class TrainingModel:
             waiting_s=self._waiting_s(figures, slowest) if self._documents_differ else None,
             memory=self.memory.stages() if with_memory else (),
         )
+
+
+def messages_s(
+    links: CommunicationModel,
+    split: PipelineSplit,
+    payload_bytes: FloatArray,
+    stage_devices: IntArray,
+    num_microbatches: IntArray,
+    *,
+    busy_s: FloatArray | None = None,
+) -> FloatArray:
+    """Exposed messages between the stages of a pipeline, [n]: see :meth:`TrainingModel.neighbour_messages_s`.
+
+    Args:
+        links: prices messages.
+        split: the pipeline, of two stages or more.
+        payload_bytes: what one device sends over a boundary for a micro-batch, one way [n].
+        stage_devices: devices of one stage [n].
+        num_microbatches: m [n].
+        busy_s: work of the slowest stage in a step, [n]; None: as much as there are messages.
+    """
+    hides = SCHEDULES[split.schedule].hides_neighbour_messages and links.calibration.recipe.overlaps_pipeline
+    all_waits = 1.0 * (num_microbatches * split.virtual_pipeline_stages - 1)
+    waits = UNHIDDEN_SHARE * all_waits if hides else all_waits
+    stages = split.pipeline_parallel
+    places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
+    wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
+    exposed = links.pipeline_s(payload_bytes, stages, stage_devices, waits, wraps=wraps)
+    if busy_s is None or not hides:
+        return exposed
+    whole = links.pipeline_s(payload_bytes, stages, stage_devices, all_waits, wraps=wraps)
+    return np.maximum(exposed, whole - busy_s)
 
 
 def estimate_training(

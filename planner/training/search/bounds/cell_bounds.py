@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.planner.cluster.network.rank_layout import Degrees
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import (
     Candidates,
@@ -39,7 +40,8 @@ from meshplan.planner.training.estimator.candidates import (
 from meshplan.planner.training.estimator.compute import ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
-from meshplan.planner.training.estimator.step import TrainingModel
+from meshplan.planner.training.estimator.operators.products import activation_bytes
+from meshplan.planner.training.estimator.step import messages_s
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
@@ -232,22 +234,25 @@ class CellBounds:
         problem = self.problem
         if split.pipeline_parallel == 1:
             return 0.0
-        columns = {name: column[rows] for name, column in self._columns.items()}
-        model = TrainingModel(
-            shape=problem.shape,
+        tensor, context, data = (self._columns[f"{name}_parallel"][rows] for name in ("tensor", "context", "data"))
+        tokens = self._columns["micro_batch_size"][rows] * problem.workload.decoder_length / context
+        payload_bytes = activation_bytes(problem.workload) * (tokens * problem.shape.hidden_size / tensor)
+        stage_devices = tensor * context * data
+        stages = np.full(len(tensor), split.pipeline_parallel)
+        links = CommunicationModel(
             machine=problem.machine,
-            workload=problem.workload,
-            candidates=_unsharded(problem, columns, split, Recompute.NONE),
             calibration=problem.calibration,
+            world_size=split.pipeline_parallel * stage_devices,
+            degrees=Degrees(tensor=tensor, context=context, data=data, shard=np.ones_like(data), stages=stages),
         )
-        return model.neighbour_messages_s()
+        return messages_s(links, split, payload_bytes, stage_devices, self._microbatches[rows])
 
     def _table(self, mode: Recompute, rows: slice | IntArray) -> FloatArray:
         """[kinds + 2, n] seconds of one layer of each kind, of the embedding and of the LM head with the loss."""
         if mode not in self._tables:
             self._tables[mode] = _Table.of(len(layer_kinds(self.problem.shape)[0]) + 2, len(self._microbatches))
         table = self._tables[mode]
-        lacking = np.flatnonzero(~table.is_known) if isinstance(rows, slice) else np.unique(rows[~table.is_known[rows]])
+        lacking = table.lacking(rows)
         for i in range(0, len(lacking), ROWS_AT_ONCE):
             piece = lacking[i : i + ROWS_AT_ONCE]
             table.seconds[:, piece] = self._priced(piece, mode)
@@ -288,6 +293,13 @@ class _Table:
     def of(cls, lines: int, count: int) -> _Table:
         """A table in which nothing is known."""
         return cls(seconds=np.empty((lines, count)), is_known=np.zeros(count, dtype=bool))
+
+    def lacking(self, rows: slice | IntArray) -> IntArray:
+        """Which of some templates are to be priced, each once; where rows are a slice, all that there are."""
+        if isinstance(rows, slice):
+            return np.flatnonzero(~self.is_known)
+        known = self.is_known[rows]
+        return rows[:0] if known.all() else np.unique(rows[~known])
 
     def take(self, rows: IntArray) -> _Table:
         """The same of some templates; a copy of what is known, unless these are all."""

@@ -135,9 +135,10 @@ class MemoryBounds:
         if leader not in self._tables:
             self._tables[leader] = _Table.of(len(layer_kinds(shape)[0]), len(self._columns["data_parallel"]))
         table = self._tables[leader]
-        lacking = np.unique(rows[~table.is_known[rows]])
-        if not len(lacking):
+        known = table.is_known[rows]
+        if known.all():
             return table
+        lacking = np.unique(rows[~known])
         split = split_layers(
             shape,
             pipeline_parallel=len(table.base_bytes),
