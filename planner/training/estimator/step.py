@@ -66,7 +66,7 @@ class TrainingModel:
     candidates: Candidates
     calibration: Calibration
 
-    @property
+    @cached_property
     def _compute(self) -> ComputeModel:
         return ComputeModel(
             shape=self.shape,
@@ -76,7 +76,7 @@ class TrainingModel:
             calibration=self.calibration,
         )
 
-    @property
+    @cached_property
     def _links(self) -> CommunicationModel:
         return CommunicationModel(
             machine=self.machine,
@@ -85,12 +85,12 @@ class TrainingModel:
             degrees=self.candidates.degrees,
         )
 
-    @property
+    @cached_property
     def forward_share(self) -> FloatArray:
         """Forward share of a micro-batch; with full recompute the backward part includes a second forward."""
         return np.where(self.candidates.recompute == Recompute.FULL, RECOMPUTED_FORWARD_SHARE, FORWARD_SHARE)
 
-    @property
+    @cached_property
     def memory(self) -> MemoryModel:
         """Memory model of the same batch."""
         return MemoryModel(
@@ -108,7 +108,7 @@ class TrainingModel:
             links=self._links,
         )
 
-    @property
+    @cached_property
     def _data_parallel(self) -> DataParallelModel:
         return DataParallelModel(
             machine=self.machine,
