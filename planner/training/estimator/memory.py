@@ -56,6 +56,8 @@ EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE = 6.0
 FUSED_LOSS_SHARE = (2.0 + 2.0) / 12.0
 # The same operators in 16 bits: logits, those of the shifted labels, their log-softmax and its gradient.
 NARROW_LOSS_SHARE = (2.0 + 2.0 + 2.0 + 2.0) / 12.0
+# Candidates whose recompute is worked out together: for each, all numbers of layers of a chunk.
+ROWS_AT_ONCE = 2048
 Components = Mapping[str, FloatArray]  # name → bytes, [n] each
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fixed")
 
@@ -448,18 +450,17 @@ class MemoryModel:
         dropped = np.stack([self.layer_bytes(kind) - inputs for kind in batch.split.kinds])
         least = np.zeros(len(batch), dtype=np.int64)
         for stage, safe in zip(batch.split.classes, safe_bytes, strict=True):
-            table = np.array(stage.first_layers, dtype=np.float64)
+            table = np.array(stage.first_layers, dtype=np.float64)[1:]
             flying, excess = self._in_flight(stage), (safe - limit_bytes) / per_byte
-            found, open_rows = np.zeros(len(batch), dtype=np.int64), excess > 0
-            for n, layers in enumerate(table[1:], start=1):
-                working = np.max(dropped * (layers > 0)[:, None], axis=0)
-                enough = open_rows & (flying * (layers @ dropped) - working >= excess)
-                found[enough] = n
-                open_rows &= ~enough
-                if not open_rows.any():
-                    break
-            found[open_rows] = max(batch.split.layers_per_chunk) + 1
-            least = np.maximum(least, found)
+            lacking = np.flatnonzero(excess > 0)
+            for i in range(0, len(lacking), ROWS_AT_ONCE):
+                rows = lacking[i : i + ROWS_AT_ONCE]
+                own = dropped[:, rows]
+                working = np.maximum.reduce([(table[:, [kind]] > 0) * own[kind] for kind in range(len(own))])
+                enough = flying[rows] * (table @ own) - working >= excess[rows]
+                first = 1 + enough.argmax(axis=0) if len(table) else 0
+                fewest = np.where(enough.any(axis=0), first, max(batch.split.layers_per_chunk) + 1)
+                least[rows] = np.maximum(least[rows], fewest)
         return least
 
     def layer_input_bytes(self) -> FloatArray:

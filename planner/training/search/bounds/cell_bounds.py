@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.network.rank_layout import Degrees
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import (
@@ -71,11 +72,12 @@ class CellBounds:
             templates.columns["micro_batch_size"] * templates.columns["data_parallel"]
         )
         self._tables: dict[Recompute, _Table] = {}
+        self._whole_split = _one_stage_split(problem.shape)
         self._whole_s: FloatArray | None = None
         self._index: tuple[dict[str, IntArray], IntArray, IntArray] | None = None
         self._exchange: ExchangeBounds | None = None
         if ExchangeBounds.applies(problem):
-            whole = _one_stage(problem, self._columns, Recompute.NONE)
+            whole = _unsharded(problem, self._columns, self._whole_split, Recompute.NONE)
             self._exchange = ExchangeBounds(problem, self._columns, whole)
 
     def pinned(self, problem: TrainingProblem, templates: Templates, rows: IntArray) -> CellBounds:
@@ -91,6 +93,7 @@ class CellBounds:
         other._columns = templates.columns
         other._microbatches = self._microbatches[rows]
         other._tables = {mode: table.take(rows) for mode, table in self._tables.items()}
+        other._whole_split = self._whole_split
         other._whole_s = None if self._whole_s is None else self._whole_s[rows]
         other._index = None
         other._exchange = None if self._exchange is None else self._exchange.pinned(problem, rows)
@@ -193,7 +196,7 @@ class CellBounds:
 
     def _in_one_stage_s(self, rows: slice | IntArray, mode: Recompute) -> FloatArray:
         """What a stage with all layers and both ends needs for one micro-batch, s [n]."""
-        (stage,) = _one_stage_split(self.problem).classes
+        (stage,) = self._whole_split.classes
         return self._stage_s(stage, self._table(mode, rows))
 
     @property
@@ -261,7 +264,8 @@ class CellBounds:
 
     def _priced(self, rows: IntArray, mode: Recompute) -> FloatArray:
         problem = self.problem
-        batch = _one_stage(problem, {name: column[rows] for name, column in self._columns.items()}, mode)
+        columns = {name: column[rows] for name, column in self._columns.items()}
+        batch = _unsharded(problem, columns, self._whole_split, mode)
         machine = problem.machine
         if machine.network_model is not None:
             machine = replace(
@@ -329,17 +333,13 @@ def _keys(distinct: Mapping[str, IntArray], columns: Mapping[str, IntArray]) -> 
     return keys
 
 
-def _one_stage(problem: TrainingProblem, columns: Mapping[str, IntArray], mode: Recompute) -> Candidates:
-    """Templates as candidates of one stage."""
-    return _unsharded(problem, columns, _one_stage_split(problem), mode)
-
-
-def _one_stage_split(problem: TrainingProblem) -> PipelineSplit:
+def _one_stage_split(shape: ModelShape) -> PipelineSplit:
+    """All layers on one stage."""
     return split_layers(
-        problem.shape,
+        shape,
         pipeline_parallel=1,
         virtual_pipeline_stages=1,
-        layers_per_chunk=(problem.shape.num_hidden_layers,),
+        layers_per_chunk=(shape.num_hidden_layers,),
         schedule=NO_PIPELINE,
     )
 
