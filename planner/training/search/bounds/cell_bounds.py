@@ -47,6 +47,7 @@ from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
+from meshplan.planner.training.search.bounds.alike_layers import alike_layers
 from meshplan.planner.training.search.bounds.exchange_bounds import ExchangeBounds
 from meshplan.planner.training.search.templates import TEMPLATE, Templates, candidates_with
 
@@ -255,11 +256,13 @@ class CellBounds:
         if mode not in self._tables:
             self._tables[mode] = _Table.of(len(layer_kinds(self.problem.shape)[0]) + 2, len(self._microbatches))
         table = self._tables[mode]
-        lacking = table.lacking(rows)
-        for i in range(0, len(lacking), ROWS_AT_ONCE):
-            piece = lacking[i : i + ROWS_AT_ONCE]
-            table.seconds[:, piece] = self._priced(piece, mode)
-            table.is_known[piece] = True
+        if len(lacking := table.lacking(rows)):
+            first, which = alike_layers(self.problem, {name: column[lacking] for name, column in self._columns.items()})
+            pieces = [lacking[first[i : i + ROWS_AT_ONCE]] for i in range(0, len(first), ROWS_AT_ONCE)]
+            priced = np.concatenate([self._priced(piece, mode) for piece in pieces], axis=1)
+            for line, seconds in zip(table.seconds, priced, strict=True):  # one by one: memory
+                line[lacking] = seconds[which]
+            table.is_known[lacking] = True
         return table.seconds[:, rows].copy()
 
     def _priced(self, rows: IntArray, mode: Recompute) -> FloatArray:
