@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import lzma
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,23 +27,16 @@ Knots = tuple[FloatArray, ...]
 
 def interpolation(knots: Knots, points: Sequence[FloatArray]) -> tuple[NDArray[np.intp], FloatArray]:
     """Flat grid indices and weights of the corners around each point, [2^axes, points] each."""
-    below, share = [], []
+    indices: list[NDArray[np.intp]] = [np.zeros(len(points[0]), dtype=np.intp)]
+    weights: list[FloatArray] = [np.ones(len(points[0]))]
     for positions, values in zip(knots, points, strict=True):
         if len(positions) == 1:
-            below.append(np.zeros(len(values), dtype=np.intp))
-            share.append(np.zeros(len(values)))
             continue
-        index = np.clip(np.searchsorted(positions, values, side="right") - 1, 0, len(positions) - 2)
+        index = np.minimum(np.maximum(np.searchsorted(positions, values, side="right") - 1, 0), len(positions) - 2)
         start, end = np.log(positions[index]), np.log(positions[index + 1])
-        below.append(index)
-        share.append(np.clip((np.log(values) - start) / (end - start), 0.0, 1.0))
-    shape = tuple(len(positions) for positions in knots)
-    indices, weights = [], []
-    for corner in product(*((0, 1) if size > 1 else (0,) for size in shape)):
-        place = tuple(index + side for index, side in zip(below, corner, strict=True))
-        indices.append(np.ravel_multi_index(place, shape))
-        parts = [part if side else 1.0 - part for part, side in zip(share, corner, strict=True)]
-        weights.append(np.prod(parts, axis=0))
+        share = np.minimum(np.maximum((np.log(values) - start) / (end - start), 0.0), 1.0)
+        indices = [at * len(positions) + (index + side) for at in indices for side in (0, 1)]
+        weights = [weight * part for weight in weights for part in (1.0 - share, share)]
     return np.array(indices), np.array(weights)
 
 

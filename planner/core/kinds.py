@@ -81,6 +81,7 @@ class Kind:
     Args:
         name: as in ``kind:`` of a spec.
         service: module that answers it, see the table above.
+        measured: modules with functions of the table that only measured runs ask for: start-up time.
         launch: module that makes launcher files of its plans; empty where nothing can be launched.
         document: module with ``PLAN``, the model of its plans as they may come from anybody.
         report: module of the command line that shows its plans.
@@ -89,6 +90,7 @@ class Kind:
 
     name: str
     service: str
+    measured: tuple[str, ...] = ()
     launch: str = ""
     document: str = "meshplan.planner.core.plan_document"
     report: str = "meshplan.cli.reports.stand_alone"
@@ -96,7 +98,10 @@ class Kind:
 
     def offers(self, name: str) -> Any:
         """The service's function or class of that name; None where the kind has none."""
-        return getattr(importlib.import_module(self.service), name, None)
+        for module in (self.service, *self.measured):
+            if (found := getattr(importlib.import_module(module), name, None)) is not None:
+                return found
+        return None
 
     def plan_model(self) -> Any:
         """The pydantic model that a plan of this kind is held against when it is read."""
@@ -113,6 +118,7 @@ _KINDS = (
     Kind(
         name="training",
         service=f"{_PLANNER}.training.service",
+        measured=(f"{_PLANNER}.training.measured.validate", f"{_PLANNER}.training.measured.recorded"),
         launch=f"{_PLANNER}.launch.training",
         document=f"{_PLANNER}.training.plan_document",
         report=f"{_REPORTS}.training",
@@ -121,6 +127,7 @@ _KINDS = (
     Kind(
         name="serving",
         service=f"{_PLANNER}.serving.service",
+        measured=(f"{_PLANNER}.serving.measured.validate", f"{_PLANNER}.serving.measured.recorded"),
         launch=f"{_PLANNER}.launch.serving",
         document=f"{_PLANNER}.serving.plan_document",
         report=f"{_REPORTS}.serving.plan",

@@ -19,8 +19,6 @@ from meshplan.planner.serving.advice import images_answer, sound_answer
 from meshplan.planner.serving.certify import certify_deployment
 from meshplan.planner.serving.drafts import drafts_by_load
 from meshplan.planner.serving.infeasible import explain_infeasible
-from meshplan.planner.serving.measured.recorded import recorded_serving_run, refine_recorded
-from meshplan.planner.serving.measured.validate import row_validator
 from meshplan.planner.serving.pictures import pareto_page
 from meshplan.planner.serving.plan import catalog_content, make_serving_plan, predicted, provenance, rejected_rows
 from meshplan.planner.serving.problem.config import Role, serving_config_from_document
@@ -44,8 +42,6 @@ __all__ = [
     "plan",
     "predict",
     "recorded_run",
-    "refine_recorded",
-    "row_validator",
     "written_out",
 ]
 
@@ -188,6 +184,9 @@ def recorded_run(made: Plan, recording: Recording, catalog: Catalog) -> Recorded
         UnsupportedError: it says nothing about constants.
         SpecError: the plan's spec is not answered any more.
     """
+    # start-up: no plan asks for it
+    from meshplan.planner.serving.measured.recorded import recorded_serving_run
+
     problem = _resolved(made.spec, catalog, Path(), shape_from_document(made.provenance["model"])).problem
     config = serving_config_from_document(made.config)
     node_type = config.pools[0].node_type

@@ -24,8 +24,6 @@ from meshplan.planner.training.certify import certify_plan
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.infeasible import explain_infeasible
-from meshplan.planner.training.measured.recorded import recorded_training_run, refine_recorded
-from meshplan.planner.training.measured.validate import row_validator
 from meshplan.planner.training.pinned import fixed_config
 from meshplan.planner.training.plan import (
     alternative_rows,
@@ -65,10 +63,8 @@ __all__ = [
     "plan",
     "predict",
     "recorded_run",
-    "refine_recorded",
     "replan",
     "resolve",
-    "row_validator",
     "timeline",
     "written_out",
 ]
@@ -266,6 +262,9 @@ def recorded_run(made: Plan, recording: Recording, catalog: Catalog) -> Recorded
         UnsupportedError: it cannot have been this plan, or says nothing about constants.
         SpecError: the plan's spec is not answered any more.
     """
+    # start-up: no plan asks for it
+    from meshplan.planner.training.measured.recorded import recorded_training_run
+
     resolved = resolve(made.spec, catalog, shape=shape_from_document(made.provenance["model"]))
     config = config_from_document(made.config)
     resolved, _ = _placed_config(resolved, config)

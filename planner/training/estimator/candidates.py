@@ -22,6 +22,8 @@ from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.choice import Choice, ContextStyle
 from meshplan.planner.training.problem.choices import ALL_STATES, COLUMNS, SPLIT
 
+_COLUMN_NAMES = tuple(one.column for one in COLUMNS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageClass:
@@ -338,7 +340,11 @@ class Candidates:
 
     def take(self, rows: IntArray | BoolArray | slice) -> Candidates:
         """The candidates at ``rows``."""
-        return Candidates(split=self.split, **{one.column: getattr(self, one.column)[rows] for one in COLUMNS})
+        if isinstance(rows, np.ndarray) and rows.dtype == np.bool_:
+            if rows.all():
+                return self
+            rows = np.flatnonzero(rows)  # once, not for each column
+        return Candidates(split=self.split, **{name: getattr(self, name)[rows] for name in _COLUMN_NAMES})
 
     def codes(self, choice: Choice) -> Any:
         """Column of a choice, [n]: where offloaded states lie counts only where there are any."""
@@ -357,5 +363,7 @@ class Candidates:
 
 def joined(batches: Sequence[Candidates]) -> Candidates:
     """The candidates of several batches with one split."""
-    columns = {one.column: np.concatenate([getattr(batch, one.column) for batch in batches]) for one in COLUMNS}
+    if len(batches) == 1:
+        return batches[0]
+    columns = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in _COLUMN_NAMES}
     return Candidates(split=batches[0].split, **columns)

@@ -21,13 +21,14 @@ stage holds as many micro-batches as the schedule keeps in flight
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER
@@ -56,6 +57,8 @@ EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE = 6.0
 FUSED_LOSS_SHARE = (2.0 + 2.0) / 12.0
 # The same operators in 16 bits: logits, those of the shifted labels, their log-softmax and its gradient.
 NARROW_LOSS_SHARE = (2.0 + 2.0 + 2.0 + 2.0) / 12.0
+# Candidates whose recompute is worked out together: for each, all numbers of layers of a chunk.
+ROWS_AT_ONCE = 2048
 Components = Mapping[str, FloatArray]  # name → bytes, [n] each
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fixed")
 
@@ -96,10 +99,40 @@ class StageMemory:
     host_bytes: FloatArray
     nvme_bytes: FloatArray
 
+    def take(self, rows: BoolArray) -> StageMemory:
+        """The same for some candidates."""
+        return StageMemory(
+            stage=self.stage,
+            components={name: held[rows] for name, held in self.components.items()},
+            typical_bytes=self.typical_bytes[rows],
+            safe_bytes=self.safe_bytes[rows],
+            host_bytes=self.host_bytes[rows],
+            nvme_bytes=self.nvme_bytes[rows],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """Activations of one layer of a kind and micro-batch, bytes, [n] each.
+
+    Args:
+        whole: without recompute.
+        inputs: what recompute of the layer keeps.
+        kept: of each candidate, as it recomputes all layers, modules of them, or none.
+    """
+
+    whole: FloatArray
+    inputs: FloatArray
+    kept: FloatArray
+
+    def take(self, rows: BoolArray) -> _Layer:
+        """The same for some candidates."""
+        return _Layer(whole=self.whole[rows], inputs=self.inputs[rows], kept=self.kept[rows])
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryModel:
-    """Memory of a batch of candidates.
+    """Memory of a batch of candidates; what its stages share is worked out once.
 
     Args:
         shape: the model.
@@ -112,6 +145,15 @@ class MemoryModel:
     workload: TrainingWorkload
     candidates: Candidates
     calibration: Calibration
+    _layers: dict[int, _Layer] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def take(self, rows: BoolArray) -> MemoryModel:
+        """The model of some of the candidates; what is known of their layers is not worked out again."""
+        if rows.all():
+            return self
+        other = replace(self, candidates=self.candidates.take(rows))
+        other._layers.update((index, layer.take(rows)) for index, layer in self._layers.items())
+        return other
 
     def stages(self) -> tuple[StageMemory, ...]:
         """Memory of every distinct stage."""
@@ -171,7 +213,7 @@ class MemoryModel:
         parameters = self.states.dense_parameters(stage) + self.states.expert_parameters(stage)
         return np.where(sharded, parameters * self.calibration.recipe.weight_bytes * (1.0 + 1.0 / ranks), 0.0)
 
-    @property
+    @cached_property
     def states(self) -> StateModel:
         """Weights, gradients and optimizer states of the same ranks."""
         return StateModel(
@@ -189,12 +231,12 @@ class MemoryModel:
 
     # --- activations -----------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _tokens(self) -> FloatArray:
         batch = self.candidates
         return batch.micro_batch_size * self.workload.decoder_length / batch.context_parallel
 
-    @property
+    @cached_property
     def of_encoder(self) -> MemoryModel | None:
         """The same of the layers of the encoder in front; None without one."""
         encoder = self.shape.encoder
@@ -204,7 +246,7 @@ class MemoryModel:
         """The model of the stack that a kind of layer belongs to."""
         return self.of_encoder or self if kind.is_encoder else self
 
-    @property
+    @cached_property
     def _sequence_shards(self) -> FloatArray:
         batch = self.candidates
         return np.where(batch.sequence_parallel, batch.tensor_parallel, 1).astype(np.float64)
@@ -345,21 +387,13 @@ class MemoryModel:
         held: FloatArray = np.zeros(len(batch))
         largest = held
         in_block = stage.recomputed(batch.recompute_num_layers)
-        for kind, own_layers, again in zip(kinds, stage.layers, in_block, strict=True):
-            count = own_layers + nextn_layers(shape, stage) * (kind == kinds[-1])
+        for index, (own_layers, again) in enumerate(zip(stage.layers, in_block, strict=True)):
+            count = own_layers + nextn_layers(shape, stage) * (kinds[index] == kinds[-1])
             if not np.any(count):
                 continue
-            own = self._of(kind)
-            whole, inputs = own.layer_bytes(kind), own.layer_input_bytes()
-            # Selective recompute keeps named operators' outputs, fused or not.
-            selective = own._kept_by_selective(kind, own._fused_layer_bytes(kind))
-            kept = np.select(
-                [batch.recompute == Recompute.FULL, batch.recompute == Recompute.SELECTIVE],
-                [inputs, selective],
-                default=whole,
-            )
-            held = held + count * kept - again * (whole - inputs)
-            working = whole - np.where(again > 0, inputs, kept)
+            layer = self._layer(index)
+            held = held + count * layer.kept - again * (layer.whole - layer.inputs)
+            working = layer.whole - np.where(again > 0, layer.inputs, layer.kept)
             largest = np.maximum(largest, working * np.greater(count, 0))
         if self.workload.is_eager:
             largest = largest + EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE * self._scores()
@@ -374,6 +408,19 @@ class MemoryModel:
             buffers = np.minimum(ACTIVATION_BUFFERS * self.layer_input_bytes(), flying * held)
             return np.where(away, buffers + flying * embedded, flying * (held + embedded)) + largest
         return flying * (held + embedded) + largest
+
+    def _layer(self, index: int) -> _Layer:
+        """Activations of a layer of one kind, whatever stage it is on."""
+        if index not in self._layers:
+            kind, recompute = self.candidates.split.kinds[index], self.candidates.recompute
+            own = self._of(kind)
+            whole, inputs = own.layer_bytes(kind), own.layer_input_bytes()
+            kept = np.where(recompute == Recompute.FULL, inputs, whole)
+            is_selective = recompute == Recompute.SELECTIVE
+            if is_selective.any():  # keeps named operators' outputs, fused or not
+                kept = np.where(is_selective, own._kept_by_selective(kind, own._fused_layer_bytes(kind)), kept)
+            self._layers[index] = _Layer(whole=whole, inputs=inputs, kept=kept)
+        return self._layers[index]
 
     def _in_flight(self, stage: StageClass) -> FloatArray:
         """Micro-batches whose activations the stage holds, [n]."""
@@ -415,18 +462,17 @@ class MemoryModel:
         dropped = np.stack([self.layer_bytes(kind) - inputs for kind in batch.split.kinds])
         least = np.zeros(len(batch), dtype=np.int64)
         for stage, safe in zip(batch.split.classes, safe_bytes, strict=True):
-            table = np.array(stage.first_layers, dtype=np.float64)
+            table = np.array(stage.first_layers, dtype=np.float64)[1:]
             flying, excess = self._in_flight(stage), (safe - limit_bytes) / per_byte
-            found, open_rows = np.zeros(len(batch), dtype=np.int64), excess > 0
-            for n, layers in enumerate(table[1:], start=1):
-                working = np.max(dropped * (layers > 0)[:, None], axis=0)
-                enough = open_rows & (flying * (layers @ dropped) - working >= excess)
-                found[enough] = n
-                open_rows &= ~enough
-                if not open_rows.any():
-                    break
-            found[open_rows] = max(batch.split.layers_per_chunk) + 1
-            least = np.maximum(least, found)
+            lacking = np.flatnonzero(excess > 0)
+            for i in range(0, len(lacking), ROWS_AT_ONCE):
+                rows = lacking[i : i + ROWS_AT_ONCE]
+                own = dropped[:, rows]
+                working = np.maximum.reduce([(table[:, [kind]] > 0) * own[kind] for kind in range(len(own))])
+                enough = flying[rows] * (table @ own) - working >= excess[rows]
+                first = 1 + enough.argmax(axis=0) if len(table) else 0
+                fewest = np.where(enough.any(axis=0), first, max(batch.split.layers_per_chunk) + 1)
+                least[rows] = np.maximum(least[rows], fewest)
         return least
 
     def layer_input_bytes(self) -> FloatArray:

@@ -7,6 +7,7 @@ take in bytes, and where, is in :mod:`.states`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def adapter_parameters(shape: ModelShape, workload: TrainingWorkload) -> float:
     return float(workload.lora_rank * widths)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RankParameters:
     """Parameters of the ranks of a batch of candidates.
 
@@ -68,14 +69,18 @@ class RankParameters:
         whole = shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0)
         return mixers + mlp, whole
 
+    @cached_property
+    def _of_kinds(self) -> tuple[tuple[int, int], ...]:
+        """:meth:`_layer_parameters` of each kind of layer."""
+        return tuple(self._layer_parameters(kind) for kind in self.candidates.split.kinds)
+
     def dense_parameters(self, stage: StageClass) -> FloatArray:
         """Parameters of one rank outside the routed experts, [n]."""
         shape, t = self.shape, self.candidates.tensor_parallel
         kinds = self.candidates.split.kinds
         split, whole = 0.0, 0.0
-        for kind, own_layers in zip(kinds, stage.layers, strict=True):
+        for kind, own_layers, (layer_split, layer_whole) in zip(kinds, stage.layers, self._of_kinds, strict=True):
             count = own_layers + nextn_layers(shape, stage) * (kind == kinds[-1])
-            layer_split, layer_whole = self._layer_parameters(kind)
             split += count * layer_split
             whole += count * layer_whole
         split += self._vocabulary_parameters(stage)
@@ -118,7 +123,9 @@ class RankParameters:
 
     def trained_parameters(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """Trained parameters of one rank, dense and experts, [n] each; adapters count as dense."""
-        dense, experts = self.dense_parameters(stage), self.expert_parameters(stage)
+        return self._trained(stage, self.dense_parameters(stage), self.expert_parameters(stage))
+
+    def _trained(self, stage: StageClass, dense: FloatArray, experts: FloatArray) -> tuple[FloatArray, FloatArray]:
         if self.workload.phase.has_adapters:
             return self.lora_parameters(stage), 0.0 * experts
         return dense, experts
@@ -135,14 +142,16 @@ class RankParameters:
     # --- shards -------------------------------------------------------------------------------------------------------
 
     def _shares(self, stage: StageClass) -> tuple[tuple[FloatArray, FloatArray, FloatArray], ...]:
-        """(Resident parameters, trained parameters, ranks that share a copy) of the dense part and of the experts."""
-        batch = self.candidates
-        trained, trained_experts = self.trained_parameters(stage)
-        resident = self.dense_parameters(stage) + self._originals(stage)
-        return (
-            (resident, trained, batch.data_parallel_shard * batch.context_parallel),
-            (self.expert_parameters(stage), trained_experts, self._expert_shard()),
-        )
+        """(Resident parameters, trained parameters, ranks that share a copy) of the dense part and of any experts."""
+        dense, experts = self.dense_parameters(stage), self.expert_parameters(stage)
+        trained, trained_experts = self._trained(stage, dense, experts)
+        of_dense = dense + self._originals(stage), trained, self._dense_shard
+        return (of_dense,) if self.shape.moe is None else (of_dense, (experts, trained_experts, self._expert_shard))
+
+    @cached_property
+    def _dense_shard(self) -> IntArray:
+        """Ranks that share one copy of the sharded states of the dense part, [n]."""
+        return self.candidates.data_parallel_shard * self.candidates.context_parallel
 
     def owned_parameters(self, stage: StageClass) -> FloatArray:
         """Trained parameters whose optimizer states one rank keeps, [n]."""
@@ -153,6 +162,7 @@ class RankParameters:
         )
         return owned / self.outer_copies()
 
+    @cached_property
     def _expert_shard(self) -> FloatArray:
         """Ranks that share one copy of the sharded states of an expert, [n]."""
         batch = self.candidates
@@ -192,7 +202,7 @@ class RankParameters:
         """
         batch = self.candidates
         ranks = batch.data_parallel_shard * batch.context_parallel
-        expert_ranks = self._expert_shard().astype(np.int64)
+        expert_ranks = self._expert_shard.astype(np.int64)
         block = batch.zero_hpz_partition_size * batch.tensor_parallel
         experts = np.maximum(block // (batch.expert_parallel * batch.expert_tensor_parallel), 1)
         asked = batch.zero_hpz_partition_size > 1

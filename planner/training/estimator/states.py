@@ -98,7 +98,7 @@ def dequantised_bytes(shape: ModelShape) -> float:
     return BYTES_16_BIT * shape.hidden_size * max(shape.intermediate_size, heads)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StateModel(RankParameters):
     """States of the ranks of a batch of candidates, from their parameters; arguments as for them."""
 
@@ -177,7 +177,8 @@ class StateModel(RankParameters):
             gradients = gradients + np.where(whole, trained * self.gradient_reduce_bytes, sharded)
             states = on_device + extra
             optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks * outer, 1)
-        gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
+        is_full = zero >= ZERO_PARAMETERS
+        gathered = np.where(is_full, self._gathered_bytes(stage), 0.0) if is_full.any() else np.zeros(len(batch))
         stays_gathered = has_shards & (whole | (zero < ZERO_PARAMETERS))
         if stays_gathered.any():
             parameters = self.dense_parameters(stage) + self.expert_parameters(stage)
@@ -275,7 +276,7 @@ class StateModel(RankParameters):
             return None
         kept = sum(self._kept_parameters(stage))
         size, expert_size = self.second_copy_ranks()
-        ranks, expert_ranks = batch.data_parallel_shard * batch.context_parallel, self._expert_shard()
+        ranks, expert_ranks = batch.data_parallel_shard * batch.context_parallel, self._expert_shard
         second = np.where(size < ranks, self.dense_parameters(stage) / size, 0.0)
         second = second + np.where(expert_size < expert_ranks, self.expert_parameters(stage) / expert_size, 0.0)
         return width * (kept + second)

@@ -24,7 +24,13 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
-from meshplan.planner.training.estimator.candidates import Candidates, StageClass, attention_windows, chunk_classes
+from meshplan.planner.training.estimator.candidates import (
+    Candidates,
+    PipelineSplit,
+    StageClass,
+    attention_windows,
+    chunk_classes,
+)
 from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel
 from meshplan.planner.training.estimator.exchange.boundaries import (
     message_bytes,
@@ -72,7 +78,7 @@ class TrainingModel:
     candidates: Candidates
     calibration: Calibration
 
-    @property
+    @cached_property
     def _compute(self) -> ComputeModel:
         return ComputeModel(
             shape=self.shape,
@@ -82,7 +88,7 @@ class TrainingModel:
             calibration=self.calibration,
         )
 
-    @property
+    @cached_property
     def _links(self) -> CommunicationModel:
         return CommunicationModel(
             machine=self.machine,
@@ -91,12 +97,12 @@ class TrainingModel:
             degrees=self.candidates.degrees,
         )
 
-    @property
+    @cached_property
     def forward_share(self) -> FloatArray:
         """Forward share of a micro-batch; with full recompute the backward part includes a second forward."""
         return np.where(self.candidates.recompute == Recompute.FULL, RECOMPUTED_FORWARD_SHARE, FORWARD_SHARE)
 
-    @property
+    @cached_property
     def memory(self) -> MemoryModel:
         """Memory model of the same batch."""
         return MemoryModel(
@@ -114,7 +120,7 @@ class TrainingModel:
             links=self._links,
         )
 
-    @property
+    @cached_property
     def _data_parallel(self) -> DataParallelModel:
         return DataParallelModel(
             machine=self.machine,
@@ -203,35 +209,31 @@ class TrainingModel:
         Args:
             busy_s: work of the slowest stage in a step, [n]; None: as much as there are messages, a lower bound.
         """
-        batch, split = self.candidates, self.candidates.split
-        if split.pipeline_parallel == 1:
+        batch = self.candidates
+        if batch.split.pipeline_parallel == 1:
             return np.zeros(len(batch))
         elements = self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
-        recipe = self.calibration.recipe
-        payload = message_bytes(
-            activation_bytes(self.workload) * elements, batch.tensor_parallel, recipe, self.workload
+        exposed = messages_s(
+            self._links,
+            batch.split,
+            message_bytes(
+                activation_bytes(self.workload) * elements,
+                batch.tensor_parallel,
+                self.calibration.recipe,
+                self.workload,
+            ),
+            batch.stage_devices,
+            batch.num_microbatches,
+            busy_s=busy_s,
         )
-        hides = SCHEDULES[split.schedule].hides_neighbour_messages and recipe.overlaps_pipeline
-        all_waits = waits_of_a_round(recipe) * (batch.num_microbatches * split.virtual_pipeline_stages - 1)
-        waits = UNHIDDEN_SHARE * all_waits if hides else all_waits
-        stages = split.pipeline_parallel
-        places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
-        wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
-        exposed = self._links.pipeline_s(payload, stages, batch.stage_devices, waits, wraps=wraps)
-        if busy_s is not None and hides:
-            whole = self._links.pipeline_s(payload, stages, batch.stage_devices, all_waits, wraps=wraps)
-            exposed = np.maximum(exposed, whole - busy_s)
-        return exposed + self._tied_gradient_s(ends_meet=places[-1] == 0)
+        return exposed + self._tied_gradient_s()
 
-    def _tied_gradient_s(self, *, ends_meet: bool) -> FloatArray | float:
-        """All-reduce of a tied embedding's gradient between first and last stage, once a step, [n].
-
-        Args:
-            ends_meet: the last chunk is on the first stage.
-        """
+    def _tied_gradient_s(self) -> FloatArray | float:
+        """All-reduce of a tied embedding's gradient between first and last stage, once a step, [n]."""
         batch, split = self.candidates, self.candidates.split
         whole = tied_gradient_bytes(self.shape, self.workload, self.calibration.recipe)
-        if not whole or ends_meet or split.vocabulary_parallel:
+        places = stage_of_chunk(split.schedule, split.pipeline_parallel, split.virtual_pipeline_stages)
+        if not whole or places[-1] == 0 or split.vocabulary_parallel:  # its copies meet, or are none
             return 0.0
         return self._links.ends_s(whole / batch.tensor_parallel, split.pipeline_parallel * batch.stage_devices)
 
@@ -397,6 +399,38 @@ class TrainingModel:
             unlike_chunks_s=self._unlike_chunks_s(stages),
             memory=self.memory.stages() if with_memory else (),
         )
+
+
+def messages_s(
+    links: CommunicationModel,
+    split: PipelineSplit,
+    payload_bytes: FloatArray,
+    stage_devices: IntArray,
+    num_microbatches: IntArray,
+    *,
+    busy_s: FloatArray | None = None,
+) -> FloatArray:
+    """Exposed messages between the stages of a pipeline, [n]: see :meth:`TrainingModel.neighbour_messages_s`.
+
+    Args:
+        links: prices messages.
+        split: the pipeline, of two stages or more.
+        payload_bytes: what one device sends over a boundary for a micro-batch, one way [n].
+        stage_devices: devices of one stage [n].
+        num_microbatches: m [n].
+        busy_s: work of the slowest stage in a step, [n]; None: as much as there are messages.
+    """
+    hides = SCHEDULES[split.schedule].hides_neighbour_messages and links.calibration.recipe.overlaps_pipeline
+    all_waits = waits_of_a_round(links.calibration.recipe) * (num_microbatches * split.virtual_pipeline_stages - 1)
+    waits = UNHIDDEN_SHARE * all_waits if hides else all_waits
+    stages = split.pipeline_parallel
+    places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
+    wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
+    exposed = links.pipeline_s(payload_bytes, stages, stage_devices, waits, wraps=wraps)
+    if busy_s is None or not hides:
+        return exposed
+    whole = links.pipeline_s(payload_bytes, stages, stage_devices, all_waits, wraps=wraps)
+    return np.maximum(exposed, whole - busy_s)
 
 
 def estimate_training(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from meshplan.planner.training.problem.schedules import SCHEDULES
@@ -66,6 +67,7 @@ class PipelineOrder:
         return len(self.stages) / len(self.paths[0])
 
 
+@lru_cache(maxsize=1024)
 def wrapped(num_stages: int, chunks_per_stage: int) -> tuple[int, ...]:
     """Chunk → stage, cyclic: Megatron's interleaving."""
     return tuple(chunk % num_stages for chunk in range(num_stages * chunks_per_stage))

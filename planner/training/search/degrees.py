@@ -63,6 +63,8 @@ from meshplan.planner.training.search.variants import COMMUNICATION, smaller_gro
 
 # Candidates kept besides the best: what the table of alternatives is made of.
 KEEP = 24
+# Candidates whose memory is worked out together; of more, first that of the leaders, which may rule the others out.
+MOST_AT_ONCE = 512
 SOLVER_NAME = "enumeration with bounds"
 
 
@@ -219,52 +221,58 @@ class DegreeSearch:
         """Price the candidates that the rules allow, and what more they allow of those beyond the memory."""
         batch = self._legal(asked)
         self._note_splits(batch)
-        batch = self._that_may_fit(batch)
+        memory, stages = self._that_may_fit(batch)
+        batch = memory.candidates
         if not len(batch):
             return
-        stages = self._memory(batch).stages()
         if not mix.is_pinned(self.problem):
-            self._price_with_blocks(batch, stages)
+            self._price_with_blocks(memory, stages)
         for mixed in mix.gathered_mixes(self.problem, batch, self.incumbents.may_replace):
             self._price_more(mixed)
-        safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+        safe = _fullest_bytes(stages)
         for moved in offloaded(self.problem, batch.take(safe > self.problem.limits.memory_bytes)):
             self._price_more(with_least_share(self.problem, moved, self._safe_bytes))
             self._price_beside_shares(moved)
 
-    def _that_may_fit(self, batch: Candidates) -> Candidates:
-        """Without the candidates of which another one shows that they cannot stay within memory."""
+    def _that_may_fit(self, batch: Candidates) -> tuple[MemoryModel, Sequence[StageMemory]]:
+        """The memory of the candidates but those of which another one shows that they cannot stay within the limit."""
+        memory = self._memory(batch)
         found = leaders(self.problem, batch)
         if found is None or not len(batch):
-            return batch
+            return memory, memory.stages() if len(batch) else ()
         rows, group = found
-        least = batch.take(rows)
-        safe = np.maximum.reduce([stage.safe_bytes for stage in self._memory(least).stages()])
+        least, known = batch.take(rows), memory.stages() if len(batch) <= MOST_AT_ONCE else None
+        safe = self._safe_bytes(least) if known is None else _fullest_bytes(known)[rows]
         fits = safe <= self.problem.limits.memory_bytes
         if fits.all():
-            return batch
+            return memory, memory.stages() if known is None else known
         self.incumbents.within("device memory", safe, self.problem.limits.memory_bytes, least)
         out = np.append(~fits, False)[group]
         self._rule_out(int(np.count_nonzero(out)))
         self.report.over_limit["device memory"] += int(np.count_nonzero(out)) - int(np.count_nonzero(~fits))
-        return batch.take(~out)
+        left = memory.take(~out)
+        if not len(left.candidates):
+            return left, ()
+        return left, left.stages() if known is None else [stage.take(~out) for stage in known]
 
     def _price_more(self, asked: Candidates) -> None:
         """Price variants of legal candidates, of which the rules may refuse some."""
         batch = self._legal(asked)
         if len(batch):
             self._note_splits(batch)
-            self._price_with_blocks(batch, self._memory(batch).stages())
+            memory = self._memory(batch)
+            self._price_with_blocks(memory, memory.stages())
 
     def _note_splits(self, batch: Candidates) -> None:
         """Remember the candidates of which another split of the layers may win, or stay within memory."""
         if not self._is_closing and len(batch):
             self.open_splits.note(batch, self.incumbents.least_objective)
 
-    def _price_with_blocks(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
+    def _price_with_blocks(self, memory: MemoryModel, stages: Sequence[StageMemory]) -> None:
         """Price a batch, and its candidates that a block of recomputed layers brings within memory."""
+        batch = memory.candidates
         if takes_blocks(self.problem):
-            blocks = with_blocks(self.problem, self._memory(batch), stages)
+            blocks = with_blocks(self.problem, memory, stages)
             hopeful = blocks if takes_blocks_only(self.problem) else blocks.take(self._may_be_kept(blocks))
             self._rule_out(len(blocks) - len(hopeful))
             if len(hopeful):
@@ -286,11 +294,12 @@ class DegreeSearch:
         """Price candidates with other layers on their stages, which ask for other shares of the states."""
         moved = with_all_states(self.problem, batch)
         part = with_least_share(self.problem, moved, self._safe_bytes)
-        self._price_with_blocks(part, self._memory(part).stages())
+        memory = self._memory(part)
+        self._price_with_blocks(memory, memory.stages())
         self._price_beside_shares(moved)
 
     def _safe_bytes(self, batch: Candidates) -> FloatArray:
-        return np.maximum.reduce([stage.safe_bytes for stage in self._memory(batch).stages()])
+        return _fullest_bytes(self._memory(batch).stages())
 
     def _memory(self, batch: Candidates) -> MemoryModel:
         problem = self.problem
@@ -305,7 +314,7 @@ class DegreeSearch:
         if not len(batch):
             return
         problem, incumbents = self.problem, self.incumbents
-        safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+        safe = _fullest_bytes(stages)
         keep = incumbents.within_memory(batch, stages, safe)
         keep &= self._may_be_kept(batch)
         batch, safe = batch.take(keep), safe[keep]
@@ -391,6 +400,11 @@ class DegreeSearch:
             gap=relative_gap(best.objective, bound),
             **common,
         )
+
+
+def _fullest_bytes(stages: Sequence[StageMemory]) -> FloatArray:
+    """Safe memory of the fullest stage, [n]."""
+    return np.maximum.reduce([stage.safe_bytes for stage in stages])
 
 
 def search_degrees(

@@ -334,7 +334,7 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         if rule.about and plain.issuperset(rule.about):
             continue
         holds = np.asarray(rule.holds(problem.shape, view))
-        if holds.ndim == 0 and holds:
+        if holds.all():  # most rules of most batches
             continue
         holds = np.broadcast_to(holds, keep.shape)
         count = int(np.count_nonzero(keep & ~holds))

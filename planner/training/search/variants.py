@@ -72,7 +72,7 @@ def _by_style(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidate
         yield batch
         return
     split = batch.context_parallel > 1
-    yield batch if _RING in styles else batch.take(~split)
+    yield batch if _RING in styles else batch.take(np.flatnonzero(~split))
     parted = batch.take(split)
     for style in styles:
         if style == _RING or not len(parted):

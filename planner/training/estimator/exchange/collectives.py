@@ -21,6 +21,7 @@ Where no network joins the nodes, what crosses them takes for ever.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -111,46 +112,21 @@ class CommunicationModel:
         hop = np.where(crosses, latency_s, self.machine.scale_up_latency_s)
         return np.ceil(np.log2(np.maximum(size, 1))) * hop
 
+    def ring(self, size: IntArray, stride: IntArray) -> Ring:
+        """Groups that run several collectives: their links are looked up once."""
+        return Ring(links=self, size=size, stride=stride)
+
     def gather_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
-        """All-gather to, or reduce-scatter from, ``total_bytes`` on each member, [n]; nothing to send takes no time."""
-        issued = (size > 1) & (total_bytes > 0.0)
-        if not np.any(issued):  # every other call of a search: dense models have no experts, most plans no copies
-            return np.zeros(np.shape(issued))
-        spacing, latency = self._across(RING, size, stride)
-        near = 1.0 / self.scale_up_bytes_per_s
-        if self.machine.mesh is not None:
-            near = near / self.machine.mesh.ring_share(size, stride, self._ranks)
-        ring = (size - 1) / size * total_bytes * np.maximum(spacing, near)
-        return np.where(issued, ring + self._tree_s(size, spacing > 0.0, latency), 0.0)
+        """See :meth:`Ring.gather_s`."""
+        return self.ring(size, stride).gather_s(total_bytes)
 
     def ring_latency_s(self, size: IntArray, stride: IntArray) -> FloatArray:
-        """What an all-gather or reduce-scatter takes beyond its bytes, [n]: every byte passes g − 1 hops of the ring.
-
-        d − 1 of the hops are over the network where the group lies on d domains. NCCL knows no tree for the two
-        collectives, so that small ones of many ranks take (d − 1)·14 µs + (g − d)·3.4 µs whatever they carry.
-
-        Args:
-            size: g, members [n].
-            stride: distance between members in ranks [n].
-        """
-        domains = np.maximum(size / self.fewest(size, stride), 1.0)
-        return np.where(size > 1, (domains - 1.0) * NETWORK_RING_HOP_S + (size - domains) * RING_HOP_S, 0.0)
-
-    def broadcasts_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
-        """Every member broadcasts its part of ``total_bytes`` to all others, one after the other, [n].
-
-        The bytes of an all-gather, but each of the g broadcasts passes a chain of g − 1 hops, one of them for each
-        further domain over the network (NCCL's ring broadcast): g·((d − 1)·α_network + (g − d)·α_scale-up) in all.
-        """
-        gathered = self.gather_s(total_bytes, size, stride)
-        spacing, latency = self._across(RING, size, stride)
-        domains = np.where(spacing > 0.0, np.maximum(size / self.fewest(size, stride), 1.0), 1.0)
-        chain = (domains - 1.0) * latency + (size - domains) * self.machine.scale_up_latency_s
-        return np.where((size > 1) & (total_bytes > 0.0), gathered + size * chain, 0.0)
+        """See :meth:`Ring.latency_s`."""
+        return self.ring(size, stride).latency_s()
 
     def all_reduce_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
-        """All-reduce of ``total_bytes`` on each member, as reduce-scatter and all-gather, [n]."""
-        return 2.0 * self.gather_s(total_bytes, size, stride)
+        """See :meth:`Ring.all_reduce_s`."""
+        return self.ring(size, stride).all_reduce_s(total_bytes)
 
     def all_to_all_s(
         self, sent_bytes: FloatArray, size: IntArray, stride: IntArray, *, copies: TokenCopies | None = None
@@ -227,3 +203,67 @@ class CommunicationModel:
         # A fit prices one candidate under many constants.
         sent, stage_devices, inside, waits = np.broadcast_arrays(sent, stage_devices, inside, waits)
         return self._network.pipelines_s(sent, num_stages, stage_devices, inside, waits, wraps=wraps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """Groups whose members pass data on in a ring.
+
+    Args:
+        links: prices what they send.
+        size: members [n].
+        stride: distance between members in ranks [n].
+    """
+
+    links: CommunicationModel
+    size: IntArray
+    stride: IntArray
+
+    @cached_property
+    def _across(self) -> tuple[FloatArray, FloatArray]:
+        """Seconds over the network for each byte, and latency, [n] each."""
+        return self.links._across(RING, self.size, self.stride)
+
+    @cached_property
+    def _spacing(self) -> FloatArray:
+        """Seconds for each byte over the slowest link, [n]."""
+        machine = self.links.machine
+        near = 1.0 / self.links.scale_up_bytes_per_s
+        if machine.mesh is not None:
+            near = near / machine.mesh.ring_share(self.size, self.stride, self.links._ranks)
+        return np.asarray(np.maximum(self._across[0], near))
+
+    def gather_s(self, total_bytes: FloatArray) -> FloatArray:
+        """All-gather to, or reduce-scatter from, ``total_bytes`` on each member, [n]; nothing to send takes no time."""
+        size = self.size
+        issued = (size > 1) & (total_bytes > 0.0)
+        if not np.any(issued):  # every other call of a search: dense models have no experts, most plans no copies
+            return np.zeros(np.shape(issued))
+        spacing, latency = self._across
+        ring = (size - 1) / size * total_bytes * self._spacing
+        return np.where(issued, ring + self.links._tree_s(size, spacing > 0.0, latency), 0.0)
+
+    def latency_s(self) -> FloatArray:
+        """What an all-gather or reduce-scatter takes beyond its bytes, [n]: every byte passes g − 1 hops of the ring.
+
+        d − 1 of the hops are over the network where the group lies on d domains. NCCL knows no tree for the two
+        collectives, so that small ones of many ranks take (d − 1)·14 µs + (g − d)·3.4 µs whatever they carry.
+        """
+        size = self.size
+        domains = np.maximum(size / self.links.fewest(size, self.stride), 1.0)
+        return np.where(size > 1, (domains - 1.0) * NETWORK_RING_HOP_S + (size - domains) * RING_HOP_S, 0.0)
+
+    def all_reduce_s(self, total_bytes: FloatArray) -> FloatArray:
+        """All-reduce of ``total_bytes`` on each member, as reduce-scatter and all-gather, [n]."""
+        return 2.0 * self.gather_s(total_bytes)
+
+    def broadcasts_s(self, total_bytes: FloatArray) -> FloatArray:
+        """Every member broadcasts its part of ``total_bytes`` to all others, one after the other, [n].
+
+        The bytes of an all-gather, but each of the g broadcasts passes a chain of g − 1 hops, one of them for each
+        further domain over the network (NCCL's ring broadcast): g·((d − 1)·α_network + (g − d)·α_scale-up) in all.
+        """
+        size, (spacing, latency) = self.size, self._across
+        domains = np.where(spacing > 0.0, np.maximum(size / self.links.fewest(size, self.stride), 1.0), 1.0)
+        chain = (domains - 1.0) * latency + (size - domains) * self.links.machine.scale_up_latency_s
+        return np.where((size > 1) & (total_bytes > 0.0), self.gather_s(total_bytes) + size * chain, 0.0)

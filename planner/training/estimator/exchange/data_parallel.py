@@ -10,6 +10,7 @@ forward pass that follows it, so that ZeRO-3 gathers once per micro-batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass
-from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
+from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel, Ring
 from meshplan.planner.training.estimator.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.states import StateModel
@@ -32,7 +33,7 @@ FORWARD_SHARE = 1.0 / 3.0
 ADAM_BYTES_PER_PARAMETER = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DataParallelModel:
     """Data-parallel costs of a batch of candidates.
 
@@ -63,17 +64,15 @@ class DataParallelModel:
         batch, recipe = self.candidates, self.calibration.recipe
         if not (batch.zero_stage >= ZERO_PARAMETERS).any():
             return np.zeros_like(busy)
-        size, stride = self._data_group()
-        gather = self.links.gather_s(self.states.gathered_dense_bytes(stage), size, stride)
+        gather = self._shard.gather_s(self.states.gathered_dense_bytes(stage))
         width = self.states.gradient_reduce_bytes
-        scatter = self.links.gather_s(self.states.dense_parameters(stage) * width, size, stride)
-        expert_size, expert_stride = self._expert_data_group()
+        scatter = self._shard.gather_s(self.states.dense_parameters(stage) * width)
         experts = self.states.expert_parameters(stage)
-        gather = gather + self.links.gather_s(experts * recipe.parameter_gather_bytes, expert_size, expert_stride)
-        scatter = scatter + self.links.gather_s(experts * width, expert_size, expert_stride)
+        gather = gather + self._expert_shard.gather_s(experts * recipe.parameter_gather_bytes)
+        scatter = scatter + self._expert_shard.gather_s(experts * width)
         if self.workload.phase.has_adapters:
             scatter = np.zeros_like(scatter)
-        rings = sum(stage.layers) * self.links.ring_latency_s(size, stride)
+        rings = sum(stage.layers) * self._shard.latency_s()
         gather = gather + rings
         scatter = scatter + rings * (not self.workload.phase.has_adapters)
         again = self._second_gather_s(stage)
@@ -97,12 +96,11 @@ class DataParallelModel:
         width = self.calibration.recipe.parameter_gather_bytes
         dense, experts = self.states.resharded_parameters(stage)
         size, expert_size = self.states.second_copy_ranks()
-        _, stride = self._data_group()
-        _, expert_stride = self._expert_data_group()
+        shard, expert_shard = self._shard.stride, self._expert_shard.stride
         gathered = stage.first(self.candidates.gathered_num_layers).sum(axis=0)
-        seconds = (sum(stage.layers) - gathered) * self.links.ring_latency_s(size, stride)
-        seconds = seconds + self.links.gather_s(dense * width, size, stride)
-        return seconds + self.links.gather_s(experts * width, expert_size, expert_stride)
+        seconds = (sum(stage.layers) - gathered) * self.links.ring_latency_s(size, shard)
+        seconds = seconds + self.links.gather_s(dense * width, size, shard)
+        return seconds + self.links.gather_s(experts * width, expert_size, expert_shard)
 
     def _fetch_s(self, stage: StageClass) -> FloatArray:
         """Transfer time of offloaded parameters per micro-batch, [n]; with offloaded optimizer also of gradients."""
@@ -117,44 +115,60 @@ class DataParallelModel:
     def _ranks_on_host(self) -> FloatArray:
         return np.minimum(self.machine.devices_per_host, self.candidates.world_size)
 
-    def _data_group(self) -> tuple[FloatArray, FloatArray]:
-        """Size and stride of the ranks that share one copy of the dense states."""
+    @cached_property
+    def _shard(self) -> Ring:
+        """The ranks that share one copy of the dense states."""
         batch = self.candidates
-        return batch.data_parallel_shard * batch.context_parallel, batch.tensor_parallel
+        return self.links.ring(batch.data_parallel_shard * batch.context_parallel, batch.tensor_parallel)
 
-    def _expert_data_group(self) -> tuple[FloatArray, FloatArray]:
+    @cached_property
+    def _expert_shard(self) -> Ring:
+        """The ranks that share one copy of an expert's states."""
         batch = self.candidates
         size = np.maximum(batch.expert_data_parallel * batch.data_parallel_shard // batch.data_parallel, 1)
-        return size, batch.expert_parallel * batch.expert_tensor_parallel
+        return self.links.ring(size, self._expert_stride)
+
+    @cached_property
+    def _everyone(self) -> Ring:
+        """The ranks that train the same dense parameters."""
+        batch = self.candidates
+        return self.links.ring(batch.data_parallel * batch.context_parallel, batch.tensor_parallel)
+
+    @cached_property
+    def _expert_everyone(self) -> Ring:
+        """The ranks that train the same experts."""
+        return self.links.ring(self.candidates.expert_data_parallel, self._expert_stride)
 
     @property
-    def _copies(self) -> tuple[IntArray, IntArray]:
-        """Number and stride of the ranks that hold the same shard of the states (HSDP)."""
+    def _expert_stride(self) -> IntArray:
+        return self.candidates.expert_parallel * self.candidates.expert_tensor_parallel
+
+    @cached_property
+    def _copies(self) -> Ring:
+        """The ranks that hold the same shard of the states (HSDP)."""
         batch = self.candidates
         stride = batch.tensor_parallel * batch.context_parallel * batch.data_parallel_shard
-        return batch.data_parallel // batch.data_parallel_shard, stride
+        return self.links.ring(batch.data_parallel // batch.data_parallel_shard, stride)
 
     def _replica_reduce_s(self, reduced_bytes: FloatArray, shards: IntArray) -> FloatArray:
         """All-reduce between the copies where states are sharded in smaller groups (HSDP), each of its shard."""
-        return self.links.all_reduce_s(reduced_bytes / shards, *self._copies)
+        return self._copies.all_reduce_s(reduced_bytes / shards)
 
     def _gradient_and_parameter_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """Time of gradient reduction and of parameter gathering per step on a stage, overlap ignored, for ZeRO 0–2."""
-        batch, recipe, links = self.candidates, self.calibration.recipe, self.links
+        batch, recipe = self.candidates, self.calibration.recipe
         dense, experts = self.states.trained_parameters(stage)
         reduce_s = gather_s = np.zeros_like(dense)
-        full = (batch.data_parallel * batch.context_parallel, batch.tensor_parallel)
-        full_experts = (batch.expert_data_parallel, batch.expert_parallel * batch.expert_tensor_parallel)
-        for parameters, shard, everyone in (
-            (dense, self._data_group(), full),
-            (experts, self._expert_data_group(), full_experts),
-        ):
+        groups = [(dense, self._shard, self._everyone)]
+        if self.states.shape.moe is not None:
+            groups.append((experts, self._expert_shard, self._expert_everyone))
+        for parameters, shard, everyone in groups:
             gradient_bytes = parameters * self.states.gradient_reduce_bytes
-            whole = links.all_reduce_s(gradient_bytes, *everyone)
-            sharded = links.gather_s(gradient_bytes, *shard) + self._replica_reduce_s(gradient_bytes, shard[0])
+            whole = everyone.all_reduce_s(gradient_bytes)
+            sharded = shard.gather_s(gradient_bytes) + self._replica_reduce_s(gradient_bytes, shard.size)
             reduce_s = reduce_s + np.where(batch.zero_stage == 0, whole, sharded)
-            collect = links.broadcasts_s if recipe.broadcasts_parameters else links.gather_s
-            gathered = collect(parameters * recipe.parameter_gather_bytes, *shard)
+            collect = shard.broadcasts_s if recipe.broadcasts_parameters else shard.gather_s
+            gathered = collect(parameters * recipe.parameter_gather_bytes)
             gather_s = gather_s + np.where(batch.zero_stage == 0, 0.0, gathered)
         return reduce_s, gather_s
 
@@ -168,25 +182,28 @@ class DataParallelModel:
             return np.maximum(seconds - window * share * stage_s, UNHIDDEN_SHARE * seconds)
 
         outside = exposed(reduce_s, BACKWARD_SHARE) + exposed(gather_s, FORWARD_SHARE)
-        # ZeRO-3 gathers and scatters in every micro-batch; with HSDP the groups still all-reduce once per step.
-        once = np.where(self.states.accumulates_whole(), reduce_s, self._copies_reduce_s(stage))
-        copies = exposed(once, BACKWARD_SHARE)
-        if batch.outer_zero_stage.any():
-            reduced, gathered = self._outer_s(stage)
-            outer = exposed(reduced, BACKWARD_SHARE) + exposed(gathered, FORWARD_SHARE)
-            copies = np.where(batch.outer_zero_stage > 0, outer, copies)
+        is_full = batch.zero_stage >= ZERO_PARAMETERS
+        if is_full.any():
+            # They gather and scatter in every micro-batch; with HSDP the groups still all-reduce once per step.
+            once = np.where(self.states.accumulates_whole(), reduce_s, self._copies_reduce_s(stage))
+            copies = exposed(once, BACKWARD_SHARE)
+            if batch.outer_zero_stage.any():
+                reduced, gathered = self._outer_s(stage)
+                outer = exposed(reduced, BACKWARD_SHARE) + exposed(gathered, FORWARD_SHARE)
+                copies = np.where(batch.outer_zero_stage > 0, outer, copies)
+            outside = np.where(is_full, copies, outside)
         # Collectives run bucket by bucket, and every bucket waits once for each rank of the ring. Adapters fit in one
         # bucket (at least 40 million parameters in Megatron-LM, DistributedDataParallelConfig.bucket_size).
-        ranks = np.ones(len(batch)) if self.workload.phase.has_adapters else self._data_group()[0]
+        ranks = np.ones(len(batch)) if self.workload.phase.has_adapters else self._shard.size
         growth = constants.data_parallel_s_per_rank * (ranks - 1) * (batch.zero_stage >= 1)
-        return np.where(batch.zero_stage >= ZERO_PARAMETERS, copies, outside) + growth, reduce_s
+        return outside + growth, reduce_s
 
     def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
         """All-reduce of a stage's gradients between sharding groups (HSDP)."""
         width = self.states.gradient_reduce_bytes
         dense, experts = self.states.trained_parameters(stage)
-        shards, expert_shards = self._data_group()[0], self._expert_data_group()[0]
-        return self._replica_reduce_s(dense * width, shards) + self._replica_reduce_s(experts * width, expert_shards)
+        of_dense = self._replica_reduce_s(dense * width, self._shard.size)
+        return of_dense + self._replica_reduce_s(experts * width, self._expert_shard.size)
 
     def _outer_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """Time of the reduce-scatter of gradients and of the gather of parameters between sharding groups, [n] each.
@@ -196,9 +213,9 @@ class DataParallelModel:
         """
         recipe = self.calibration.recipe
         dense, experts = self.states.trained_parameters(stage)
-        trained = dense / self._data_group()[0] + experts / self._expert_data_group()[0]
-        reduced = self.links.gather_s(trained * self.states.gradient_reduce_bytes, *self._copies)
-        return reduced, self.links.gather_s(trained * recipe.parameter_gather_bytes, *self._copies)
+        trained = dense / self._shard.size + experts / self._expert_shard.size
+        reduced = self._copies.gather_s(trained * self.states.gradient_reduce_bytes)
+        return reduced, self._copies.gather_s(trained * recipe.parameter_gather_bytes)
 
     def optimizer_s(self, stage: StageClass) -> FloatArray:
         """Time of a stage's optimizer step, on the device, or on the host where the states are offloaded."""
@@ -206,11 +223,9 @@ class DataParallelModel:
         if self.workload.phase.has_adapters:
             owned = self.states.lora_parameters(stage)
         else:
-            dense_ranks, _ = self._data_group()
-            expert_ranks, _ = self._expert_data_group()
             sharded = batch.zero_stage >= 1
-            owned = self.states.dense_parameters(stage) / np.where(sharded, dense_ranks, 1)
-            owned = owned + self.states.expert_parameters(stage) / np.where(sharded, expert_ranks, 1)
+            owned = self.states.dense_parameters(stage) / np.where(sharded, self._shard.size, 1)
+            owned = owned + self.states.expert_parameters(stage) / np.where(sharded, self._expert_shard.size, 1)
         owned = owned / self.states.outer_copies()
         rate = self.machine.device.memory_bandwidth_bytes_per_s * self.calibration.time.optimizer_efficiency
         on_device = owned * ADAM_BYTES_PER_PARAMETER / rate

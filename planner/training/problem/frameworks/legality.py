@@ -221,6 +221,7 @@ def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> Leg
         name=f"{framework}_optimizer_offload",
         holds=lambda _, config: np.logical_not(config.optimizer_offload) | np.isin(config.zero_stage, zero_stages),
         message=f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}",
+        about=("optimizer_offload",),
         stage="parser",
         source=source,
     )

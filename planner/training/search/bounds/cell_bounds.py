@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.network.rank_layout import Degrees
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import (
     Candidates,
@@ -37,13 +39,16 @@ from meshplan.planner.training.estimator.candidates import (
     split_layers,
 )
 from meshplan.planner.training.estimator.compute import ComputeModel
+from meshplan.planner.training.estimator.exchange.boundaries import message_bytes
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
-from meshplan.planner.training.estimator.step import TrainingModel
+from meshplan.planner.training.estimator.operators.products import activation_bytes
+from meshplan.planner.training.estimator.step import messages_s
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
+from meshplan.planner.training.search.bounds.alike_layers import alike_layers
 from meshplan.planner.training.search.bounds.exchange_bounds import ExchangeBounds
 from meshplan.planner.training.search.templates import TEMPLATE, Templates, candidates_with
 
@@ -69,11 +74,12 @@ class CellBounds:
             templates.columns["micro_batch_size"] * templates.columns["data_parallel"]
         )
         self._tables: dict[Recompute, _Table] = {}
+        self._whole_split = _one_stage_split(problem.shape)
         self._whole_s: FloatArray | None = None
         self._index: tuple[dict[str, IntArray], IntArray, IntArray] | None = None
         self._exchange: ExchangeBounds | None = None
         if ExchangeBounds.applies(problem):
-            whole = _one_stage(problem, self._columns, Recompute.NONE)
+            whole = _unsharded(problem, self._columns, self._whole_split, Recompute.NONE)
             self._exchange = ExchangeBounds(problem, self._columns, whole)
 
     def pinned(self, problem: TrainingProblem, templates: Templates, rows: IntArray) -> CellBounds:
@@ -89,6 +95,7 @@ class CellBounds:
         other._columns = templates.columns
         other._microbatches = self._microbatches[rows]
         other._tables = {mode: table.take(rows) for mode, table in self._tables.items()}
+        other._whole_split = self._whole_split
         other._whole_s = None if self._whole_s is None else self._whole_s[rows]
         other._index = None
         other._exchange = None if self._exchange is None else self._exchange.pinned(problem, rows)
@@ -191,7 +198,7 @@ class CellBounds:
 
     def _in_one_stage_s(self, rows: slice | IntArray, mode: Recompute) -> FloatArray:
         """What a stage with all layers and both ends needs for one micro-batch, s [n]."""
-        (stage,) = _one_stage_split(self.problem).classes
+        (stage,) = self._whole_split.classes
         return self._stage_s(stage, self._table(mode, rows))
 
     @property
@@ -228,35 +235,44 @@ class CellBounds:
         return np.asarray((busy + self._overhead_s + self._messages_s(split, rows)) * (1.0 - ROUNDING))
 
     def _messages_s(self, split: PipelineSplit, rows: slice | IntArray) -> FloatArray | float:
-        """Exposed messages between stages: the estimator's, which depend on no other choice, s [n]."""
+        """Exposed messages between stages, s [n]: the estimator's, which depend on no other choice, without a tied
+        embedding's gradient.
+        """
         problem = self.problem
         if split.pipeline_parallel == 1:
             return 0.0
-        columns = {name: column[rows] for name, column in self._columns.items()}
-        model = TrainingModel(
-            shape=problem.shape,
+        tensor, context, data = (self._columns[f"{name}_parallel"][rows] for name in ("tensor", "context", "data"))
+        tokens = self._columns["micro_batch_size"][rows] * problem.workload.decoder_length / context
+        split_bytes = activation_bytes(problem.workload) * (tokens * problem.shape.hidden_size / tensor)
+        payload_bytes = message_bytes(split_bytes, tensor, problem.calibration.recipe, problem.workload)
+        stage_devices = tensor * context * data
+        stages = np.full(len(tensor), split.pipeline_parallel)
+        links = CommunicationModel(
             machine=problem.machine,
-            workload=problem.workload,
-            candidates=_unsharded(problem, columns, split, Recompute.NONE),
             calibration=problem.calibration,
+            world_size=split.pipeline_parallel * stage_devices,
+            degrees=Degrees(tensor=tensor, context=context, data=data, shard=np.ones_like(data), stages=stages),
         )
-        return model.neighbour_messages_s()
+        return messages_s(links, split, payload_bytes, stage_devices, self._microbatches[rows])
 
     def _table(self, mode: Recompute, rows: slice | IntArray) -> FloatArray:
         """[kinds + 2, n] seconds of one layer of each kind, of the embedding and of the LM head with the loss."""
         if mode not in self._tables:
             self._tables[mode] = _Table.of(len(layer_kinds(self.problem.shape)[0]) + 2, len(self._microbatches))
         table = self._tables[mode]
-        lacking = np.flatnonzero(~table.is_known) if isinstance(rows, slice) else np.unique(rows[~table.is_known[rows]])
-        for i in range(0, len(lacking), ROWS_AT_ONCE):
-            piece = lacking[i : i + ROWS_AT_ONCE]
-            table.seconds[:, piece] = self._priced(piece, mode)
-            table.is_known[piece] = True
+        if len(lacking := table.lacking(rows)):
+            first, which = alike_layers(self.problem, {name: column[lacking] for name, column in self._columns.items()})
+            pieces = [lacking[first[i : i + ROWS_AT_ONCE]] for i in range(0, len(first), ROWS_AT_ONCE)]
+            priced = np.concatenate([self._priced(piece, mode) for piece in pieces], axis=1)
+            for line, seconds in zip(table.seconds, priced, strict=True):  # one by one: memory
+                line[lacking] = seconds[which]
+            table.is_known[lacking] = True
         return table.seconds[:, rows].copy()
 
     def _priced(self, rows: IntArray, mode: Recompute) -> FloatArray:
         problem = self.problem
-        batch = _one_stage(problem, {name: column[rows] for name, column in self._columns.items()}, mode)
+        columns = {name: column[rows] for name, column in self._columns.items()}
+        batch = _unsharded(problem, columns, self._whole_split, mode)
         machine = problem.machine
         if machine.network_model is not None:
             machine = replace(
@@ -289,6 +305,13 @@ class _Table:
         """A table in which nothing is known."""
         return cls(seconds=np.empty((lines, count)), is_known=np.zeros(count, dtype=bool))
 
+    def lacking(self, rows: slice | IntArray) -> IntArray:
+        """Which of some templates are to be priced, each once; where rows are a slice, all that there are."""
+        if isinstance(rows, slice):
+            return np.flatnonzero(~self.is_known)
+        known = self.is_known[rows]
+        return rows[:0] if known.all() else np.unique(rows[~known])
+
     def take(self, rows: IntArray) -> _Table:
         """The same of some templates; a copy of what is known, unless these are all."""
         if len(rows) == len(self.is_known):
@@ -317,17 +340,13 @@ def _keys(distinct: Mapping[str, IntArray], columns: Mapping[str, IntArray]) -> 
     return keys
 
 
-def _one_stage(problem: TrainingProblem, columns: Mapping[str, IntArray], mode: Recompute) -> Candidates:
-    """Templates as candidates of one stage."""
-    return _unsharded(problem, columns, _one_stage_split(problem), mode)
-
-
-def _one_stage_split(problem: TrainingProblem) -> PipelineSplit:
+def _one_stage_split(shape: ModelShape) -> PipelineSplit:
+    """All layers on one stage."""
     return split_layers(
-        problem.shape,
+        shape,
         pipeline_parallel=1,
         virtual_pipeline_stages=1,
-        layers_per_chunk=(problem.shape.num_hidden_layers,),
+        layers_per_chunk=(shape.num_hidden_layers,),
         schedule=NO_PIPELINE,
     )
 

@@ -42,6 +42,9 @@ from meshplan.planner.training.search.layers.stage_costs import SplitCosts
 from meshplan.planner.training.search.memory_savers import takes_blocks
 from meshplan.planner.training.search.templates import ZERO_STAGES, Templates, candidates_with, recompute_modes
 
+# What a bound may be beyond its exact value, whose sums run in another order, and still not rule a template out.
+LOOSE = 1e-6
+
 
 class MemoryBounds:
     """R of the templates of one question.
@@ -75,6 +78,8 @@ class MemoryBounds:
         """
         other = MemoryBounds(problem, templates.columns, layers)
         other._tables = {leader: table.take(rows) for leader, table in self._tables.items()}
+        if other._asked() == self._asked():
+            other._stages = self._stages
         return other
 
     def under(self, problem: TrainingProblem) -> MemoryBounds:
@@ -112,8 +117,31 @@ class MemoryBounds:
                 self._layers.again_s(rows)
 
     def _least_s(self, zero: int, num_stages: int, rows: IntArray) -> FloatArray:
-        """R under 1F1B, where stage i keeps p − i micro-batches in flight, each of which takes the same memory."""
+        """R under 1F1B; of most templates that are asked about, a look at the roomiest stage says that nothing fits."""
         table = self._table(zero, rows)
+        again_s = np.full(len(rows), np.inf)
+        may_fit = self._may_fit(table, num_stages, rows)
+        if may_fit.any():
+            again_s[may_fit] = self._of_stages_s(table, num_stages, rows[may_fit])
+        return again_s
+
+    def _may_fit(self, table: _Table, num_stages: int, rows: IntArray) -> BoolArray:
+        """Whether p stages as roomy as the roomiest may hold all layers of each kind, [n]: if not, R is infinite.
+
+        None has more room for layers than M − min b, and none needs less for a layer than what is left of it with one
+        micro-batch in flight and recompute.
+        """
+        _, kind_of = layer_kinds(self.problem.shape)
+        room = self.problem.limits.memory_bytes - table.base_bytes[:, rows].min(axis=0)
+        may_fit = room >= 0.0
+        left_bytes = np.maximum(table.layer_bytes[:, rows] - table.saved_bytes[:, rows], 0.0)
+        for kind, left in enumerate(left_bytes):
+            count = kind_of.count(kind)
+            may_fit &= num_stages * np.minimum(room, count * left) >= (1.0 - LOOSE) * count * left
+        return may_fit
+
+    def _of_stages_s(self, table: _Table, num_stages: int, rows: IntArray) -> FloatArray:
+        """R under 1F1B, where stage i keeps p − i micro-batches in flight, each of which takes the same memory."""
         batch, columns = self.problem.workload.global_batch_size, self._columns
         num_microbatches = batch // (columns["micro_batch_size"][rows] * columns["data_parallel"][rows])
         flying = np.minimum(num_microbatches, num_stages - np.arange(num_stages)[:, None])[:, None]
@@ -135,9 +163,10 @@ class MemoryBounds:
         if leader not in self._tables:
             self._tables[leader] = _Table.of(len(layer_kinds(shape)[0]), len(self._columns["data_parallel"]))
         table = self._tables[leader]
-        lacking = np.unique(rows[~table.is_known[rows]])
-        if not len(lacking):
+        known = table.is_known[rows]
+        if known.all():
             return table
+        lacking = np.unique(rows[~known])
         split = split_layers(
             shape,
             pipeline_parallel=len(table.base_bytes),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -66,7 +67,7 @@ class _Move:
     idle_s: FloatArray | float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recurrence:
     """The dynamic programme of one batch of candidates.
 
@@ -85,6 +86,16 @@ class Recurrence:
     fewest: Sequence[int]
     longest: int
     memory_bytes: float
+
+    @cached_property
+    def _before(self) -> IntArray:
+        """Layers of each kind before each one, [kinds, L + 1]."""
+        return self.costs.layers_before()
+
+    @cached_property
+    def _until_s(self) -> FloatArray:
+        """What the layers before each one take, [L + 1, n]."""
+        return np.asarray(self._before.T @ self.costs.layer_s)
 
     def solve(self, most_exposed_s: FloatArray | None = None) -> tuple[FloatArray, IntArray, IntArray]:
         """D_p(L), [n], and the layers of each stage that attain it, fewest and most, [p, n].
@@ -158,8 +169,8 @@ class Recurrence:
         ``highest`` lie on the stages up to this one.
         """
         split, costs, longest = self.stages.split, self.costs, self.longest
-        before, layers = costs.layers_before(), len(costs.kind_of)
-        until, after = before.T @ costs.layer_s, split.pipeline_parallel - 1 - stage
+        before, until, layers = self._before, self._until_s, len(costs.kind_of)
+        after = split.pipeline_parallel - 1 - stage
         fill = (1.0 if split.schedule in FILLING else 0.0) / split.virtual_pipeline_stages
         passed = fill * (until + costs.base_s[:stage].sum(axis=0)) if stage else np.zeros_like(until)
         left = until[-1] - until + costs.base_s[stage + 1 :].sum(axis=0)

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -85,15 +86,24 @@ class UnevenSplits:
         self.kinds, self.kind_of, self.model = self.stages.kinds, self.stages.kind_of, self.stages.model
         self.tables: dict[tuple[bool, bool], StageTable] = {}
         self._quick: tuple[FloatArray, FloatArray] | None = None
+        self._endings: tuple[FloatArray, ...] = ()
 
     def take(self, rows: IntArray) -> UnevenSplits:
         """The same of some candidates, with what is known of them."""
         other = UnevenSplits(self.problem, self.batch.take(rows))
         if self._quick is not None:
             other._quick = self._quick[0][rows], self._quick[1][rows]
+        other._endings = tuple(known[rows] for known in self._endings)
         other.stages = self.stages.take(rows)
         other.model = other.stages.model
+        if "around_s" in self.__dict__:
+            other.__dict__["around_s"] = self.around_s[rows]
         return other
+
+    @cached_property
+    def around_s(self) -> FloatArray:
+        """Messages, fixed overhead and waiting, [n]."""
+        return self.model.around_s()
 
     def quick_bound_s(self) -> FloatArray:
         """No split, and no sharding, is faster, [n]: the mean stage with the least bubble, or the slowest one alone."""
@@ -138,7 +148,7 @@ class UnevenSplits:
             outside_s: of :meth:`outside_s`, [n].
         """
         batch, split, kinds = self.batch, self.split, len(self.kinds)
-        after_s = outside_s - self.model.around_s()
+        after_s = outside_s - self.around_s
         quick_s = self.quick_bound_s()
         full = (batch.zero_stage >= ZERO_PARAMETERS) & (batch.zero_hpz_partition_size == 1)
         full &= batch.gathered_num_layers == 0
@@ -150,7 +160,7 @@ class UnevenSplits:
             )
             total_s = self.model.stages_s([whole])[0]
             mean_s = total_s / split.pipeline_parallel * (batch.num_microbatches + self._bubble())
-            quick_s = np.where(full, np.maximum(quick_s, self.model.around_s() + mean_s * (1.0 - 1e-9)), quick_s)
+            quick_s = np.where(full, np.maximum(quick_s, self.around_s + mean_s * (1.0 - 1e-9)), quick_s)
         # Messages that no work is long enough to hide: T ≥ m·t − m·t + all of them, for the slowest stage's t.
         idle_s = np.zeros(len(batch))
         saturated_s = self.model.neighbour_messages_s(idle_s) + np.asarray(self.model.calibration.time.step_overhead_s)
@@ -196,7 +206,7 @@ class UnevenSplits:
         costs = each.of_the_least_layer() if mixed else each
         is_full = batch.zero_stage >= ZERO_PARAMETERS
         exact = ~costs.saved_bytes.any(axis=(0, 1)) | (self._always_fits(costs) & ~is_full)
-        stage_s = (most_s - self.model.around_s()) / m
+        stage_s = (most_s - self.around_s) / m
         fewest_layers = [self.stages.fewest_layers(stage) for stage in range(split.pipeline_parallel)]
         longest = longest_stage(costs, fewest_layers, stage_s, split.virtual_pipeline_stages)
         # What a stage recomputes hides more of its gradients, at most as if it took all of the longest step.
@@ -252,7 +262,7 @@ class UnevenSplits:
         if not len(rows):
             return
         stages = self.stages.take(rows)
-        stage_s = (most_s - self.model.around_s())[rows] / stages.batch.num_microbatches
+        stage_s = (most_s - self.around_s)[rows] / stages.batch.num_microbatches
         least, chosen, on_chunks = leading_layers_s(replace(recurrence, stages=stages), each.take(rows), stage_s)
         bound[rows] = np.maximum(bound[rows], least + outside_s[rows])
         left = bound[rows] < most_s[rows]
@@ -285,7 +295,7 @@ class UnevenSplits:
         """
         outside, free_s = free
         values = np.sort(np.concatenate([table.exposed_s for table in self.tables.values()]), axis=0)
-        around, rows = self.model.around_s(), (bound < most_s) & (values[-1] > values[0] + LEAST_SPREAD * most_s)
+        around, rows = self.around_s, (bound < most_s) & (values[-1] > values[0] + LEAST_SPREAD * most_s)
         # Of use is what the quickest pipeline leaves of the longest step; what is below A counts with the first.
         of_use = rows & (values + around + free_s <= most_s)
         first = int(np.count_nonzero(((values + around < outside) | ~rows).all(axis=1)))
@@ -308,7 +318,7 @@ class UnevenSplits:
         """Where few splits are left, price all of them: their least is the bound (changed in place)."""
         split, batch = self.split, self.batch
         p = split.pipeline_parallel
-        around, best = self.model.around_s(), found[0].counts.copy()
+        around, best = self.around_s, found[0].counts.copy()
         tables = [self.tables[self.stages.ends(stage)] for stage in range(p)]
         for row in np.flatnonzero(rows).tolist():
             seconds = np.stack([table.seconds[:, row] for table in tables])
@@ -342,7 +352,7 @@ class UnevenSplits:
     def outside_s(self, most_s: FloatArray) -> FloatArray:
         """A of the module docstring, [n]: some stage has ⌈L/p⌉ layers or more, and there are those with the ends."""
         longest_s = np.where(np.isfinite(most_s), most_s, 1e30) / self.batch.num_microbatches
-        least_s = self.model.around_s() + self._mean_ending_s(longest_s)
+        mean_s, least_s = self._endings_s(longest_s)
         usual = -(-len(self.kind_of) // self.split.pipeline_parallel)
         if self.tables:
             above = [table for table in self.tables.values() if len(table.seconds) > usual - table.fewest >= 0]
@@ -357,14 +367,23 @@ class UnevenSplits:
                     exposed.append(table.exposed_s.min(axis=0))
                     optimizer.append(table.optimizer_s.min(axis=0))
             if exposed:
-                after_s = np.maximum.reduce(exposed) + np.maximum.reduce(optimizer)
-                return np.maximum(least_s, self.model.around_s() + after_s)
+                least_s = np.maximum.reduce(exposed) + np.maximum.reduce(optimizer)
+        return np.maximum(self.around_s + mean_s, self.around_s + least_s)
+
+    def _endings_s(self, longest_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """What follows the pipeline on a mean stage, and at least on one of ⌈L/p⌉ layers, [n] each."""
+        if not self._endings or not np.array_equal(self._endings[0], longest_s):  # asked again of those that are left
+            self._endings = longest_s, self._mean_ending_s(longest_s), self._least_ending_s(longest_s)
+        return self._endings[1], self._endings[2]
+
+    def _least_ending_s(self, longest_s: FloatArray) -> FloatArray:
+        usual = -(-len(self.kind_of) // self.split.pipeline_parallel)
         after_s = np.minimum.reduce([self._after_s(kind, usual, longest_s) for kind in range(len(self.kinds))])
         if len(self.kinds) > 1:  # some stage has its share of each kind, whatever else it has
             shares = [-(-self.kind_of.count(kind) // self.split.pipeline_parallel) for kind in range(len(self.kinds))]
             own_s = [self._after_s(kind, share, longest_s) for kind, share in enumerate(shares)]
             after_s = np.maximum.reduce([after_s, *own_s])
-        return np.maximum(least_s, self.model.around_s() + after_s)
+        return np.asarray(after_s)
 
     def _after_s(self, kind: int, count: int, longest_s: FloatArray) -> FloatArray:
         """What follows the pipeline on a stage with ``count`` layers of a kind, behind ``longest_s`` of work, [n]."""

@@ -209,9 +209,10 @@ def test_broadcasts_move_the_bytes_of_a_gather_and_wait_for_each_hop(
     """A chain through all members for each member: one hop for each further domain, the others inside."""
     inside_s, across_s, total = 1e-6, 1e-5, np.array([8e9])
     model = links(scale_up_latency_s=inside_s, scale_out_latency_s=across_s)
-    waited = model.broadcasts_s(total, ints(size), ints(stride)) - model.gather_s(total, ints(size), ints(stride))
+    ring = model.ring(ints(size), ints(stride))
+    waited = ring.broadcasts_s(total) - ring.gather_s(total)
     assert waited == pytest.approx(size * (hops_inside * inside_s + hops_across * across_s))
-    assert model.broadcasts_s(total, ints(1), ints(1)) == 0.0
+    assert model.ring(ints(1), ints(1)).broadcasts_s(total) == 0.0
 
 
 def test_a_fused_dispatcher_sends_a_token_once_to_each_device_of_a_node() -> None:

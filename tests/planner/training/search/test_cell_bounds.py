@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from core_cases import DENSE, LATENT, MOE, machine_with, problem_of
 
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.bounds.alike_layers import alike_layers
 from meshplan.planner.training.search.memory_savers import leaders
 from meshplan.planner.training.search.space import Space
 from meshplan.planner.training.search.templates import template_candidates
@@ -120,3 +122,18 @@ def test_the_pinned_part_of_a_space_is_the_space_of_the_pinned_question() -> Non
         assert part.templates.num_variants.tolist() == alone.templates.num_variants.tolist()
         for name, column in alone.templates.columns.items():
             assert part.templates.columns[name].tolist() == column.tolist()
+
+
+@pytest.mark.parametrize("domain_size", [2, 3, 8])
+@pytest.mark.parametrize("shape", [DENSE, MOE])
+def test_one_layer_stands_for_those_that_take_the_same(shape: ModelShape, domain_size: int) -> None:
+    """To the last bit, also where groups lie unevenly on nodes; and it stands for more than itself."""
+    problem = problem_of(shape, num_devices=24, global_batch_size=48, machine=machine_with(24, domain_size=domain_size))
+    space = Space.of(problem)
+    rows = np.arange(len(space.templates))
+    first, which = alike_layers(problem, space.templates.columns)
+    assert len(first) < len(rows)
+    for mode in (Recompute.NONE, Recompute.BLOCK):
+        each = space.bounds._priced(rows, mode)
+        assert (each[:, first][:, which] == each).all()
+        assert (space.bounds._table(mode, rows) == each).all()
