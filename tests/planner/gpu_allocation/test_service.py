@@ -36,8 +36,8 @@ SPEC: dict[str, Any] = {
         "burstiness": 2,
         "buckets": [
             {"input_tokens": [16, 256], "output_tokens": [8, 128], "request_rate_per_s": 20.0},
-            {"input_tokens": [257, 2048], "output_tokens": [129, 512], "request_rate_per_s": 5.0},
-            {"input_tokens": [2049, 16000], "output_tokens": [8, 512], "request_rate_per_s": 1.0},
+            {"input_tokens": [257, 2048], "output_tokens": [33, 128], "request_rate_per_s": 5.0},
+            {"input_tokens": [2049, 16000], "output_tokens": [8, 64], "request_rate_per_s": 1.0},
         ],
     },
     "slo": {"ttft_p99_s": 4.0, "tpot_p99_s": 0.08},
@@ -268,7 +268,7 @@ def test_promises_that_no_type_keeps_name_the_bucket_and_the_nearest_promise(cat
     tight = spec(slo={"ttft_p99_s": 0.05, "tpot_p99_s": 0.08})
     made = make_plan(tight, catalog)
     assert made.solution["status"] == "infeasible"
-    assert "2049–16000 input and 8–512 output tokens" in made.solution["binding_constraint"]
+    assert "2049–16000 input and 8–64 output tokens" in made.solution["binding_constraint"]
     (change,) = made.solution["least_change"]
     eased = {**tight["slo"], **change["slo"]}
     assert solve_fleet(compiled(spec(slo=eased), catalog).problem).assignment is not None
@@ -307,16 +307,16 @@ def test_a_quota_below_the_need_says_by_how_much(catalog: Catalog) -> None:
 
 def test_caps_hold_by_type_region_and_zone(catalog: Catalog) -> None:
     zones = ["us-east-1a", "us-east-1b"]
-    market: dict[str, Any] = {"offers": [{"type": "aws-g6e-xlarge", "zones": zones, "max_nodes": 3}]}
+    market: dict[str, Any] = {"offers": [{"type": "aws-g6e-xlarge", "zones": zones, "max_nodes": 2}]}
     free = compiled(spec(market=market), catalog).problem
     assert [offer.name for offer in free.offers] == [f"aws-g6e-xlarge/us-east-1/{zone}" for zone in zones]
     found = solve_fleet(free).assignment
     assert found is not None
-    assert max(found.units[0]) <= 3 < sum(found.units[0])
-    market["quotas"] = [{"type": "aws-g6e-xlarge", "zone": "us-east-1a", "max_devices": 2}]
+    assert max(found.units[0]) <= 2 < sum(found.units[0])
+    market["quotas"] = [{"type": "aws-g6e-xlarge", "zone": "us-east-1a", "max_devices": 1}]
     capped = solve_fleet(compiled(spec(market=market), catalog).problem).assignment
     assert capped is not None
-    assert capped.units[0][0] <= 2
+    assert capped.units[0][0] <= 1
     market["quotas"] = [{"zone": "us-east-1c", "max_devices": 2}]
     assert "no offer is of us-east-1c" in refused(spec(market=market), catalog)["market.quotas[0]"]
 
