@@ -198,7 +198,7 @@ def test_a_budget_that_binds_says_how_much_would_do(catalog: Catalog) -> None:
     spec = {**SPEC, "model": "llama-3.2-1b", "cluster": cluster, "constraints": {"max_usd_per_run": 1.0}}
     plan = make_plan(spec, catalog)
     assert plan.solution["status"] == "infeasible"
-    assert plan.solution["binding_constraint"] == "max_usd_per_run"
+    assert plan.solution["binding_constraint"] == "max_usd_per_run: at most $1.00 for the run"
 
 
 # --- one pinned configuration --------------------------------------------------------------------------------------

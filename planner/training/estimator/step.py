@@ -162,8 +162,9 @@ class TrainingModel:
 
     def _forward_shares(self, stage_s: FloatArray, block_s: FloatArray) -> FloatArray:
         """Forward share of a micro-batch on a stage, [n]: with block recompute, a third of the time without it."""
-        in_block = self.candidates.recompute == Recompute.BLOCK
-        return np.where(in_block, FORWARD_SHARE * (1.0 - block_s / stage_s), self.forward_share)
+        in_block = (self.candidates.recompute == Recompute.BLOCK) & (stage_s > 0.0)  # a chunk may be empty
+        again = np.divide(block_s, stage_s, out=np.zeros_like(stage_s), where=in_block)
+        return np.where(in_block, FORWARD_SHARE * (1.0 - again), self.forward_share)
 
     def _stage(
         self, stage: StageClass, layers: Mapping[int, LayerTimes], in_block: Mapping[int, LayerTimes]
@@ -321,7 +322,11 @@ class TrainingModel:
         each = {chunk: self.chunk_s(chunk) for chunk in dict.fromkeys(chunks)}
         seconds = np.stack([each[chunk][0] for chunk in chunks]).reshape(v, p, -1)
         share = np.stack([each[chunk][1] for chunk in chunks]).reshape(seconds.shape)
-        seconds = seconds * (np.stack([stage.seconds for stage in stages]) / seconds.sum(axis=0))
+        whole = seconds.sum(axis=0)  # 0 on a stage of empty chunks
+        scale = np.divide(
+            np.stack([stage.seconds for stage in stages]), whole, out=np.ones_like(whole), where=whole > 0.0
+        )
+        seconds = seconds * scale
         return unlike_chunks_s(share * seconds, (1.0 - share) * seconds, self.candidates.num_microbatches)
 
     def slowest_stage_s(self) -> tuple[float, dict[int | None, float]]:

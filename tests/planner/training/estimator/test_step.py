@@ -40,6 +40,20 @@ def with_time(problem: TrainingProblem, **constants: float) -> TrainingProblem:
     return replace(problem, calibration=problem.calibration.with_time(**constants))
 
 
+@pytest.mark.parametrize("recompute", ["none", "block"])
+def test_a_chunk_without_layers_costs_nothing_and_breaks_nothing(recompute: str) -> None:
+    problem = problem_of(DENSE, num_devices=4, global_batch_size=8)
+    choices = {"activation_recompute": recompute, "recompute_num_layers": int(recompute == "block")}
+    steps = [
+        step_s(
+            problem, configured(problem, pipeline_parallel=4, virtual_pipeline_stages=2, layers_per_chunk=n, **choices)
+        )
+        for n in ((1, 1, 1, 0, 1, 1, 1, 0), (0, 2, 1, 1, 1, 1, 0, 0))
+    ]
+    assert all(map(math.isfinite, steps))
+    assert steps[0] < steps[1]
+
+
 @settings(deadline=None)
 @given(question=questions())
 def test_the_parts_sum_to_the_step(question: Question) -> None:
