@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import Command
-from sweep_cases import TOO_LARGE, write_sweep
+from sweep_cases import BASE, TOO_LARGE, write_sweep
 
 from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
@@ -22,8 +23,7 @@ from meshplan.catalogs.database.studies.points import Points, PointState
 from meshplan.planner.sweep.study import find_study
 
 PATIENCE_S = 120.0
-# Enough points for the signal to come before the last one, however late this process is told of the second.
-NUM_POINTS = 14
+NUM_POINTS = 6
 SLOW = f"""\
 kind: sweep
 base: base.yaml
@@ -81,6 +81,9 @@ def test_a_sweep_that_is_killed_goes_on_and_repeats_nothing(
     meshplan: Command, database: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
     path = write_sweep(tmp_path, SLOW)
+    # Without pins a point takes long enough for the signal to come before the last one.
+    free = {name: value for name, value in BASE.items() if name != "fixed"}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(free))
     command = [sys.executable, "-m", "meshplan.cli.main", "sweep", str(path), "-n", "1"]
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "80"})
     catalog = Catalog.open(str(database))
