@@ -1,13 +1,14 @@
-"""What every solver returns: an assignment with a proof of how good it is."""
+"""What every solver returns: an assignment with a proof of how good it is; and what was tried where there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
 AssignmentT = TypeVar("AssignmentT")
+Change = TypeVar("Change")
 
 # Below this relative gap an incumbent counts as proven optimal: the rounding of double-precision sums, no more.
 OPTIMAL_RELATIVE_GAP = 1e-9
@@ -101,3 +102,21 @@ def solution_document(solution: Solution[Any], seed: int) -> dict[str, Any]:
         "seed": seed,
     }
     return {**document, "stopped": solution.stopped} if solution.stopped else document
+
+
+def tried(attempts: Iterable[tuple[str, Callable[[], Change | None]]]) -> tuple[list[Change], list[str]]:
+    """The changes that help, and everything that was tried, in words.
+
+    Args:
+        attempts: in words → the change that helps; None where it does not.
+
+    >>> tried([("more devices", lambda: None), ("a lower rate", lambda: "2 requests/s")])
+    (['2 requests/s'], ['more devices', 'a lower rate'])
+    """
+    changes, words = [], []
+    for said, attempt in attempts:
+        words.append(said)
+        change = attempt()
+        if change is not None:
+            changes.append(change)
+    return changes, words

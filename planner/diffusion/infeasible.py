@@ -11,6 +11,7 @@ import numpy as np
 
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.core.plan import plain
+from meshplan.planner.core.solution import tried
 from meshplan.planner.diffusion.problem.degrees import short_config
 from meshplan.planner.diffusion.problem.problem import DiffusionProblem
 from meshplan.planner.diffusion.search.search import (
@@ -25,13 +26,13 @@ from meshplan.planner.diffusion.search.search import (
     search,
 )
 
-# Limit → field of the problem that holds it, and the plain value that lifts it.
-_LIFTED = {
-    LATENCY: {"max_latency_s": None},
-    COST: {"max_usd_per_item": None},
-    MONEY: {"max_usd_per_hour": None},
-    POWER: {"max_power_w": None},
-    RATE: {"request_rate_per_s": None},
+# Limit → the question without it.
+_LIFTED: dict[str, Callable[[DiffusionProblem], DiffusionProblem]] = {
+    LATENCY: lambda problem: replace(problem, max_latency_s=None),
+    COST: lambda problem: replace(problem, max_usd_per_item=None),
+    MONEY: lambda problem: replace(problem, max_usd_per_hour=None),
+    POWER: lambda problem: replace(problem, max_power_w=None),
+    RATE: lambda problem: replace(problem, request_rate_per_s=None),
 }
 # More devices are tried up to these, and up to so many times the question's.
 _MOST_DEVICES = 4096
@@ -45,8 +46,13 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
     found = searched.found
     if found is None:
         reason, _ = searched.illegal.most_common(1)[0] if searched.illegal else ("no degrees are legal", 0)
-        changes, tried = _changes(problem, [])
-        return {"binding_constraint": reason, "nearest_miss": None, "least_change": changes, "tried": tried}
+        changes, words = tried(_attempts(problem, []))
+        return {
+            "binding_constraint": reason,
+            "nearest_miss": None,
+            "least_change": [{"change": change} for change in changes],
+            "tried": words,
+        }
     order = (MEMORY, DEVICES, RATE, LATENCY, COST, MONEY, POWER)
     excess = {name: _excess(problem, searched, name) for name in order}
     counts = np.sum(np.stack([searched.broken[name] for name in order]), axis=0)
@@ -55,7 +61,7 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
     nearest = int(np.lexsort((by, counts))[0])
     broken = [name for name in order if searched.broken[name][nearest]]
     worst = float(excess[broken[0]][nearest])
-    changes, tried = _changes(problem, broken)
+    changes, words = tried(_attempts(problem, broken))
     return {
         "binding_constraint": "; ".join(_sentence(problem, searched, name, nearest) for name in broken),
         "nearest_miss": {
@@ -65,8 +71,8 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
             "excess": worst,
             "excess_text": f"{worst:.1%} too {'little' if broken[0] == RATE else 'much'}",
         },
-        "least_change": changes,
-        "tried": tried,
+        "least_change": [{"change": change} for change in changes],
+        "tried": words,
     }
 
 
@@ -128,22 +134,12 @@ def _packed(searched: Searched, index: int) -> str:
     return f" ({replicas} replicas of {found.configs[index].replica_devices}, and the hosts take {room})"
 
 
-def _changes(problem: DiffusionProblem, broken: list[str]) -> tuple[list[dict[str, str]], list[str]]:
-    """Changes of one thing, each sufficient by itself, and everything that was tried, in words."""
-    found, tried = [], []
-    for words, attempt in _attempts(problem, broken):
-        tried.append(words)
-        change = attempt()
-        if change is not None:
-            found.append({"change": change})
-    return found, tried
-
-
 def _attempts(problem: DiffusionProblem, broken: list[str]) -> Iterator[tuple[str, Callable[[], str | None]]]:
     """What is tried: a pin less, more devices, PipeFusion, a weaker limit."""
     for name in problem.pinned:
         yield f"fixed.{name} dropped", partial(_without_pin, problem, name)
-    yield f"up to {_most_devices(problem)} devices", partial(_more_devices, problem)
+    if larger := _larger(problem):
+        yield f"up to {larger[-1]} devices", partial(_more_devices, problem, larger)
     if not problem.stale_activations:
         yield "PipeFusion", partial(_with_stale_activations, problem)
     for name in broken:
@@ -160,21 +156,21 @@ def _without_pin(problem: DiffusionProblem, name: str) -> str | None:
     )
 
 
-def _most_devices(problem: DiffusionProblem) -> int:
-    """The largest cluster that is tried: sixteen times the question's, or the first doubling beyond the limit."""
-    more = problem.max_devices
-    while more < min(_MOST_DEVICES, _MOST_TIMES * problem.max_devices):
-        more *= 2
-    return more
+def _larger(problem: DiffusionProblem) -> list[int]:
+    """Clusters that are tried: each twice the one before, until one reaches sixteen times the question's."""
+    sizes, most = [], min(_MOST_DEVICES, _MOST_TIMES * problem.max_devices)
+    size = problem.max_devices
+    while size < most:
+        size *= 2
+        sizes.append(size)
+    return sizes
 
 
-def _more_devices(problem: DiffusionProblem) -> str | None:
-    more, most = problem.max_devices, _most_devices(problem)
-    while more < most:
-        more *= 2
-        machine = replace(problem.machine, num_devices=max(more, problem.machine.num_devices))
-        if search(replace(problem, max_devices=more, machine=machine)).best is not None:
-            return f"{more} devices instead of {problem.max_devices}"
+def _more_devices(problem: DiffusionProblem, sizes: list[int]) -> str | None:
+    for size in sizes:
+        machine = replace(problem.machine, num_devices=max(size, problem.machine.num_devices))
+        if search(replace(problem, max_devices=size, machine=machine)).best is not None:
+            return f"{size} devices instead of {problem.max_devices}"
     return None
 
 
@@ -185,7 +181,7 @@ def _with_stale_activations(problem: DiffusionProblem) -> str | None:
 
 def _without_limit(problem: DiffusionProblem, name: str) -> str | None:
     """The limit that the best plan without it would keep."""
-    free = search(replace(problem, **_LIFTED[name]))  # type: ignore[arg-type]
+    free = search(_LIFTED[name](problem))
     if free.best is None or free.found is None:
         return None
     values = _values(free, name)[free.kept]

@@ -22,6 +22,7 @@ from meshplan.catalogs.units import (
     format_usd,
     parse_quantity,
 )
+from meshplan.planner.core.solution import tried
 from meshplan.planner.training.plan import config_document
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
@@ -48,17 +49,12 @@ def explain_infeasible(problem: TrainingProblem, report: SearchReport) -> dict[s
         each of which alone makes the question feasible; empty where none of the tried ones does) and ``tried`` (all
         that was tried, in words).
     """
-    tried, changes = [], []
-    for words, attempt in _attempts(problem):
-        tried.append(words)
-        change = attempt()
-        if change is not None:
-            changes.append(change)
+    changes, words = tried(_attempts(problem))
     return {
         "binding_constraint": _binding(problem, report, [change["constraint"] for change in changes]),
         "nearest_miss": _nearest(report),
         "least_change": changes,
-        "tried": tried,
+        "tried": words,
     }
 
 

@@ -93,7 +93,7 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
     if problem.shape.blocks is not None:
         yield Unconfirmed(
             what=f"{describe_blocks(problem.shape)}: time and memory follow the papers' arithmetic, recurrences timed "
-            "forward kernels; no measured run is in the fit",
+            "forward kernels; few measured runs of such models are in the fit",
             share=_share(priced, "attention"),
         )
 

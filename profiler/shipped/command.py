@@ -1,4 +1,4 @@
-"""The command line that the fits of shipped files share: ``python -m MODULE SOURCE … FOLDER``."""
+"""What the fits of shipped files share: the command line ``python -m MODULE SOURCE … FOLDER``, a citation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import argparse
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+AICONFIGURATOR = (
+    "Fitted to kernel times published with AIConfigurator, aiconfigurator-core 0.12.0 "
+    "(https://github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
+)
 
 
 def write_files(make: Callable[..., Mapping[str, str]]) -> None:

@@ -29,12 +29,8 @@ from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.grid import FloatArray
 from meshplan.catalogs.surfaces.time_tables import Points, TimeTable, table_row
 from meshplan.profiler.fitting.surface_fit import cross_validated, fit_time_table
-from meshplan.profiler.shipped.command import write_files
+from meshplan.profiler.shipped.command import AICONFIGURATOR, write_files
 
-SOURCE = (
-    "Fitted to kernel times published with AIConfigurator, aiconfigurator-core 0.12.0 "
-    "(https://github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
-)
 # vLLM's tables time the whole block only; the others' kernels compose with the surfaces of products.
 SCOPES = {"trtllm": ("kernel",), "vllm": ("module",), "sglang": ("kernel",)}
 # Tables that no device could have produced: rows of 4.29 GB of cache in 1.24 ms are 3.5 TB/s, an A100 has 2.0 TB/s.
@@ -55,9 +51,9 @@ def files(aiconfigurator_core: Path) -> dict[str, str]:
     latent = [*latent_rows(folder), *projection_rows(folder)]
     return {
         attention_surfaces.SURFACES.shipped.name: attention_surfaces.SURFACES.text(
-            attention_rows(folder), source=SOURCE
+            attention_rows(folder), source=AICONFIGURATOR
         ),
-        latent_surfaces.SURFACES.shipped.name: latent_surfaces.SURFACES.text(latent, source=SOURCE),
+        latent_surfaces.SURFACES.shipped.name: latent_surfaces.SURFACES.text(latent, source=AICONFIGURATOR),
     }
 
 

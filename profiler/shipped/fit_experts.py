@@ -35,9 +35,9 @@ from meshplan.catalogs.surfaces.time_tables import STEP
 from meshplan.profiler.fitting.gemm_model import HELD_OUT_FRACTION
 from meshplan.profiler.fitting.least_squares import RelativeError, fit_positive, held_out, relative_error
 from meshplan.profiler.fitting.surface_fit import fit_grid, fit_grid_robustly
-from meshplan.profiler.shipped.command import write_files
+from meshplan.profiler.shipped.command import AICONFIGURATOR, write_files
 from meshplan.profiler.shipped.expert_tables import ExpertSamples, expert_samples
-from meshplan.profiler.shipped.fit_attention import SOURCE, octaves
+from meshplan.profiler.shipped.fit_attention import octaves
 
 KNOTS = (
     octaves(2.0**-8, 2.0**14),
@@ -73,7 +73,7 @@ def stored(surfaces: Sequence[ExpertSurface]) -> tuple[list[dict[str, Any]], dic
     shapes = sorted({shape for surface in surfaces for shape in surface.shapes})
     knots = [[float(position) for position in positions] for positions in KNOTS]
     rows = [surface_row(surface, shapes) for surface in surfaces]
-    return rows, {"source": SOURCE, "knots": knots, "shapes": shapes}
+    return rows, {"source": AICONFIGURATOR, "knots": knots, "shapes": shapes}
 
 
 def fit_experts(
@@ -158,7 +158,7 @@ def _fitted(samples: ExpertSamples, device: str, quantization: str, framework: s
         p90_error=0.0,
         new_shape_median_error=0.0,
         new_shape_p90_error=0.0,
-        source=SOURCE,
+        source=AICONFIGURATOR,
     )
 
 

@@ -33,12 +33,8 @@ from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.grid import FloatArray
 from meshplan.catalogs.surfaces.recurrent import DECODE, KERNELS, PREFILL
 from meshplan.profiler.fitting.least_squares import fit_positive, relative_error
-from meshplan.profiler.shipped.command import write_files
+from meshplan.profiler.shipped.command import AICONFIGURATOR, write_files
 
-SOURCE = (
-    "Fitted to kernel times published with AIConfigurator, aiconfigurator-core 0.12.0 "
-    "(https://github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
-)
 # Kind of recurrent mixer → (folder, table). The tables of Mamba-2 time its convolution alone.
 TABLES = {"gated-delta": ("linear_attention", "gdn_perf"), "kimi-delta": ("kda", "kda_perf")}
 # Phase → as the tables call it. `verify` times several drafted tokens a request.
@@ -56,7 +52,7 @@ UNCACHED_ELEMENTS, LAUNCH_ELEMENTS = 2**26, 2**19
 def files(aiconfigurator_core: Path) -> dict[str, str]:
     """Recurrences by kind, device, framework and phase."""
     rows = recurrent_rows(data_folder(aiconfigurator_core))
-    return {KERNELS.shipped.name: KERNELS.text(rows, source=SOURCE)}
+    return {KERNELS.shipped.name: KERNELS.text(rows, source=AICONFIGURATOR)}
 
 
 def recurrent_rows(folder: Path) -> Iterator[dict[str, Any]]:

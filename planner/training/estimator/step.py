@@ -26,16 +26,16 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
 from meshplan.planner.training.estimator.candidates import (
     Candidates,
-    PipelineSplit,
     StageClass,
     attention_windows,
     chunk_classes,
 )
 from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel
 from meshplan.planner.training.estimator.exchange.boundaries import (
+    ends_meet,
     message_bytes,
+    messages_s,
     tied_gradient_bytes,
-    waits_of_a_round,
 )
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.exchange.data_parallel import FORWARD_SHARE, DataParallelModel
@@ -43,12 +43,10 @@ from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTime
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.offload import activation_offload_s
 from meshplan.planner.training.estimator.operators.products import activation_bytes
-from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
 from meshplan.planner.training.pipeline.waiting import Layout, least_waiting_s, waiting_s
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
-from meshplan.planner.training.problem.schedules import SCHEDULES
 
 # Forward share of attention's own time (:data:`.compute.FLASH_BACKWARD_RATIO`): what full recompute repeats of it.
 ATTENTION_FORWARD_SHARE = 1.0 / (1.0 + FLASH_BACKWARD_RATIO)
@@ -233,8 +231,7 @@ class TrainingModel:
         """All-reduce of a tied embedding's gradient between first and last stage, once a step, [n]."""
         batch, split = self.candidates, self.candidates.split
         whole = tied_gradient_bytes(self.shape, self.workload, self.calibration.recipe)
-        places = stage_of_chunk(split.schedule, split.pipeline_parallel, split.virtual_pipeline_stages)
-        if not whole or places[-1] == 0 or split.vocabulary_parallel:  # its copies meet, or are none
+        if not whole or ends_meet(split) or split.vocabulary_parallel:  # one copy, or none
             return 0.0
         return self._links.ends_s(whole / batch.tensor_parallel, split.pipeline_parallel * batch.stage_devices)
 
@@ -404,38 +401,6 @@ class TrainingModel:
             unlike_chunks_s=self._unlike_chunks_s(stages),
             memory=self.memory.stages() if with_memory else (),
         )
-
-
-def messages_s(
-    links: CommunicationModel,
-    split: PipelineSplit,
-    payload_bytes: FloatArray,
-    stage_devices: IntArray,
-    num_microbatches: IntArray,
-    *,
-    busy_s: FloatArray | None = None,
-) -> FloatArray:
-    """Exposed messages between the stages of a pipeline, [n]: see :meth:`TrainingModel.neighbour_messages_s`.
-
-    Args:
-        links: prices messages.
-        split: the pipeline, of two stages or more.
-        payload_bytes: what one device sends over a boundary for a micro-batch, one way [n].
-        stage_devices: devices of one stage [n].
-        num_microbatches: m [n].
-        busy_s: work of the slowest stage in a step, [n]; None: as much as there are messages.
-    """
-    hides = SCHEDULES[split.schedule].hides_neighbour_messages and links.calibration.recipe.overlaps_pipeline
-    all_waits = waits_of_a_round(links.calibration.recipe) * (num_microbatches * split.virtual_pipeline_stages - 1)
-    waits = UNHIDDEN_SHARE * all_waits if hides else all_waits
-    stages = split.pipeline_parallel
-    places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
-    wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
-    exposed = links.pipeline_s(payload_bytes, stages, stage_devices, waits, wraps=wraps)
-    if busy_s is None or not hides:
-        return exposed
-    whole = links.pipeline_s(payload_bytes, stages, stage_devices, all_waits, wraps=wraps)
-    return np.maximum(exposed, whole - busy_s)
 
 
 def estimate_training(

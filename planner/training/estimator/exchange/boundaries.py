@@ -1,4 +1,4 @@
-"""What the stages of a pipeline send each other, in bytes of one device.
+"""What the stages of a pipeline send each other, in bytes of one device, and what of that is exposed.
 
     forward    T·h/t elements of activations, and with ``sends_attention_mask`` s² elements more
     backward   T·h/t elements of gradients; T·h from every tensor-parallel rank with ``sends_whole_gradients``
@@ -23,7 +23,11 @@ from meshplan.catalogs.constants.training import FrameworkRecipe
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.constants import BYTES_16_BIT
+from meshplan.planner.training.estimator.candidates import PipelineSplit
+from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
+from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.problem import TrainingWorkload
+from meshplan.planner.training.problem.schedules import SCHEDULES
 
 
 def message_bytes(
@@ -57,3 +61,44 @@ def tied_gradient_bytes(shape: ModelShape, workload: TrainingWorkload, recipe: F
     if not shape.tie_word_embeddings or workload.phase.has_adapters:
         return 0.0
     return shape.vocab_size * shape.hidden_size * (workload.gradient_bytes or recipe.gradient_bytes)
+
+
+def ends_meet(split: PipelineSplit) -> bool:
+    """Whether the last chunk is on the stage of the first."""
+    return stage_of_chunk(split.schedule, split.pipeline_parallel, split.virtual_pipeline_stages)[-1] == 0
+
+
+def messages_s(
+    links: CommunicationModel,
+    split: PipelineSplit,
+    payload_bytes: FloatArray,
+    stage_devices: IntArray,
+    num_microbatches: IntArray,
+    *,
+    busy_s: FloatArray | None = None,
+) -> FloatArray:
+    """Exposed messages between the stages of a pipeline, [n], without a tied embedding's gradient.
+
+    The pipeline fills over every boundary once; then each further micro-batch waits for the stage with the slowest
+    boundaries. A schedule that hides messages leaves :data:`~.collectives.UNHIDDEN_SHARE` of them exposed, and what
+    takes longer than all the work that it could run behind.
+
+    Args:
+        links: prices messages.
+        split: the pipeline, of two stages or more.
+        payload_bytes: what one device sends over a boundary for a micro-batch, one way [n].
+        stage_devices: devices of one stage [n].
+        num_microbatches: m [n].
+        busy_s: work of the slowest stage in a step, [n]; None: as much as there are messages.
+    """
+    hides = SCHEDULES[split.schedule].hides_neighbour_messages and links.calibration.recipe.overlaps_pipeline
+    all_waits = waits_of_a_round(links.calibration.recipe) * (num_microbatches * split.virtual_pipeline_stages - 1)
+    waits = UNHIDDEN_SHARE * all_waits if hides else all_waits
+    stages = split.pipeline_parallel
+    places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
+    wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
+    exposed = links.pipeline_s(payload_bytes, stages, stage_devices, waits, wraps=wraps)
+    if busy_s is None or not hides:
+        return exposed
+    whole = links.pipeline_s(payload_bytes, stages, stage_devices, all_waits, wraps=wraps)
+    return np.maximum(exposed, whole - busy_s)

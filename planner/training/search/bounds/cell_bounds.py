@@ -39,11 +39,10 @@ from meshplan.planner.training.estimator.candidates import (
     split_layers,
 )
 from meshplan.planner.training.estimator.compute import ComputeModel
-from meshplan.planner.training.estimator.exchange.boundaries import message_bytes
+from meshplan.planner.training.estimator.exchange.boundaries import message_bytes, messages_s
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.operators.products import activation_bytes
-from meshplan.planner.training.estimator.step import messages_s
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
