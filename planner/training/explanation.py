@@ -94,10 +94,12 @@ def fit(plan: Plan) -> str:
     if worst["safe_bytes"] <= limit:
         return f"it fits, {format_bytes(limit - worst['safe_bytes'])} of {format_bytes(limit)} to spare"
     typical = max(stage["typical_bytes"] for stage in plan.memory["stages"])
+    is_wide = worst.get("gradients_bytes", 0.0) > worst.get("weights_bytes", 0.0)
+    smaller = ", or keep gradients in 16 bits (fixed.gradient_precision: bf16)" if is_wide else ""
     return (
         f"it fits by the typical figure alone, {format_bytes(typical)} of {format_bytes(limit)}: the safe bound is "
         f"{format_bytes(worst['safe_bytes'] - limit)} over. Measured runs have needed as much; to be safe, recompute "
-        "more, shard more or take a smaller micro-batch"
+        f"more, shard more or take a smaller micro-batch{smaller}"
     )
 
 

@@ -25,6 +25,7 @@ from meshplan.catalogs.units import (
 from meshplan.planner.core.solution import tried
 from meshplan.planner.training.plan import config_document
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingObjective, TrainingProblem
+from meshplan.planner.training.problem.switches import GRADIENT_BYTES
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import LIMITS, ScoredConfig, SearchReport
@@ -36,7 +37,10 @@ MOST_OF_FEW = 64
 CENTS_SHOWN_BELOW = 100_000
 # Names of constraints that no field of the limits has.
 NETWORK = "network"
+DEVICE_MEMORY = "device memory"
 RUN_TIME = "max_run_time"
+# How NVIDIA's own presets keep them (Megatron-Bridge, scripts/performance: grad_reduce_in_fp32 is false in all).
+SMALL_GRADIENTS = "bf16"
 # Rounding of sums in double precision: 2.5 USD must not become 2.51.
 ROUNDING = 1e-12
 
@@ -49,7 +53,7 @@ def explain_infeasible(problem: TrainingProblem, report: SearchReport) -> dict[s
         each of which alone makes the question feasible; empty where none of the tried ones does) and ``tried`` (all
         that was tried, in words).
     """
-    changes, words = tried(_attempts(problem))
+    changes, words = tried(_attempts(problem, _last_limit(report)))
     return {
         "binding_constraint": _binding(problem, report, [change["constraint"] for change in changes]),
         "nearest_miss": _nearest(report),
@@ -58,8 +62,12 @@ def explain_infeasible(problem: TrainingProblem, report: SearchReport) -> dict[s
     }
 
 
-def _attempts(problem: TrainingProblem) -> Iterator[tuple[str, Callable[[], dict[str, Any] | None]]]:
-    """What is tried, each by itself: a limit lifted, a pin dropped, a network, more devices, states off the devices."""
+def _attempts(
+    problem: TrainingProblem, last_limit: str | None
+) -> Iterator[tuple[str, Callable[[], dict[str, Any] | None]]]:
+    """What is tried, each by itself: a limit lifted, a pin dropped, a network, more devices, states off the devices;
+    smaller gradients where the devices' memory is the limit that refused the last.
+    """
     for name, (lift, _) in _LIFTED.items():
         if lift(problem.limits) != problem.limits:
             yield f"{name} lifted", partial(_without, problem, name)
@@ -69,6 +77,8 @@ def _attempts(problem: TrainingProblem) -> Iterator[tuple[str, Callable[[], dict
         yield "a network between the nodes", partial(_with_network, problem)
     if problem.machine.is_joined and not _beyond_any_budget(problem):
         yield f"up to {_most_devices(problem)} devices", partial(_devices_needed, problem)
+    if last_limit == DEVICE_MEMORY and _may_shrink_gradients(problem):
+        yield "gradients in 16 bits", partial(_with_small_gradients, problem)
     if _may_offload(problem):
         yield "states in host memory", partial(_with_offload, problem)
 
@@ -179,6 +189,23 @@ def _without_pin(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
     if not DegreeSearch(problem.with_fixed(rest), keep=1, usual_splits=True).has_plan():
         return None
     return {"constraint": f"fixed.{name}", "change": f"without fixed.{name}: {problem.fixed[name]}"}
+
+
+def _may_shrink_gradients(problem: TrainingProblem) -> bool:
+    """The framework keeps gradients wider than it could, and the question does not say how."""
+    return (
+        problem.calibration.recipe.gradient_bytes > GRADIENT_BYTES[SMALL_GRADIENTS]
+        and "gradient_precision" not in problem.fixed
+    )
+
+
+def _with_small_gradients(problem: TrainingProblem) -> dict[str, Any] | None:
+    """Gradients of half the size, where the framework's rules allow them and they are enough."""
+    shrunk = problem.with_fixed({**problem.fixed, "gradient_precision": SMALL_GRADIENTS})
+    if not DegreeSearch(shrunk, keep=1, usual_splits=True).has_plan():
+        return None
+    change = f"fixed.gradient_precision: {SMALL_GRADIENTS} (sums of gradients lose digits)"
+    return {"constraint": "gradient_precision", "change": change}
 
 
 def _may_offload(problem: TrainingProblem) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -19,13 +20,16 @@ from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingObjective
 from meshplan.planner.training.search.degrees import search_degrees
 
+# A model whose last stage has a layer that is none of a chunk: it predicts the token after the next.
+PREDICTS_TWO = replace(MOE, num_nextn_predict_layers=1)
+
 
 def main(count: int, seed: int) -> None:
     """Ask and print violations and the worst gap."""
     draw, violations, worst = random.Random(seed), 0, 0.0
     for index in range(count):
         problem = problem_of(
-            draw.choice((DENSE, MOE)),
+            draw.choice((DENSE, MOE, PREDICTS_TWO)),
             num_devices=draw.choice((2, 4, 6, 8)),
             global_batch_size=draw.choice((2, 4, 6, 12)),
             sequence_length=draw.choice((512, 1024, 4096)),

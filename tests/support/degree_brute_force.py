@@ -176,6 +176,7 @@ def every_legal_config(problem: TrainingProblem, splits: Splits = layer_splits) 
         for one in legal[p, v, schedule]:
             config = replace(one, layers_per_chunk=split)
             blocks = max(split) if config.activation_recompute == "none" and "block" in modes else 1
+            blocks += blocks > 1 and problem.shape.num_nextn_predict_layers > 0  # full recompute repeats these, too
             for count in range(blocks):
                 block = {"activation_recompute": "block", "recompute_num_layers": count} if count else {}
                 mixed = replace(config, **block)

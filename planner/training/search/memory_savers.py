@@ -1,9 +1,12 @@
 """What brings a candidate within memory: recompute of a block of layers, and offload.
 
 *Recompute of a block.* A candidate without recompute that exceeds the memory has variants that recompute the first r
-layers of each chunk, 1 ≤ r < the layers of a chunk. Time does not fall with r and memory does not grow, so the least r
-that fits is the best of them, and the only one that is priced
-(:meth:`~meshplan.planner.training.estimator.memory.MemoryModel.least_recomputed`).
+layers of each chunk, 1 ≤ r < the layers of the longest chunk. Time does not fall with r and memory does not grow, so
+the least r that fits is the best of them, and the only one that is priced
+(:meth:`~meshplan.planner.training.estimator.memory.MemoryModel.least_recomputed`). A block of the longest chunk is full
+recompute under another name, but where a model predicts several tokens: the layer that predicts them is no layer of a
+chunk, full recompute repeats it and a block does not (Megatron-Core, transformer/multi_token_prediction.py,
+``_checkpointed_forward``: "block" warns and skips it).
 
 *Offload* of optimizer states, parameters or kept activations takes no less time and no more device memory: where the
 limits allow it, candidates that exceed the device memory are tried with every allowed set. Of the optimizer states
@@ -75,6 +78,11 @@ def takes_blocks_only(problem: TrainingProblem) -> bool:
     return problem.fixed.get("activation_recompute") == "block"
 
 
+def takes_whole_chunks(problem: TrainingProblem) -> bool:
+    """A block may be as long as the longest chunk: it is pinned, or is not the same as full recompute."""
+    return takes_blocks_only(problem) or problem.shape.num_nextn_predict_layers > 0
+
+
 def takes_blocks(problem: TrainingProblem) -> bool:
     """Recompute of a block is pinned, or it is free and the framework has it."""
     is_free = "activation_recompute" not in problem.fixed
@@ -98,7 +106,7 @@ def with_blocks(problem: TrainingProblem, memory: MemoryModel, stages: Sequence[
             least = np.clip(least, 1, longest)
     else:
         least = np.full(len(batch), min(int(pinned), longest))
-    most = longest if takes_blocks_only(problem) else longest - 1
+    most = longest if takes_whole_chunks(problem) else longest - 1
     fits = (batch.recompute == Recompute.NONE) & (least >= 1) & (least <= most)
     blocks = batch.take(fits)
     return replace(blocks, recompute=np.full(len(blocks), int(Recompute.BLOCK)), recompute_num_layers=least[fits])
@@ -120,7 +128,8 @@ def blocks_beside_shares(problem: TrainingProblem, batch: Candidates) -> Iterato
         return
     plain = batch.take((batch.recompute == Recompute.NONE) & batch.optimizer_offload)
     block = np.full(len(plain), int(Recompute.BLOCK))
-    for count in range(1, max(batch.split.layers_per_chunk)) if len(plain) else ():
+    longest = max(batch.split.layers_per_chunk)
+    for count in range(1, longest + takes_whole_chunks(problem)) if len(plain) else ():
         yield replace(plain, recompute=block, recompute_num_layers=np.full(len(plain), count))
 
 

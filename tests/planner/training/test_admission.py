@@ -72,6 +72,7 @@ def test_pins_are_admitted_by_the_typical_figure_and_the_plan_says_so(catalog: C
     assert plan.config
     assert plan.solution["admitted_by"] == "typical figure"
     assert "typical figure alone" in fit(plan)
+    assert "gradient_precision: bf16" in fit(plan)
     assert plan.memory["worst"]["safe_bytes"] > plan.memory["limit_bytes"]
     assert plan.alternatives[0]["safe_bytes"] == pytest.approx(plan.memory["worst"]["safe_bytes"])
     priced = estimate_plan(spec, catalog)

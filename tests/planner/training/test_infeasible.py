@@ -120,6 +120,23 @@ def test_host_memory_binds() -> None:
     assert fits(problem, host_memory_bytes=1e9 + 1.001 * answer["nearest_miss"]["excess"])
 
 
+def test_smaller_gradients_are_offered_where_they_are_enough() -> None:
+    """The least memory of any plan with 16-bit gradients, which is too little for one with fp32."""
+    pins = {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1, "zero_stage": 1, "micro_batch_size": 1}
+    question = problem_of(
+        DENSE, num_devices=2, global_batch_size=4, rules=MEGATRON, fixed={**pins, "activation_recompute": "full"}
+    )
+    small = question.with_fixed({**question.fixed, "gradient_precision": "bf16"})
+    found, _ = search_degrees(small)
+    assert found.assignment is not None
+    tight = replace(question, limits=replace(question.limits, memory_bytes=found.assignment.safe_bytes))
+    report = explained(tight)
+    assert "gradients in 16 bits" in report["tried"]
+    assert "gradient_precision" in [change["constraint"] for change in report["least_change"]]
+    tighter = replace(tight, limits=replace(tight.limits, memory_bytes=found.assignment.safe_bytes * 0.9))
+    assert "gradient_precision" not in [change["constraint"] for change in explained(tighter)["least_change"]]
+
+
 def test_two_limits_that_bind_together_blame_the_last() -> None:
     """Lifting either alone does not help, so neither is a least change."""
     problem = problem_of(DENSE, num_devices=8, limits={"max_step_s": 1e-3, "max_usd_per_hour": 1.0})

@@ -36,7 +36,7 @@ from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
 from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageCosts
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
-from meshplan.planner.training.search.memory_savers import takes_blocks_only
+from meshplan.planner.training.search.memory_savers import takes_whole_chunks
 
 # Splits of a pipeline that are all looked at, at most, and numbers in an array at once.
 MOST_SPLITS, MOST_AT_ONCE = 2_000, 1_000_000
@@ -221,7 +221,7 @@ class _Splits:
         lacking -= ROUNDING * limit
         fits = (lacking <= 0.0).all(axis=1)
         again = np.zeros(fits.shape, dtype=np.int64)
-        longest = self.sizes.max(axis=1, initial=0) + takes_blocks_only(problem) - 1
+        longest = self.sizes.max(axis=1, initial=0) + takes_whole_chunks(problem) - 1
         for number in range(1, int(longest.max(initial=0)) + 1):
             if fits.all() or not costs.saved_bytes.any():
                 break

@@ -41,6 +41,26 @@ def test_a_block_of_layers_is_taken_where_it_is_the_fastest_that_fits() -> None:
     assert solution.objective < whole.objective
 
 
+def test_a_block_of_whole_chunks_spares_the_layers_that_predict_further_tokens() -> None:
+    """Full recompute repeats them, a block does not: where memory has room for that, pinning the block is no gain."""
+    shape = replace(MOE, num_nextn_predict_layers=1)
+    question: dict[str, Any] = {"num_devices": 4, "global_batch_size": 64, "sequence_length": 4096, "rules": MEGATRON}
+    base: dict[str, Any] = {"pipeline_parallel": 2, "virtual_pipeline_stages": 1, "layers_per_chunk": (2, 2)}
+    base |= {"tensor_parallel": 1, "context_parallel": 1, "expert_parallel": 1, "micro_batch_size": 8}
+    longest = {"activation_recompute": "block", "recompute_num_layers": 2}
+    least, _ = search_degrees(problem_of(shape, **question, fixed={**base, **longest}))
+    assert least.assignment is not None
+    limits = {"memory_bytes": least.assignment.safe_bytes * (1.0 + 1e-9)}
+    pins: list[dict[str, Any]] = [{}, longest, {"activation_recompute": "full"}]
+    free, block, full = (
+        search_degrees(problem_of(shape, **question, fixed={**base, **pin}, limits=limits))[0] for pin in pins
+    )
+    assert free.objective is not None
+    assert block.objective is not None
+    assert full.objective is not None
+    assert free.objective <= block.objective < full.objective
+
+
 @pytest.mark.parametrize(
     ("asked", "found"), [({}, 1), ({"recompute_num_layers": 2}, 2), ({"recompute_num_layers": 9}, 3)]
 )
