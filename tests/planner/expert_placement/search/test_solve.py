@@ -27,7 +27,7 @@ def best_by_enumeration(load: list[list[float]], num_redundant: int, num_devices
     """Balancedness of the best placement of each layer, all of them tried."""
     experts = range(len(load[0]))
     per_device = (len(experts) + num_redundant) // num_devices
-    rows = [[*chain(*each)] for each in product(combinations(experts, per_device), repeat=num_devices)]
+    rows = ([*chain(*each)] for each in product(combinations(experts, per_device), repeat=num_devices))
     legal = [row for row in rows if len(set(row)) == len(experts)]
     return [max(referee_balance([layer], [row], num_devices, [1.0] * num_devices) for row in legal) for layer in load]
 

@@ -74,7 +74,7 @@ def test_what_no_run_can_see_stays_at_the_literature() -> None:
 def test_a_framework_never_seen_is_judged_by_the_others() -> None:
     slow = replace(PLANTED, gemm_efficiency=0.4, memory_op_efficiency=0.3)
     # Two frameworks whose documented layouts of a step are almost alike, so that they differ by their constants.
-    runs = runs_of(shapes=(LARGE,)) + runs_of(slow, framework="nemo-mlperf", shapes=(LARGE,))
+    runs = runs_of(shapes=(LARGE,))[::2] + runs_of(slow, framework="nemo-mlperf", shapes=(LARGE,))[::2]
     made = calibrate(runs, source="two", date="2026-01-01")
     unseen = made.folds["framework"]
     assert {item.key[0] for item in unseen} == {"megatron", "nemo-mlperf"}
