@@ -131,7 +131,7 @@ def instances(draw: st.DrawFn) -> dict[str, Any]:
     return document
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(instances())
 def test_any_instance_gets_a_legal_placement_and_a_true_bound(document: dict[str, Any]) -> None:
     problem = ExpertPlacementProblem.from_document(document, HERE)
