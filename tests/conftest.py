@@ -36,8 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that need a target framework unless ``-m launchers`` asks for them.
 
-    Tests of a file that share something made once a file stay on one worker: each worker would make it again.
+    Tests of a file that share something made once a file stay on one worker: each worker would make it again. What
+    takes long in one piece (a wheel, all published runs) begins first: at the end the other workers would wait for it.
     """
+    root = Path(__file__).parent
+    items.sort(key=lambda item: item.path.parent not in (root, root / "validation"))
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
             made = (one[-1].scope for one in item._fixtureinfo.name2fixturedefs.values() if one)

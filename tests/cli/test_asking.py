@@ -135,19 +135,19 @@ def test_half_a_question_is_refused_in_words(arguments: tuple[str, ...], meshpla
 )
 def test_init_writes_a_spec_that_can_be_planned(options: tuple[str, ...], meshplan: Command, tmp_path: Path) -> None:
     spec = tmp_path / "question.yaml"
-    outcome = meshplan("init", "--model", "llama-3.1-8b", "--gpus", "8xH100", *options, spec)
+    outcome = meshplan("init", "--model", "llama-3.2-1b", "--gpus", "2xH100", *options, spec)
     assert outcome.code == 0
     assert f"meshplan plan {spec}" in outcome.out
-    assert yaml.safe_load(spec.read_text())["model"] == "llama-3.1-8b"
+    assert yaml.safe_load(spec.read_text())["model"] == "llama-3.2-1b"
     assert meshplan("plan", spec, "--no-store").code == 0
-    again = meshplan("init", "--model", "llama-3.1-8b", "--gpus", "8xH100", *options, spec)
+    again = meshplan("init", "--model", "llama-3.2-1b", "--gpus", "2xH100", *options, spec)
     assert (again.code, "--force" in again.err) == (6, True)
 
 
 @pytest.mark.parametrize("gpus", ["1xA100", "2xA100"])
 def test_the_next_commands_can_be_typed(meshplan: Command, gpus: str) -> None:
     """None twice, and none that asks for more devices than there are."""
-    question = ("--model", "llama-3.1-8b", "--gpus", gpus, "--concurrency", "4", "--lengths", "128/16")
+    question = ("--model", "llama-3.2-1b", "--gpus", gpus, "--concurrency", "4", "--lengths", "128/16")
     outcome = meshplan("plan", *question)
     commands = [line.split() for line in outcome.out.partition("next:\n")[2].splitlines() if "meshplan" in line]
     assert len({" ".join(words) for words in commands}) == len(commands) > 1

@@ -17,7 +17,7 @@ from meshplan.planner.service import make_plan
 
 SPEC = {
     "kind": "training",
-    "model": "llama-3.1-8b",
+    "model": "llama-3.2-1b",
     "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
     "workload": {"sequence_length": 4096, "global_batch_size": 32},
 }
@@ -29,8 +29,8 @@ def plan(catalog: Catalog) -> Plan:
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> PlanRows:
-    return PlanRows(Catalog.open(str(tmp_path / "plans.sqlite")).engine)
+def rows(database: Path) -> PlanRows:
+    return PlanRows(Catalog.open(str(database)).engine)
 
 
 @pytest.mark.parametrize("handle", ["latest", "baseline", "id", "prefix"])

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+# The smallest shipped model: its search takes a fifth of a second, and hundreds of tests ask for it.
 SPEC = """\
 kind: training
-model: llama-3.1-8b
+model: llama-3.2-1b
 cluster: {nodes: [{type: dgx-h100, count: 1}]}
 workload: {sequence_length: 4096, global_batch_size: 64, num_training_tokens: 1e9}
 """

@@ -54,7 +54,7 @@ def test_compare_shows_what_would_be_better(meshplan: Command) -> None:
     assert "tensor_parallel" in text.out
 
 
-@pytest.mark.parametrize(("nodes", "code", "message"), [(2, 3, "infeasible"), (8, 0, "does not fit")])
+@pytest.mark.parametrize(("nodes", "code", "message"), [(2, 3, "infeasible"), (4, 0, "does not fit")])
 def test_compare_says_what_does_not_fit(meshplan: Command, nodes: int, code: int, message: str) -> None:
     command = (
         f"torchrun --nproc-per-node 8 --nnodes {nodes} pretrain_gpt.py --seq-length 8192 --global-batch-size 64 --bf16 "

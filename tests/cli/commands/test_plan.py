@@ -52,6 +52,11 @@ def test_no_store_leaves_nothing(meshplan: Command, spec: Path, database: Path) 
     assert stored(database) == []
 
 
+def test_the_whole_report_is_the_one_of_the_stored_plan(meshplan: Command, spec: Path) -> None:
+    printed = meshplan("plan", spec, "--full").out
+    assert printed.startswith(meshplan("plans", "show", "latest").out.rstrip())
+
+
 def test_json_is_all_that_stands_on_stdout(meshplan: Command, spec: Path, tmp_path: Path) -> None:
     outcome = meshplan("plan", spec, "--format", "json", "--out", tmp_path / "out")
     document = json.loads(outcome.out)
@@ -89,7 +94,7 @@ def test_an_estimate_shows_the_one_configuration(meshplan: Command, tmp_path: Pa
 # --- no plan -------------------------------------------------------------------------------------------------------
 
 # Tensor and pipeline degrees are pinned because the words matter here, not the search.
-TOO_LARGE = SPEC.replace("llama-3.1-8b", "llama-3.1-70b") + "fixed: {tensor_parallel: 8, pipeline_parallel: 1}\n"
+TOO_LARGE = SPEC.replace("llama-3.2-1b", "llama-3.1-70b") + "fixed: {tensor_parallel: 8, pipeline_parallel: 1}\n"
 
 
 def test_no_plan_is_an_answer_with_its_own_exit_code(meshplan: Command, tmp_path: Path, database: Path) -> None:
@@ -114,7 +119,7 @@ def test_no_plan_is_an_answer_with_its_own_exit_code(meshplan: Command, tmp_path
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 BAD = {
-    "unknown model": ("model: llama-3.1-8b", "model: lama-3.1-8b", ["model: unknown model", "'llama-3.1-8b'"]),
+    "unknown model": ("model: llama-3.2-1b", "model: lama-3.2-1b", ["model: unknown model", "'llama-3.2-1b'"]),
     "unknown node": ("type: dgx-h100", "type: dgx-h10", ["cluster.nodes[0].type", "'dgx-h100'"]),
     "no devices": ("count: 1", "count: 0", ["cluster.nodes[0].count", "at least 1"]),
     "negative batch": ("global_batch_size: 64", "global_batch_size: -64", ["workload.global_batch_size", "-64"]),
@@ -127,7 +132,7 @@ BAD = {
     "impossible degree": ("kind:", "fixed: {tensor_parallel: 3}\nkind:", ["fixed.tensor_parallel", "does not divide"]),
     "too many devices": ("kind:", "fixed: {data_parallel: 16}\nkind:", ["fixed", "16 devices, the cluster has 8"]),
     "aliases": ("kind:", f"x: &x 1\ny: [{'*x, ' * 200_000}]\nkind:", ["more than 100 aliases"]),
-    "missing config": ("llama-3.1-8b", "./missing/config.json", ["model:", "missing/config.json"]),
+    "missing config": ("llama-3.2-1b", "./missing/config.json", ["model:", "missing/config.json"]),
     "unknown target": ("kind:", "constraints: {target: megatorn}\nkind:", ["constraints.target", "'megatron'"]),
 }
 
@@ -168,7 +173,7 @@ def test_every_problem_is_printed_at_once(meshplan: Command, tmp_path: Path) -> 
 def test_a_config_that_is_no_transformer_is_refused(meshplan: Command, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "resnet", "depths": [3, 4, 6, 3]}')
     path = tmp_path / "spec.yaml"
-    path.write_text(SPEC.replace("llama-3.1-8b", "./config.json"))
+    path.write_text(SPEC.replace("llama-3.2-1b", "./config.json"))
     outcome = meshplan("plan", path)
     assert outcome.code == 2
     assert "model: " in outcome.err

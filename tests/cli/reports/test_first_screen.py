@@ -14,6 +14,14 @@ ONE_LINE = {
     "serving": ("--model", "llama-3.1-70b", "--gpus", "8xH100", "--rate", "2", "--slo", "ttft_p99=3s,tpot_p95=50ms"),
     "serving without a load": ("--model", "qwen3-32b", "--gpus", "2xH100", "--lengths", "1000/200"),
 }
+# The same forms of an answer, of searches that are short.
+SMALL = {
+    "training": ("--model", "llama-3.2-1b", "--gpus", "8xA100", "--sequence-length", "4k"),
+    "serving": (
+        *("--model", "qwen3-32b", "--gpus", "2xH100", "--rate", "1", "--lengths", "1000/200"),
+        *("--slo", "ttft_p99=3s,tpot_p95=50ms", "--set", "workload.num_requests=500"),
+    ),
+}
 
 
 @pytest.mark.parametrize("question", ONE_LINE.values(), ids=ONE_LINE)
@@ -27,9 +35,11 @@ def test_an_answer_fits_one_screen_of_80_columns(question: tuple[str, ...], mesh
     assert any(line.lstrip().startswith("meshplan plans show ") for line in lines)
 
 
-@pytest.mark.parametrize("question", [ONE_LINE["small training"], ONE_LINE["serving"]], ids=["training", "serving"])
+@pytest.mark.parametrize("question", SMALL.values(), ids=SMALL)
 def test_the_first_screen_says_what_the_whole_report_says(question: tuple[str, ...], meshplan: Command) -> None:
-    short, full = (" ".join(meshplan("plan", *question, *extra).out.split()) for extra in ((), ("--full",)))
+    short, full = (
+        " ".join(meshplan(*words).out.split()) for words in (("plan", *question), ("plans", "show", "latest"))
+    )
     assert len(full) > 1.5 * len(short)
     answer = short[short.index("Answer: ") : short.index("✔")]
     numbers = re.findall(r"\d[\d,]*\.\d+ (?:s|ms|GiB|d)\b", answer)
@@ -38,12 +48,12 @@ def test_the_first_screen_says_what_the_whole_report_says(question: tuple[str, .
 
 
 def test_formats_for_programs_hold_everything(meshplan: Command) -> None:
-    document = meshplan("plan", *ONE_LINE["serving"], "--format", "json").json
+    document = meshplan("plan", *SMALL["serving"], "--format", "json").json
     assert document["answer"]["sensitivity"]
     assert document["rejected"]
 
 
-@pytest.mark.parametrize("question", [ONE_LINE["small training"], ONE_LINE["serving"]], ids=["training", "serving"])
+@pytest.mark.parametrize("question", SMALL.values(), ids=SMALL)
 def test_markdown_is_a_ticket(question: tuple[str, ...], meshplan: Command) -> None:
     text = meshplan("plan", *question, "--format", "markdown").out
     assert text.startswith("### ")

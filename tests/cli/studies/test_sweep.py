@@ -81,8 +81,9 @@ def test_a_sweep_that_is_killed_goes_on_and_repeats_nothing(
     meshplan: Command, database: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
     path = write_sweep(tmp_path, SLOW)
-    # Without pins a point takes long enough for the signal to come before the last one.
-    free = {name: value for name, value in BASE.items() if name != "fixed"}
+    # A larger model without pins: a point takes long enough for the signal to come before the last one.
+    free = {**BASE, "model": "llama-3.1-8b"}
+    del free["fixed"]
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(free))
     command = [sys.executable, "-m", "meshplan.cli.main", "sweep", str(path), "-n", "1"]
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "80"})

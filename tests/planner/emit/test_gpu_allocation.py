@@ -45,11 +45,6 @@ def plan(catalog: Catalog) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    return Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite"))
-
-
-@pytest.fixture(scope="module")
 def emitted(plan: Plan, catalog: Catalog) -> EmittedPlan:
     return emit_plan(plan, "vllm", catalog)
 

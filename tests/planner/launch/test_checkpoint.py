@@ -27,6 +27,7 @@ FLEET = {
     "market": {"rent": "node", "offers": [{"type": "dgx-h100", "max_nodes": 2}]},
     "workload": {"buckets": [{"input_tokens": [1, 512], "output_tokens": [1, 64], "request_rate_per_s": 2}]},
     "slo": {"ttft_p99_s": 3, "tpot_p95_s": 0.1},
+    "replay": {"enabled": False},  # what is started matters here
 }
 
 

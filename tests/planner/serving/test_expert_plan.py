@@ -28,11 +28,6 @@ LINKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    return Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite"))
-
-
 def planned(catalog: Catalog, model: str, devices: int, **fixed: Any) -> tuple[Plan, ServingProblem]:
     """Attention data parallel and experts over all devices of two nodes."""
     document = {

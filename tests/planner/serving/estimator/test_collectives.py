@@ -21,11 +21,6 @@ SIZES = np.array([1e3, 14336.0, 14336.0 * 64, 1e7, 1e9])
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    return Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite"))
-
-
-@pytest.fixture(scope="module")
 def machine(catalog: Catalog) -> Machine:
     return Machine(
         device=catalog.device("gb200"),

@@ -34,11 +34,6 @@ MODEL, SIZE, CHOSEN = "qwen3-235b-a22b", 128, 8
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    return Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite"))
-
-
-@pytest.fixture(scope="module")
 def machine(catalog: Catalog) -> Machine:
     return machine_of(Cluster(name="two", groups=(NodeGroup(node=catalog.node_type("dgx-h100"), count=2),)))
 

@@ -27,11 +27,6 @@ from meshplan.planner.serving.problem.quantization import Quantization
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    return Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite"))
-
-
-@pytest.fixture(scope="module")
 def llama(catalog: Catalog) -> ModelShape:
     return catalog.model_shape("llama-3.1-70b")
 

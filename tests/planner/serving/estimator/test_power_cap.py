@@ -38,7 +38,7 @@ SPEC: dict[str, Any] = {
     "kind": "serving",
     "model": "llama-3.1-8b",
     "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
-    "workload": {"input_length": 500, "output_length": 400, "num_requests": 400},
+    "workload": {"input_length": 500, "output_length": 400, "num_requests": 200},
     "slo": {"ttft_p95_s": 2.0, "tpot_mean_s": 0.1},
     "power_caps_w": [400, 500, 700],
     "constraints": {"max_devices": 1},

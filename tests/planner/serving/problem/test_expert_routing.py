@@ -20,11 +20,6 @@ from meshplan.planner.serving.service import plan
 DEEPSEEK, MIXTRAL, LLAMA = "deepseek-v3", "mixtral-8x7b", "llama-3.1-8b"
 
 
-@pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    return Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite"))
-
-
 def read(catalog: Catalog, folder: Path, model: str, **said: Any) -> ExpertRouting | None:
     problems = Problems()
     found = expert_routing(ExpertRoutingSpec(**said), catalog.model_shape(model), folder, problems)

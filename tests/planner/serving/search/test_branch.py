@@ -24,7 +24,7 @@ from meshplan.planner.serving.search.search import search_serving
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, judge
 from meshplan.planner.serving.search.workers import priced_workers
 
-NUM_REQUESTS = 100
+NUM_REQUESTS = 60
 QUESTIONS: dict[str, dict[str, Any]] = {
     "70B, long prompts": {"model": "llama-3.1-70b", "slo": {"ttft_p99_s": 3.0, "tpot_p95_s": 0.05}},
     "8B, short SLOs": {"model": "llama-3.1-8b", "slo": {"ttft_p95_s": 0.3, "tpot_mean_s": 0.012}},

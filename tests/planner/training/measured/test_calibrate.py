@@ -40,7 +40,8 @@ def test_planted_constants_come_back() -> None:
         assert getattr(local.time, name) == pytest.approx(float(getattr(PLANTED, name)), rel=0.08), name
     assert local.time.memory_op_efficiency == pytest.approx(float(PLANTED.memory_op_efficiency), rel=0.15)
     assert np.median(np.abs(errors(runs, local))) < 0.015  # held close to what all frameworks share
-    (own,) = refine(runs, lambda *_: local, source="planted", date="2026-01-01").calibrations
+    # Every second run is enough to adapt to; the others are predicted by what these taught.
+    (own,) = refine(runs[::2], lambda *_: local, source="planted", date="2026-01-01").calibrations
     assert np.median(np.abs(errors(runs, own))) < 0.01
     assert np.max(np.abs(errors(runs, own))) < 0.06
     literature = np.quantile(np.abs(errors(runs, planted(TimeConstants()))), 0.9)
@@ -73,7 +74,7 @@ def test_what_no_run_can_see_stays_at_the_literature() -> None:
 def test_a_framework_never_seen_is_judged_by_the_others() -> None:
     slow = replace(PLANTED, gemm_efficiency=0.4, memory_op_efficiency=0.3)
     # Two frameworks whose documented layouts of a step are almost alike, so that they differ by their constants.
-    runs = runs_of(shapes=(LARGE,)) + runs_of(slow, framework="nemo-mlperf", shapes=(LARGE,))
+    runs = runs_of(shapes=(LARGE,))[::2] + runs_of(slow, framework="nemo-mlperf", shapes=(LARGE,))[::2]
     made = calibrate(runs, source="two", date="2026-01-01")
     unseen = made.folds["framework"]
     assert {item.key[0] for item in unseen} == {"megatron", "nemo-mlperf"}
@@ -135,7 +136,7 @@ def test_many_constants_at_once_are_each_alone() -> None:
 
 def test_a_group_left_out_in_first_order_is_a_group_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick way to leave one of many groups out predicts it as fitting everything again without it does."""
-    runs = [replace(run, group=run.id) for run in runs_of(noise=0.05, shapes=(LARGE,))]
+    runs = [replace(run, group=run.id) for run in runs_of(noise=0.05, shapes=(LARGE,))[::2]]
     quick = {item.id: item.error for item in calibrate(runs, source="", date="2026-01-01").folds["group"]}
     monkeypatch.setattr("meshplan.planner.training.measured.unseen.FAR", 0.0)
     exact = {item.id: item.error for item in calibrate(runs, source="", date="2026-01-01").folds["group"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -23,7 +24,12 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "dense": {"shape": DENSE, "num_devices": 4, "global_batch_size": 4},
     "Megatron": {"shape": DENSE, "num_devices": 6, "global_batch_size": 6, "rules": MEGATRON},
     "experts": {"shape": MOE, "num_devices": 4, "global_batch_size": 4, "rules": MEGATRON},
-    "no switch": {"shape": DENSE, "num_devices": 4, "global_batch_size": 4, "machine": ON_A_MESH},
+    "no switch": {
+        "shape": replace(DENSE, num_hidden_layers=4),
+        "num_devices": 4,
+        "global_batch_size": 4,
+        "machine": ON_A_MESH,
+    },
     "pinned": {"shape": DENSE, "num_devices": 4, "global_batch_size": 8, "fixed": {"pipeline_parallel": 2}},
 }
 # question → limits that rule out its fastest plan

@@ -64,7 +64,7 @@ def asked(problem: TrainingProblem) -> tuple[float, float]:
     return solution.objective, solution.objective * (1.0 - solution.gap)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(problem=questions(), pin=pins())
 def test_a_pin_never_improves(problem: TrainingProblem, pin: tuple[str, Any]) -> None:
     name, value = pin

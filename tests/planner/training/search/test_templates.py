@@ -62,8 +62,8 @@ def shards_over_all(config: TrainingConfig) -> bool:
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("dense", {"shape": DENSE, "num_devices": 12, "global_batch_size": 12}),
-    ("experts", {"shape": MOE, "num_devices": 8, "global_batch_size": 8}),
+    ("dense", {"shape": DENSE, "num_devices": 6, "global_batch_size": 6}),
+    ("experts", {"shape": MOE, "num_devices": 8, "global_batch_size": 4}),
     ("latent", {"shape": LATENT, "num_devices": 4, "global_batch_size": 6}),
     ("windows", {"shape": WINDOWED, "num_devices": 4, "global_batch_size": 4}),
     ("odd layers", {"shape": replace(DENSE, num_hidden_layers=7), "num_devices": 6, "global_batch_size": 4}),
@@ -77,7 +77,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("odd sequence", {"shape": DENSE, "num_devices": 6, "global_batch_size": 6, "sequence_length": 99}),
-    ("pinned", {"shape": MOE, "num_devices": 8, "global_batch_size": 8, "fixed": {"expert_parallel": 4}}),
+    ("pinned", {"shape": MOE, "num_devices": 8, "global_batch_size": 4, "fixed": {"expert_parallel": 4}}),
     (
         "unsplit norms",
         {"shape": DENSE, "num_devices": 4, "global_batch_size": 4, "fixed": {"sequence_parallel": False}},

@@ -63,7 +63,8 @@ def grouped(**other: Any) -> dict[str, Any]:
 
 
 def test_groups_stay_on_one_node() -> None:
-    document = grouped()
+    document = grouped(num_layers=1)
+    document["load"] = document["load"][:1]
     found = run(document)
     free = run({**document, "num_expert_groups": 1})
     assert found["balancedness"] <= free["bound"] + 1e-12
@@ -71,7 +72,7 @@ def test_groups_stay_on_one_node() -> None:
         node = np.arange(40) // 20
         for group in range(8):
             assert len({int(home) for home in node[row // 4 == group]}) == 1
-    contiguous = [[*range(16), *range(4), *range(16, 32), *range(16, 20)] for _ in range(2)]
+    contiguous = [[*range(16), *range(4), *range(16, 32), *range(16, 20)]]
     assert found["balancedness"] > referee_balance(document["load"], contiguous, 8, [1.0] * 8) + 0.1
 
 

@@ -38,11 +38,6 @@ PINS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    return Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite"))
-
-
 @pytest.mark.parametrize(("question", "pins"), PINS, ids=["uneven layers", "groups of 16", "groups of 64"])
 def test_a_pin_beats_no_bound(question: dict[str, Any], pins: dict[str, Any], catalog: Catalog) -> None:
     free, pinned = make_plan(question, catalog), make_plan({**question, "fixed": pins}, catalog)
