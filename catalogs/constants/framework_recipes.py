@@ -25,6 +25,7 @@ class Unstated:
             the last stages; otherwise as Megatron-LM's recipes do.
         peak_is_allocated: a peak is what tensors held (torch's ``max_memory_allocated``); otherwise what the device
             had in use, context and caches included.
+        peak_has_cache: a peak counts what the allocator keeps, of sequences of one length.
         peak_is_reserved: a peak counts what the allocator keeps of batches that were padded to other lengths.
         splits_experts: experts are split over tensor-parallel ranks as layers are (Megatron-Core's default of
             ``expert_tensor_parallel_size``); otherwise whole.
@@ -37,6 +38,7 @@ class Unstated:
     sequence_parallel: bool = True
     deals_evenly: bool = False
     peak_is_allocated: bool = False
+    peak_has_cache: bool = False
     peak_is_reserved: bool = False
     splits_experts: bool = False
     unties_head: bool = False

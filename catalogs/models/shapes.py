@@ -247,6 +247,12 @@ class ModelShape:
         norms = queries + keys if self.qk_norm_full_width else 2 * self.head_dim
         return weights + biases + self.qk_norm * norms + self.attention_sinks * a + self.indexer_parameters
 
+    @property
+    def normed_elements(self) -> int:
+        """Elements of queries and keys of one token that are normalised: (a + k)·d, or none."""
+        normed = self.qk_norm and self.latent is None
+        return normed * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
+
     def layer_attention_parameters(self, layer: int) -> int:
         """Parameters of the softmax attention of one layer, with its own indexer; 0 without."""
         if not self.has_attention(layer):

@@ -10,7 +10,7 @@ genai-perf, aiperf                 ``profile_export_*.json``: ``time_to_first_to
 Megatron-LM                        training.py ``training_log``: "elapsed time per iteration (ms)"
 TorchTitan                         components/metrics.py: "step:  1  loss: … memory: 47.91GiB(50.44%)  tps: 5,123"
 PyTorch's allocator                ``torch.cuda.memory_stats()``, ``memory_summary()``: :mod:`.torch_memory`
-train.py of meshplan               ``meshplan {"step": 1, "step_time_s": 3.5}``
+train.py of meshplan               ``meshplan {"step": 1, "step_time_s": 3.5, "allocated_bytes.all.peak": …}``
 =================================  =====================================================================================
 
 Of training steps the median counts, without the first tenth (at least one step): those compile and fill caches.

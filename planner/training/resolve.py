@@ -108,7 +108,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         raise AssertionError("a missing part is a problem, and problems were checked")
     price = _price(spec, cluster)
     machine, profile = _machine(spec, cluster, price, catalog, problems)
-    workload = _workload(spec, shape, base)
+    workload = _workload(spec, shape, rules, base)
     rules = _of_what_is_trained(rules, shape, workload)
     check_stacks(spec, shape, problems)
     check_mapping(spec, machine.network, problems)
@@ -209,7 +209,7 @@ def _machine(
     return machine, profile
 
 
-def _workload(spec: TrainingSpec, shape: ModelShape, base: Path) -> TrainingWorkload:
+def _workload(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, base: Path) -> TrainingWorkload:
     """What one step must do."""
     lengths, window = spec.workload.sequence_lengths, spec.workload.sequence_length
     target = spec.workload.decoder_sequence_length or target_length(window)
@@ -227,6 +227,7 @@ def _workload(spec: TrainingSpec, shape: ModelShape, base: Path) -> TrainingWork
         drops_tokens=spec.workload.has_capacity,
         expert_capacity_factor=spec.workload.expert_capacity_factor or 1.0,
         expert_imbalance=spec.workload.expert_imbalance,
+        is_eager=rules.is_eager,
     )
 
 

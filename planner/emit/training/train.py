@@ -19,7 +19,8 @@ from typing import Any
 
 SYNTHETIC_SEQUENCES = 4096
 IGNORED = -100  # label that PyTorch's cross-entropy leaves out
-ADAMW = {"betas": [0.9, 0.95], "eps": 1e-8}
+PEAKS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")  # of torch.cuda.memory_stats()
+BETAS, EPSILON = (0.9, 0.95), 1e-8  # of AdamW
 
 
 def read_choices() -> dict[str, Any]:
@@ -43,6 +44,9 @@ def training_arguments(document: dict[str, Any]) -> dict[str, Any]:
         "learning_rate": float(os.environ.get("LR", "1e-4")),
         "warmup_steps": int(os.environ.get("WARMUP_STEPS", "0")),
         "weight_decay": float(os.environ.get("WEIGHT_DECAY", "0.1")),
+        "adam_beta1": BETAS[0],
+        "adam_beta2": BETAS[1],
+        "adam_epsilon": EPSILON,
         "bf16": config["precision"] == "bf16",
         "fp16": config["precision"] == "fp16",
         "logging_steps": 1,
@@ -63,11 +67,16 @@ def training_arguments(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def deepspeed_configuration(arguments: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's JSON; with states in host memory DeepSpeed has to make the optimizer itself."""
+    """DeepSpeed's JSON; with states in host memory DeepSpeed has to make the optimizer itself.
+
+    The Trainer compares what its own arguments say, and stops where they differ.
+    """
     made: dict[str, Any] = json.loads(Path(os.environ["DEEPSPEED_CONFIG"]).read_text(encoding="utf-8"))
     if "offload_optimizer" in made.get("zero_optimization", {}):
-        values = {"lr": arguments["learning_rate"], "weight_decay": arguments["weight_decay"], **ADAMW}
-        made["optimizer"] = {"type": "AdamW", "params": values}
+        same = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
+        values = {name: arguments[field] for name, field in same.items()}
+        betas = [arguments["adam_beta1"], arguments["adam_beta2"]]
+        made["optimizer"] = {"type": "AdamW", "params": {**values, "betas": betas}}
     return made
 
 
@@ -179,8 +188,9 @@ def pairs(tokenizer: Any, batch: dict[str, list[str]], length: int, target: int)
 
 
 def main() -> None:
-    """Train, and print the seconds of every step: ``meshplan plans record PLAN --from LOG`` reads them."""
+    """Train, and print the seconds and peak memory of every step: ``meshplan plans record PLAN --from LOG`` reads them."""
     # optional: meshplan itself runs without these
+    import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class StepTimes(TrainerCallback):  # type: ignore[misc]
@@ -192,6 +202,9 @@ def main() -> None:
         def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
             if state.is_world_process_zero:
                 line = {"step": state.global_step, "step_time_s": time.perf_counter() - self.started}
+                if torch.cuda.is_available():
+                    held = torch.cuda.memory_stats()
+                    line |= {name: held[name] for name in PEAKS}
                 print(f"meshplan {json.dumps(line)}", flush=True)  # noqa: T201 - the log of a training run
 
     document = read_choices()

@@ -3,7 +3,8 @@
 Per token, in bytes of 16-bit tensors (generalises Korthikanti et al., arXiv:2205.05198, eq. 1–5, to gated MLPs, grouped
 queries, latent attention and experts):
 
-    norms and residuals 8h (÷t with sequence parallelism) · queries, keys, values and their output ÷t
+    norms and residuals 8h (÷t with sequence parallelism) · queries, keys, values and their output ÷t, queries and keys
+    once more where they are normalised
     · MLP: input shared with the norm, each product's output and the activation's output ÷t
     · dropout masks 2h where the framework keeps them · scores 5·a·s ÷t without flash attention
 
@@ -174,7 +175,10 @@ class LayerActivations:
         return BYTES_16_BIT * 2.0 * shape.head_dim * elements / t + PLAIN_ATTENTION_BYTES_PER_SCORE * scores
 
     def _attention_bytes_per_token(self, kind: LayerKind) -> FloatArray | float:
-        """Queries, keys, values, output and output gate of one attention block, over all tensor-parallel devices."""
+        """Queries, keys, values, output and output gate of one attention block, over all tensor-parallel devices.
+
+        A norm of queries and keys keeps its input beside them.
+        """
         if (form := kind.form) is not None:
             width = form.attention_width + form.entry_elements
             copied = sum(matrix.outputs * matrix.count for matrix in form.matrices if not matrix.divides)
@@ -182,7 +186,7 @@ class LayerActivations:
         shape, a = self.shape, self.shape.num_attention_heads
         if shape.latent is None:
             widths = (2.0 + 2.0 * shape.has_output_gate) * a + 2.0 * shape.num_key_value_heads
-            return BYTES_16_BIT * widths * shape.head_dim
+            return BYTES_16_BIT * (widths * shape.head_dim + shape.normed_elements)
         query_key = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim
         ranks = shape.latent.kv_lora_rank + (shape.latent.q_lora_rank or 0)
         split = a * (2.0 * query_key + 2.0 * shape.latent.v_head_dim)

@@ -108,26 +108,32 @@ class MemoryModel(LayerActivations):
     def moments(self, stage: StageClass) -> tuple[Components, ...]:
         """Components of one rank at each moment that may be its peak.
 
-        The loss, with the activations and logits of the forward pass and the gradients of earlier micro-batches; where
-        gradients are freed between steps the step of the optimizer, with them and what it takes but no activations; and
-        the loading of a checkpoint, where every rank holds all of it.
+        The loss, with the activations and logits of the forward pass; the backward pass of the layer that recomputes or
+        exchanges most, when the logits are gone; the step of the optimizer, with what it takes but neither; and the
+        loading of a checkpoint, where every rank holds all of it. Where gradients are freed between steps, the passes
+        hold those of earlier micro-batches.
         """
         constants, recipe = self.calibration.memory, self.calibration.recipe
-        held = dict(self.states.on_device(stage))
-        held["activations"] = self._activations(stage) * constants.activation_factor
-        held["logits"] = self._logits(stage) * constants.logits_bytes_per_entry
-        held["fixed"] = self._fixed_bytes(held["weights"])
-        none = np.zeros(len(self.candidates))
-        moments = [held]
+        states, none = self.states.on_device(stage), np.zeros(len(self.candidates))
+        idle = {"activations": none, "logits": none, "fixed": self._fixed_bytes(states["weights"])}
+        stepping = {**states, **idle}
+        passes = stepping | {"optimizer": states["optimizer"] - self.states.stepping_bytes(stage)}
         if recipe.frees_gradients and self.candidates.split.pipeline_parallel == 1:
-            is_step = self.candidates.num_microbatches == 1
-            before = {
-                "gradients": np.where(is_step, 0.0, held["gradients"] + self.states.unsynchronised_bytes(stage)),
-                "optimizer": held["optimizer"] - self.states.stepping_bytes(stage),
-            }
-            moments = [held | before, held | {"activations": none, "logits": none}]
+            earlier = states["gradients"] + self.states.unsynchronised_bytes(stage)
+            passes["gradients"] = np.where(self.candidates.num_microbatches == 1, 0.0, earlier)
+        kept, working = self._activations(stage)
+        loss = passes | {
+            "activations": kept * constants.activation_factor,
+            "logits": self._logits(stage) * constants.logits_bytes_per_entry,
+        }
+        moments = [loss]
+        if working.any():
+            moments.append(passes | {"activations": (kept + working) * constants.activation_factor})
+        if self.states.optimizer_step_bytes or recipe.frees_gradients:
+            moments.append(stepping)
         if recipe.loads_whole:
-            moments.append(dict.fromkeys(held, none) | {"weights": self._while_loading(stage), "fixed": held["fixed"]})
+            loading = dict.fromkeys(states, none) | {"weights": self._while_loading(stage)}
+            moments.append({**idle, **loading})
         return tuple(moments)
 
     def _fixed_bytes(self, like: FloatArray) -> FloatArray:
@@ -161,7 +167,8 @@ class MemoryModel(LayerActivations):
             held = held + np.where(batch.activation_offload, inputs, 0.0)
         return held
 
-    def _activations(self, stage: StageClass) -> FloatArray:
+    def _activations(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """What the micro-batches in flight keep, and what the backward pass of one layer needs besides, bytes, [n]."""
         batch, shape = self.candidates, self.shape
         kinds = self.candidates.split.kinds
         held: FloatArray = np.zeros(len(batch))
@@ -175,19 +182,24 @@ class MemoryModel(LayerActivations):
             held = held + count * layer.kept - again * (layer.whole - layer.inputs)
             working = layer.whole - np.where(again > 0, layer.inputs, layer.kept)
             largest = np.maximum(largest, working * np.greater(count, 0))
-        if self.workload.is_eager:
-            largest = largest + EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE * self._scores()
+        largest = largest + self._running_bytes()
         flying = self._in_flight(stage)
         entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
         if self.of_encoder is not None:  # what it embedded, and its output
             entering = entering + 2.0 * self.of_encoder.layer_input_bytes()
         embedded = entering * (stage.has_embedding or stage.vocabulary_share > 0.0)
-        largest = largest + self._exchange_buffer_bytes()
         if batch.activation_offload.any():
             away = batch.activation_offload & (batch.recompute == Recompute.FULL)
             buffers = np.minimum(ACTIVATION_BUFFERS * self.layer_input_bytes(), flying * held)
-            return np.where(away, buffers + flying * embedded, flying * (held + embedded)) + largest
-        return flying * (held + embedded) + largest
+            return np.where(away, buffers + flying * embedded, flying * (held + embedded)), largest
+        return flying * (held + embedded), largest
+
+    def _running_bytes(self) -> FloatArray:
+        """What the running layer holds, recomputed or not: exchanged shards, gradients of scores; bytes, [n]."""
+        running = self._exchange_buffer_bytes() + np.zeros(len(self.candidates))
+        if self.workload.is_eager:
+            running = running + EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE * self._scores()
+        return running
 
     def _in_flight(self, stage: StageClass) -> FloatArray:
         """Micro-batches whose activations the stage holds, [n]."""
@@ -214,8 +226,9 @@ class MemoryModel(LayerActivations):
         """Fewest layers of each chunk that must be recomputed for every stage to stay within a limit, [n].
 
         A stage that recomputes the first n layers of its chunks saves Σ_k r_k(n)·(A_k − I_k) for each micro-batch in
-        flight and needs max_k (A_k − I_k) once (A_k, I_k: activations of a layer of kind k, and its input), so that
-        memory falls with n and the first n that fits is the least.
+        flight and needs, beside the rest, the logits or once max_k (A_k − I_k), whichever is more (A_k, I_k:
+        activations of a layer of kind k, and its input), so that memory falls with n and the first n that fits is the
+        least. The step of the optimizer, which keeps none of it, is left to the exact price.
 
         Args:
             safe_bytes: safe memory of each stage class without recompute, [n] each.
@@ -230,17 +243,26 @@ class MemoryModel(LayerActivations):
         least = np.zeros(len(batch), dtype=np.int64)
         for stage, safe in zip(batch.split.classes, safe_bytes, strict=True):
             table = np.array(stage.first_layers, dtype=np.float64)[1:]
-            flying, excess = self._in_flight(stage), (safe - limit_bytes) / per_byte
-            lacking = np.flatnonzero(excess > 0)
+            logits, running = self._safe_logits(stage) / per_byte, self._running_bytes()
+            # What is lacking beside the logits and the running layer, in activation bytes.
+            flying, excess = self._in_flight(stage), (safe - limit_bytes) / per_byte - np.maximum(logits, running)
+            lacking = np.flatnonzero(safe > limit_bytes)
             for i in range(0, len(lacking), ROWS_AT_ONCE):
                 rows = lacking[i : i + ROWS_AT_ONCE]
                 own = dropped[:, rows]
                 working = np.maximum.reduce([(table[:, [kind]] > 0) * own[kind] for kind in range(len(own))])
-                enough = flying[rows] * (table @ own) - working >= excess[rows]
+                beside = np.maximum(logits[rows], running[rows] + working)
+                enough = flying[rows] * (table @ own) - beside >= excess[rows]
                 first = 1 + enough.argmax(axis=0) if len(table) else 0
                 fewest = np.where(enough.any(axis=0), first, max(batch.split.layers_per_chunk) + 1)
                 least[rows] = np.maximum(least[rows], fewest)
         return least
+
+    def _safe_logits(self, stage: StageClass) -> FloatArray:
+        """What the safe bound counts for the logits of a stage, bytes, [n]."""
+        constants = self.calibration.memory
+        each = constants.logits_bytes_per_entry * constants.safe_activation_factor
+        return self._logits(stage) * each
 
     def _logits(self, stage: StageClass) -> FloatArray:
         """Logits of one micro-batch on a rank, in entries of an eager fp32 loss, [n]."""

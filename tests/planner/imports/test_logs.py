@@ -136,6 +136,10 @@ def test_serving(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
         # 128 sequences of 4096 tokens on 8 devices: 65,536 tokens a device and step.
         (TITAN, {"iteration_s": 2.0, "peak_memory_bytes": 20 * 2**30, "tokens_per_s_per_device": 32768.0}),
         (OURS, {"iteration_s": 2.1}),
+        (
+            OURS.replace("}", ', "allocated_bytes.all.peak": 61000000000, "reserved_bytes.all.peak": 66000000000}'),
+            {"iteration_s": 2.1, "allocated_memory_bytes": 61e9, "peak_memory_bytes": 66e9},
+        ),
         # Lines that two writers mixed, or that were cut: what is no time counts as no step.
         (MEGATRON.replace("2100.0", "2100..") + MEGATRON.replace("2100.0", "0.0"), {"iteration_s": 2.05}),
         (MEGATRON.replace("2100.0", "9" * 400), {"iteration_s": 2.025}),

@@ -76,4 +76,5 @@ ACCELERATE = without_stages(
     shards_over_context_parallel=True,
     precisions=("bf16", "fp16"),
     quantised_weights=True,
+    is_eager=True,  # the Trainer of transformers, without torch_compile
 )

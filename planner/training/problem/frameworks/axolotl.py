@@ -35,4 +35,5 @@ AXOLOTL = without_stages(
     shards_over_context_parallel=True,
     precisions=("bf16", "fp16"),
     quantised_weights=True,
+    is_eager=True,  # transformers' models, without torch_compile
 )

@@ -93,4 +93,5 @@ DEEPSPEED = without_stages(
     ),
     shards_over_context_parallel=False,
     precisions=("bf16", "fp16"),
+    is_eager=True,  # the Trainer of transformers, without torch_compile
 )

@@ -95,6 +95,7 @@ def without_stages(
     shards_over_context_parallel: bool,
     precisions: tuple[str, ...],
     quantised_weights: bool = False,
+    is_eager: bool = False,
 ) -> FrameworkRules:
     """A framework without pipeline stages: layers are recomputed whole or not at all, and no norm is split."""
     return FrameworkRules(
@@ -110,4 +111,5 @@ def without_stages(
         precisions=precisions,
         sequence_parallel=False,
         quantised_weights=quantised_weights,
+        is_eager=is_eager,
     )

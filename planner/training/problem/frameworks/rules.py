@@ -42,6 +42,7 @@ class FrameworkRules:
         sequence_parallel: norms may be split over the tensor-parallel devices; off where there is no flag for it.
         quantised_weights: frozen weights may be kept in four bits.
         document_rules: rules that come in addition where attention keeps to documents of a sequence.
+        is_eager: what is written for it runs PyTorch's operators one by one; otherwise they are compiled or fused.
     """
 
     name: str
@@ -58,6 +59,7 @@ class FrameworkRules:
     sequence_parallel: bool = True
     quantised_weights: bool = False
     document_rules: tuple[LegalityRule, ...] = ()
+    is_eager: bool = False
 
     def broken(self, shape: ModelShape, config: Any) -> tuple[LegalityRule, ...]:
         """The rules that ONE configuration breaks; empty when the framework takes it."""

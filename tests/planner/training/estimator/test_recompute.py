@@ -30,8 +30,10 @@ def priced_with(problem: TrainingProblem, *, recompute: str = "selective", **pin
 
 
 def kept(shape: ModelShape, *modules: str) -> float:
-    """Bytes of activations of the one stage, but for the working set of the layer that is computed again."""
-    problem = problem_of(shape)
+    """Bytes of activations of the one stage, with the working set of the layer that is computed again: with so few
+    logits memory is fullest while that runs.
+    """
+    problem = problem_of(replace(shape, vocab_size=8))
     selected = priced_with(problem, recompute_modules=modules) if modules else priced_with(problem, recompute="none")
     (stage,) = selected.stages
     return stage.components["activations"]
