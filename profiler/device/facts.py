@@ -22,6 +22,8 @@ from meshplan.catalogs.hardware import Evidence, EvidenceLevel
 from meshplan.catalogs.measurements.types import Fit, ProfileRun, Spread
 
 CURVE_MODEL = "gemm_curve."
+# A curve that misses half of the products left out by more than this says less of a device than its datasheet does.
+MOST_HELD_OUT_ERROR = 0.25
 _COEFFICIENTS = {
     RATE_FIELD: "rate_flops_per_s",
     BANDWIDTH_FIELD: "bandwidth_bytes_per_s",
@@ -29,12 +31,16 @@ _COEFFICIENTS = {
 }
 
 
-def gemm_facts(run: ProfileRun, fits: Iterable[Fit]) -> list[Fact]:
-    """Three facts per precision that a run has a curve for."""
-    facts = []
+def gemm_facts(run: ProfileRun, fits: Iterable[Fit]) -> tuple[list[Fact], tuple[str, ...]]:
+    """Three facts per precision that a run has a curve for, and the curves that predict too badly to be used."""
+    facts: list[Fact] = []
+    bad = []
     for fit in fits:
         precision = fit.model.removeprefix(CURVE_MODEL)
         if not fit.model.startswith(CURVE_MODEL) or precision not in GEMM_PRECISIONS:
+            continue
+        if fit.held_out_median > MOST_HELD_OUT_ERROR:
+            bad.append(f"the curve of {precision} products: half of those left out are {fit.held_out_median:.0%} off")
             continue
         evidence = Evidence(
             level=EvidenceLevel.MEASURED,
@@ -47,7 +53,7 @@ def gemm_facts(run: ProfileRun, fits: Iterable[Fit]) -> list[Fact]:
             Fact(field=f"{field}.{precision}", value=fit.coefficients[name], evidence=evidence)
             for field, name in _COEFFICIENTS.items()
         ]
-    return facts
+    return facts, tuple(bad)
 
 
 def scale_facts(

@@ -34,6 +34,19 @@ from meshplan.profiler.device.backends import FP8_NEEDS, Backend, Operation
 
 ADAM_BYTES_PER_PARAMETER = 28.0
 MIB = 2**20
+# Products of a training step, long enough on the fastest GPUs to be more than launch: tokens by the widths of small and
+# large models, and inner lengths down to a shard of the heads.
+TRAINING_PRODUCTS = (
+    (4096, 6144, 4096),
+    (8192, 4096, 4096),
+    (8192, 14336, 4096),
+    (8192, 4096, 14336),
+    (16384, 2048, 2048),
+    (16384, 4096, 512),
+    (4096, 1024, 8192),
+    (2048, 8192, 8192),
+    (512, 16384, 8192),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +233,8 @@ def _products(effort: Effort) -> list[tuple[int, int, int]]:
     edges = () if effort.is_quick else (128, 129, 192, 256, 257, 320, 384)
     shapes = [*_squares(effort), *thin, *((rows, width, width) for rows in edges)]
     shapes += [(256, 256, inner) for inner in effort.choose((64, 1024, 4096), (64, 512, 4096, 16384))]
+    if effort.is_accelerator and not effort.is_quick:
+        shapes += TRAINING_PRODUCTS
     return list(dict.fromkeys(shapes))
 
 

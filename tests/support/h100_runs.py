@@ -2,8 +2,9 @@
 
 No constant was fitted to them. Each row has the spec that was planned before it ran, the software, and what was
 measured: the median step after two (``step_s``, of ``steps``; after one where fewer ran), the peak that tensors held
-and that the allocator had reserved, and the mean power. Weights were random and tokens synthetic. TorchTitan 0.2.2 was given the settings of the plan by hand,
-because the release that meshplan writes files for (0.3.0) needs a newer PyTorch than the machine had.
+and that the allocator had reserved, and the mean power. Weights were random and tokens synthetic. TorchTitan 0.2.2 was
+given the settings of the plan by hand, because the release that meshplan writes files for (0.3.0) needs a newer PyTorch
+than the machine had.
 """
 
 from __future__ import annotations

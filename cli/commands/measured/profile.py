@@ -242,7 +242,7 @@ def _hand_on(store: Measurements, run_id: str, slug: str, *, with_attention: boo
     from meshplan.profiler.device.facts import gemm_facts, scale_facts
 
     catalog, run = _catalog(store), store.run(run_id)
-    curves = gemm_facts(run, store.fits(run_id))
+    curves, bad = gemm_facts(run, store.fits(run_id))
     device = catalog.device(slug)
     ratios = operator_scales(device, store.of_run(run_id), measured_as=catalog.device(measured_as(device)))
     scales, absurd = scale_facts(run, ratios, with_attention=with_attention)
@@ -254,6 +254,8 @@ def _hand_on(store: Measurements, run_id: str, slug: str, *, with_attention: boo
     )
     for fact in scales:
         _say(f"  {fact.field} {fact.value:.3g} ({fact.evidence.low:.3g} … {fact.evidence.high:.3g})")
+    for line in bad:
+        _say(f"  left out, {line}")
     for line in absurd:
         _say(f"  left out, {line}; is this machine a {slug}?")
 
