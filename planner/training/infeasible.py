@@ -23,6 +23,7 @@ from meshplan.catalogs.units import (
     parse_quantity,
 )
 from meshplan.planner.core.solution import tried
+from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.plan import config_document
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingObjective, TrainingProblem
 from meshplan.planner.training.problem.switches import GRADIENT_BYTES
@@ -209,19 +210,24 @@ def _with_small_gradients(problem: TrainingProblem) -> dict[str, Any] | None:
 
 
 def _may_offload(problem: TrainingProblem) -> bool:
-    """The host's memory is known, and the question does not say what may leave the devices."""
-    known = problem.machine.host_memory_bytes is not None or problem.limits.host_memory_bytes is not None
-    return known and not problem.limits.offload and not any(choice in problem.fixed for choice in OFFLOADS.values())
+    """The question does not say what may leave the devices."""
+    return not problem.limits.offload and not any(choice in problem.fixed for choice in OFFLOADS.values())
 
 
 def _with_offload(problem: TrainingProblem) -> dict[str, Any] | None:
-    """The least that must leave the devices, where it is enough."""
+    """The least that must leave the devices, where it is enough; how much the host must hold, where nobody said."""
+    is_known = problem.machine.host_memory_bytes is not None or problem.limits.host_memory_bytes is not None
     for count in range(1, len(OFFLOADS) + 1):
-        limits = replace(problem.limits, offload=tuple(OFFLOADS)[:count])
-        search = DegreeSearch(replace(problem, limits=limits), keep=1, usual_splits=True)
+        asked = replace(problem, limits=replace(problem.limits, offload=tuple(OFFLOADS)[:count]))
+        search = DegreeSearch(asked, keep=1, usual_splits=True)
         if search.has_plan():
-            names = ", ".join(search.best[0].config.offloaded)
-            return {"constraint": "offload", "change": f"constraints.offload: [{names}] (not validated)"}
+            config = search.best[0].config
+            change = f"constraints.offload: [{', '.join(config.offloaded)}] (not validated)"
+            if not is_known:
+                ranks = min(problem.machine.devices_per_host, config.world_size)
+                host_bytes = ranks * max(stage.host_bytes for stage in price(asked, config).stages)
+                change += f", which takes {format_bytes(host_bytes)} of each host: give cluster.host_memory"
+            return {"constraint": "offload", "change": change}
     return None
 
 

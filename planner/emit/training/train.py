@@ -188,7 +188,7 @@ def pairs(tokenizer: Any, batch: dict[str, list[str]], length: int, target: int)
 
 
 def main() -> None:
-    """Train, and print the seconds and peak memory of every step: ``meshplan plans record PLAN --from LOG`` reads them."""
+    """Train, and print time and peak memory of every step: ``meshplan plans record PLAN --from LOG`` reads them."""
     # optional: meshplan itself runs without these
     import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
