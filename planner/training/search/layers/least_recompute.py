@@ -108,8 +108,12 @@ def stage_recompute_s(
     saves = saved_bytes > 0.0
     each = np.where(saves, saved_bytes, 1.0)
     if len(again_s) == 1:  # most calls: nothing to choose from
-        whole = np.ceil(lacking_bytes / each[0] * (1.0 - ROUNDING))
-        return np.where((whole > np.where(saves[0], counts.T, 0)), np.inf, whole * again_s[0])
+        whole = lacking_bytes / each[0]
+        np.ceil(np.multiply(whole, 1.0 - ROUNDING, out=whole), out=whole)
+        beyond = whole > np.where(saves[0], counts.T, 0)
+        whole *= again_s[0]
+        whole[beyond] = np.inf
+        return whole
     order = np.argsort(np.where(saves, again_s / each, np.inf), axis=0)
     is_one = bool((order == order[:, :1]).all())  # then whole lines are taken, not an element for each candidate
     seconds, left = np.zeros_like(lacking_bytes), lacking_bytes

@@ -157,9 +157,9 @@ class Recurrence:
         for one in self._moves(stage, most_exposed_s):
             busy_s = self.stages.batch.num_microbatches * one.seconds + one.passed_s + one.idle_s
             reached, own = np.maximum(best[one.begin], busy_s), result[one.end]
-            few[one.end] = np.where(reached < own, one.count, few[one.end])
-            many[one.end] = np.where(reached <= own, one.count, many[one.end])
-            result[one.end] = np.minimum(own, reached)
+            np.copyto(few[one.end], one.count, where=reached < own)
+            np.copyto(many[one.end], one.count, where=reached <= own)
+            np.minimum(own, reached, out=own)
         return result, few, many
 
     def _moves(self, stage: int, most_exposed_s: FloatArray | None) -> Iterator[_Move]:
