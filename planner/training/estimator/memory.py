@@ -116,7 +116,7 @@ class MemoryModel(LayerActivations):
         held = dict(self.states.on_device(stage))
         held["activations"] = self._activations(stage) * constants.activation_factor
         held["logits"] = self._logits(stage) * constants.logits_bytes_per_entry
-        held["fixed"] = self._fixed_bytes(held["weights"])
+        held["fixed"] = np.broadcast_to(self._fixed_bytes, np.shape(held["weights"]))
         none = np.zeros(len(self.candidates))
         moments = [held]
         if recipe.frees_gradients and self.candidates.split.pipeline_parallel == 1:
@@ -130,12 +130,13 @@ class MemoryModel(LayerActivations):
             moments.append(dict.fromkeys(held, none) | {"weights": self._while_loading(stage), "fixed": held["fixed"]})
         return tuple(moments)
 
-    def _fixed_bytes(self, like: FloatArray) -> FloatArray:
+    @cached_property
+    def _fixed_bytes(self) -> FloatArray:
         """What a process takes whatever it trains, [n]: more where it talks to others."""
         batch, constants = self.candidates, self.calibration.memory
         devices = batch.tensor_parallel * batch.context_parallel * batch.data_parallel * batch.split.pipeline_parallel
         fixed = constants.fixed_bytes + np.where(devices > 1, 1.0, 0.0) * constants.communication_bytes
-        return np.broadcast_to(np.asarray(fixed, dtype=np.float64), np.shape(like))
+        return np.asarray(fixed, dtype=np.float64)
 
     def _while_loading(self, stage: StageClass) -> FloatArray:
         """All weights and a rank's shard of them, [n]; 0 where they are not sharded."""
