@@ -22,7 +22,6 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
@@ -134,6 +133,9 @@ def postgresql_engine(url: URL) -> Engine:
 
 def mend_sequences(connection: Connection, tables: Iterable[sa.Table]) -> None:
     """Let numbers go on after the highest one that is there: rows that another tool copied in bring theirs along."""
+    # start-up: SQLite needs nothing of this dialect
+    from sqlalchemy.dialects.postgresql import REGCLASS
+
     for table in tables:
         column = table.autoincrement_column
         if column is None:

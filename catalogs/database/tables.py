@@ -10,6 +10,8 @@ compares both.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     Boolean,
@@ -23,7 +25,9 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    event,
 )
+from sqlalchemy.engine import Connection
 
 # Revision of migrations/versions that describes exactly the tables below.
 SCHEMA_REVISION = "0006"
@@ -250,7 +254,15 @@ jobs = Table(
 Index("ix_jobs_state", jobs.c.state, jobs.c.number)
 # One job at a time for a question; one that is about to stop no longer counts.
 _ASKED = jobs.c.state.in_(["queued", "running"]) & ~jobs.c.cancel_asked
-Index("uq_jobs_asked", jobs.c.kind, jobs.c.digest, unique=True, sqlite_where=_ASKED, postgresql_where=_ASKED)
+_ONCE_ASKED = Index("uq_jobs_asked", jobs.c.kind, jobs.c.digest, unique=True, sqlite_where=_ASKED)
+
+
+@event.listens_for(jobs, "before_create")
+def _once_asked_on_postgresql(_table: Table, connection: Connection, **_options: Any) -> None:
+    """The same condition there: named above, it would load that dialect for every command on SQLite (start-up)."""
+    if connection.dialect.name == "postgresql":
+        _ONCE_ASKED.dialect_options["postgresql"]["where"] = _ASKED
+
 
 # Who wants a job's answer: the one who submitted it, and those who asked the same while it was open.
 job_askers = Table(

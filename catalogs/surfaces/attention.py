@@ -27,11 +27,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
+from meshplan.catalogs.surfaces.files import Row, Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray
 from meshplan.catalogs.surfaces.time_tables import (
     Formula,
     Points,
+    TablesByKey,
     TimeTable,
     rising_with_context,
     smooth_maximum,
@@ -204,17 +205,16 @@ def attention_surface(device: str, phase: str, framework: str = "any") -> Attent
     return next(SURFACES.measured(_surface, device, phase, framework), None)
 
 
+def _table(row: Row) -> TimeTable:
+    return table_from_row(row, formula=attention_formula(row["phase"], row["kv_dtype"]), rising=RISING)
+
+
 def _surface(rows: Rows) -> AttentionSurface:
     first = rows[0]
     return AttentionSurface(
         device=first["device"],
         phase=first["phase"],
         framework=first["framework"],
-        tables={
-            (row["kv_dtype"], row["windowed"]): table_from_row(
-                row, formula=attention_formula(row["phase"], row["kv_dtype"]), rising=RISING
-            )
-            for row in rows
-        },
+        tables=TablesByKey({(row["kv_dtype"], row["windowed"]): row for row in rows}, _table),
         source=first["source"],
     )

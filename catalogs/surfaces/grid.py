@@ -61,10 +61,10 @@ def filled(values: FloatArray, known: Mask) -> FloatArray:
     """``values`` where ``known``; elsewhere the mean of the neighbours, spreading outwards from the known knots."""
     values, known = np.where(known, values, 0.0), known.copy()
     while known.any() and not known.all():
-        count = neighbour_sum(known.astype(float))
+        count = neighbour_sum(known.astype(np.int8))
         reached = ~known & (count > 0)
-        values = np.where(reached, neighbour_sum(values) / np.maximum(count, 1.0), values)
-        known = known | reached
+        values[reached] = neighbour_sum(values)[reached] / count[reached]
+        known |= reached
     return values
 
 

@@ -26,11 +26,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
+from meshplan.catalogs.surfaces.files import Row, Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray
 from meshplan.catalogs.surfaces.time_tables import (
     Formula,
     Points,
+    TablesByKey,
     TimeTable,
     rising_with_context,
     smooth_maximum,
@@ -191,6 +192,10 @@ def latent_projection_surface(device: str, side: str, framework: str = "any") ->
     return next(SURFACES.measured(_projection, device, side, framework, PROJECTION), None)
 
 
+def _table(row: Row) -> TimeTable:
+    return table_from_row(row, formula=latent_formula(row["phase"], row["dtype"]), rising=RISING)
+
+
 def _surface(rows: Rows) -> LatentAttentionSurface:
     first = rows[0]
     return LatentAttentionSurface(
@@ -198,12 +203,7 @@ def _surface(rows: Rows) -> LatentAttentionSurface:
         phase=first["phase"],
         framework=first["framework"],
         scope=first["scope"],
-        tables={
-            (row["dtype"], row["gemm"]): table_from_row(
-                row, formula=latent_formula(row["phase"], row["dtype"]), rising=RISING
-            )
-            for row in rows
-        },
+        tables=TablesByKey({(row["dtype"], row["gemm"]): row for row in rows}, _table),
         source=first["source"],
     )
 

@@ -9,18 +9,20 @@ beyond the grid they grow as the formula does::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshplan.catalogs.surfaces.files import Row
 from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, monotone
 
 STEP = 0.02  # resolution of a stored correction, in log(time)
 _FIRST_CONTEXT = 64.0  # tokens: a chunk is priced at octaves of context from here
 Points = tuple[FloatArray, ...]
+Key = TypeVar("Key", bound=Hashable)
 Formula = Callable[[FloatArray, Points], FloatArray]  # parameters, coordinates → seconds
 
 
@@ -80,7 +82,7 @@ def table_row(table: TimeTable) -> dict[str, Any]:
     }
 
 
-def table_from_row(row: Mapping[str, Any], *, formula: Formula, rising: tuple[int, ...]) -> TimeTable:
+def table_from_row(row: Row, *, formula: Formula, rising: tuple[int, ...]) -> TimeTable:
     """The inverse of :func:`table_row`."""
     knots = tuple(np.array(positions, dtype=float) for positions in row["knots"])
     corrections, touched = grid_from_row(row, tuple(len(positions) for positions in knots))
@@ -93,6 +95,33 @@ def table_from_row(row: Mapping[str, Any], *, formula: Formula, rising: tuple[in
         rising=rising,
         **{name: row[name] for name in ("kernel", "num_samples", "median_error", "p90_error")},
     )
+
+
+class TablesByKey(Mapping[Key, TimeTable]):
+    """Tables of one surface, each made when it is first asked for: a question asks for one or two of them.
+
+    Args:
+        rows: key → stored row.
+        make: row → table.
+    """
+
+    def __init__(self, rows: Mapping[Key, Row], make: Callable[[Row], TimeTable]) -> None:
+        self._rows, self._make = rows, make
+        self._made: dict[Key, TimeTable] = {}
+
+    def __getitem__(self, key: Key) -> TimeTable:
+        if key not in self._made:
+            self._made[key] = self._make(self._rows[key])
+        return self._made[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 def rising_with_context(priced: Callable[[FloatArray], FloatArray], before: FloatArray, new: FloatArray) -> FloatArray:

@@ -19,7 +19,6 @@ from meshplan.planner.training.alternatives import Alternative
 from meshplan.planner.training.estimator.assembly import WAITING
 from meshplan.planner.training.estimator.operators.products import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
-from meshplan.planner.training.lengths.study import lengths_document, study_lengths
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.schedules import SCHEDULES
 from meshplan.planner.training.resolve import Resolved
@@ -124,6 +123,11 @@ def _run_section(resolved: Resolved, step: Interval, config: TrainingConfig) -> 
 
 def _lengths_section(problem: TrainingProblem, priced: Priced) -> dict[str, Any] | None:
     """What the plan says of its documents; None where all sequences are alike."""
+    if problem.workload.documents is None:
+        return None
+    # start-up: most questions know no documents
+    from meshplan.planner.training.lengths.study import lengths_document, study_lengths
+
     study = study_lengths(problem, priced)
     return None if study is None else lengths_document(study)
 

@@ -14,13 +14,9 @@ from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
-from meshplan.planner.goodput.availability.trace import read_availability
-from meshplan.planner.rank_mapping.pictures import MappingView
-from meshplan.planner.rank_mapping.view import training_view
 from meshplan.planner.training.admission import Admission, admission, by_typical_figure
 from meshplan.planner.training.alternatives import alternatives
 from meshplan.planner.training.alternatives import instead as best_instead
-from meshplan.planner.training.certify import certify_plan
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.infeasible import explain_infeasible
@@ -36,22 +32,20 @@ from meshplan.planner.training.plan import (
 from meshplan.planner.training.problem.choices import PINNABLE
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
-from meshplan.planner.training.replanning.by_nodes import steady, under_availability
-from meshplan.planner.training.replanning.chosen_batch import has_open_batch, plan_with_batch
-from meshplan.planner.training.replanning.replan import Replanned, losses, replanned
 from meshplan.planner.training.resolve import Resolved, calibration_for, resolve_training
 from meshplan.planner.training.search.degrees import KEEP
 from meshplan.planner.training.search.joint import JointResult, place_config, search_plans
 from meshplan.planner.training.search.mapping_report import placed, requested_order
 from meshplan.planner.training.search.rank_placement import Placement
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig
-from meshplan.planner.training.simulated import simulated_pipeline
-from meshplan.planner.validation.recorded import RecordedRun, Recording
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.models.shapes import ModelShape
+    from meshplan.planner.rank_mapping.pictures import MappingView
     from meshplan.planner.training.pipeline.simulation import Simulated
+    from meshplan.planner.training.replanning.replan import Replanned
+    from meshplan.planner.validation.recorded import RecordedRun, Recording
 
 __all__ = [
     "SPEC",
@@ -104,6 +98,9 @@ def plan(question: Question) -> Plan:
     if is_mixed(question.document):
         return mixed().answer(question, plan)
     if has_open_batch(question.document):
+        # start-up: most questions state their batch
+        from meshplan.planner.training.replanning.chosen_batch import plan_with_batch
+
         return plan_with_batch(question, plan, lambda document: resolve(document, question.catalog, question.base))
     resolved = resolve(question.document, question.catalog, question.base)
     problem, found = _searched(question, resolved)
@@ -133,12 +130,15 @@ def _under_availability(question: Question, resolved: Resolved, made: Plan) -> P
     name = (question.document.get("run") or {}).get("availability")
     if name is None:
         return made
+    # start-up: in most questions all nodes are there all the time
+    from meshplan.planner.goodput.availability.trace import read_availability
+
     traces = read_availability(question.base / name)
 
     def answer(spec: Mapping[str, Any]) -> Plan:
         return plan(replace(question, document=spec, on_progress=None, beyond=False))
 
-    return under_availability(made, question.document, resolved, traces, answer)
+    return by_nodes().under_availability(made, question.document, resolved, traces, answer)
 
 
 def _searched(question: Question, resolved: Resolved) -> tuple[TrainingProblem, JointResult]:
@@ -184,7 +184,7 @@ def estimate(question: Question) -> Plan:
         raise _only_planned("compares ways to train, and an estimate is of one: ask meshplan plan, or drop far_apart")
     if is_mixed(question.document):
         return mixed().estimate(question)
-    if steady(question.document) != question.document:
+    if by_nodes().steady(question.document) != question.document:
         message = "needs plans for other numbers of nodes: ask meshplan plan"
         raise SpecError([Problem(path="run.availability", message=message)])
     resolved = resolve(question.document, question.catalog, question.base)
@@ -210,7 +210,7 @@ def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapp
         SpecError: the choices are not legal with it; each broken rule is named.
     """
     pins = {one.name: made.config[one.name] for one in PINNABLE if made.config.get(one.name) is not None}
-    spec = {**steady(made.spec), "workload": {**made.spec["workload"], **workload}, "fixed": pins}
+    spec = {**by_nodes().steady(made.spec), "workload": {**made.spec["workload"], **workload}, "fixed": pins}
     return estimate(Question(document=spec, catalog=catalog)).predicted
 
 
@@ -241,6 +241,9 @@ def certify(question: Question, made: Plan) -> Certificate:
     """Hold a plan against configurations that were put together and priced apart from the search."""
     if made.far_apart is not None and made.far_apart["chosen"] != made.far_apart["ways"][0]["name"]:
         raise _only_planned("is certified for the synchronous plan only: drop far_apart")
+    # start-up: a plan is found without it
+    from meshplan.planner.training.certify import certify_plan
+
     resolved = resolve(question.document, question.catalog, question.base)
     config = config_from_document(made.config) if made.config else None
     if config is not None:
@@ -291,6 +294,9 @@ def replan(
         fewer: most nodes less.
         more: most nodes more; one answer each.
     """
+    # start-up: a plan is found without it
+    from meshplan.planner.training.replanning.replan import losses, replanned
+
     old = resolve(made.spec, question.catalog, question.base, shape=shape_from_document(made.provenance["model"]))
 
     def answer(spec: Mapping[str, Any]) -> Plan:
@@ -306,6 +312,9 @@ def timeline(made: Plan, catalog: Catalog) -> tuple[Simulated, str]:
     Of very many micro-batches only the first :data:`TIMELINE_ROUNDS` × pipeline_parallel are run: the steady state
     repeats, and more would not be seen.
     """
+    # start-up: a plan is found without it
+    from meshplan.planner.training.simulated import simulated_pipeline
+
     resolved = resolve(made.spec, catalog, shape=shape_from_document(made.provenance["model"]))
     config = config_from_document(made.config)
     shown = min(config.num_microbatches, TIMELINE_ROUNDS * config.pipeline_parallel)
@@ -319,6 +328,9 @@ def timeline(made: Plan, catalog: Catalog) -> tuple[Simulated, str]:
 
 def mapping_view(made: Plan, catalog: Catalog, base: Path) -> MappingView:
     """Which rank sits where, on the links as the catalog and the spec have them now."""
+    # start-up: a plan is found without it
+    from meshplan.planner.rank_mapping.view import training_view
+
     resolved = resolve(made.spec, catalog, base, shape=shape_from_document(made.provenance["model"]))
     return training_view(made, resolved.problem.machine.network)
 
@@ -337,12 +349,26 @@ def is_mixed(document: Mapping[str, Any]) -> bool:
     return len({str(name) for name in types}) > 1 and all(types)
 
 
+def has_open_batch(document: Mapping[str, Any]) -> bool:
+    """Whether a spec, which may be malformed, leaves its batch open."""
+    workload = document.get("workload")
+    return isinstance(workload, Mapping) and workload.get("global_batch_size") == "auto"
+
+
 def mixed() -> Any:
     """The module that answers questions with several node types."""
     # start-up: most questions have one
     from meshplan.planner.training.mixed import answer
 
     return answer
+
+
+def by_nodes() -> Any:
+    """The module that plans for nodes that come and go."""
+    # start-up: in most questions all are there all the time
+    from meshplan.planner.training.replanning import by_nodes as module
+
+    return module
 
 
 def far_apart() -> Any:

@@ -115,7 +115,7 @@ class MemoryModel(LayerActivations):
         """
         constants, recipe = self.calibration.memory, self.calibration.recipe
         states, none = self.states.on_device(stage), np.zeros(len(self.candidates))
-        idle = {"activations": none, "logits": none, "fixed": self._fixed_bytes(states["weights"])}
+        idle = {"activations": none, "logits": none, "fixed": np.broadcast_to(self._fixed_bytes, np.shape(states["weights"]))}
         stepping = {**states, **idle}
         passes = stepping | {"optimizer": states["optimizer"] - self.states.stepping_bytes(stage)}
         if recipe.frees_gradients and self.candidates.split.pipeline_parallel == 1:
@@ -136,12 +136,13 @@ class MemoryModel(LayerActivations):
             moments.append({**idle, **loading})
         return tuple(moments)
 
-    def _fixed_bytes(self, like: FloatArray) -> FloatArray:
+    @cached_property
+    def _fixed_bytes(self) -> FloatArray:
         """What a process takes whatever it trains, [n]: more where it talks to others."""
         batch, constants = self.candidates, self.calibration.memory
         devices = batch.tensor_parallel * batch.context_parallel * batch.data_parallel * batch.split.pipeline_parallel
         fixed = constants.fixed_bytes + np.where(devices > 1, 1.0, 0.0) * constants.communication_bytes
-        return np.broadcast_to(np.asarray(fixed, dtype=np.float64), np.shape(like))
+        return np.asarray(fixed, dtype=np.float64)
 
     def _while_loading(self, stage: StageClass) -> FloatArray:
         """All weights and a rank's shard of them, [n]; 0 where they are not sharded."""

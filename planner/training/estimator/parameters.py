@@ -160,7 +160,7 @@ class RankParameters:
             (trained / np.where(sharded, ranks, 1) for _, trained, ranks in self._shares(stage)),
             np.zeros(len(self.candidates)),
         )
-        return owned / self.outer_copies()
+        return owned / self.outer_copies
 
     @cached_property
     def _expert_shard(self) -> FloatArray:
@@ -169,6 +169,7 @@ class RankParameters:
         shards = batch.data_parallel_shard / batch.data_parallel
         return np.maximum(batch.expert_data_parallel * shards, 1.0)
 
+    @cached_property
     def outer_copies(self) -> IntArray | int:
         """Sharding groups over which optimizer states are sharded once more, [n]; usually 1."""
         batch = self.candidates

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -102,6 +103,7 @@ def dequantised_bytes(shape: ModelShape) -> float:
 class StateModel(RankParameters):
     """States of the ranks of a batch of candidates, from their parameters; arguments as for them."""
 
+    @cached_property
     def accumulates_whole(self) -> BoolArray:
         """Whether a rank sums whole gradients over micro-batches though it owns shards: FSDP in a pipeline, [n]."""
         batch = self.candidates
@@ -166,9 +168,9 @@ class StateModel(RankParameters):
         gradients = optimizer = weights
         copies = WEIGHT_COPY_BYTES.get(self.workload.precision, 0.0)
         on_device = stays * self.optimizer_bytes
-        outer = self.outer_copies()
+        outer = self.outer_copies
         has_shards = zero >= (ZERO_GRADIENTS if recipe.is_fsdp else ZERO_PARAMETERS)
-        whole = self.accumulates_whole()
+        whole = self.accumulates_whole
         for parameters, trained, ranks in self._shares(stage):
             resident = self._weight_bytes(parameters, trained) + parameters * copies
             weights = weights + resident / np.where(has_shards, ranks, 1)

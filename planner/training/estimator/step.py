@@ -150,6 +150,18 @@ class TrainingModel:
             other.__dict__["_layers"] = own, again
         return other
 
+    def with_block_of_one(self) -> TrainingModel:
+        """The model of candidates without recompute, with that of the first layer of each chunk; the other layers take
+        what they took.
+        """
+        ones = np.ones(len(self.candidates), dtype=np.int64)
+        batch = replace(self.candidates, recompute=int(Recompute.BLOCK) * ones, recompute_num_layers=ones)
+        other, (layers, _) = replace(self, candidates=batch), self._layers
+        model = other._layer_model
+        in_block = {index: model.times(kind, in_block=True) for index, kind in enumerate(batch.split.kinds)}
+        other.__dict__["_layers"] = layers, in_block
+        return other
+
     def _block_s(
         self, stage: StageClass, layers: Mapping[int, LayerTimes], in_block: Mapping[int, LayerTimes]
     ) -> FloatArray:

@@ -17,12 +17,6 @@ from meshplan.planner.training.resolve import Resolved
 SMALL_BATCH = 1.0
 
 
-def has_open_batch(document: Mapping[str, Any]) -> bool:
-    """Whether the question leaves its batch open."""
-    workload = document.get("workload")
-    return isinstance(workload, Mapping) and workload.get("global_batch_size") == "auto"
-
-
 def plan_with_batch(
     question: Question, plan: Callable[[Question], Plan], look_up: Callable[[Mapping[str, Any]], Resolved]
 ) -> Plan:

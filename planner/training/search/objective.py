@@ -34,7 +34,7 @@ class Objective:
         """f(T, n), [n]."""
         kind = self.problem.objective
         if kind is TrainingObjective.THROUGHPUT:
-            return step_s * self.problem.stretch(devices)
+            return step_s if self.problem.run is None else step_s * self.problem.stretch(devices)
         if kind is TrainingObjective.NUM_DEVICES:
             # Devices are whole: a fraction below one orders equals by time, T/(1 + T). What never ends is no plan.
             return np.where(np.isinf(step_s), np.inf, devices + 1.0 - 1.0 / (1.0 + step_s))

@@ -10,6 +10,7 @@ framework's.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -71,8 +72,11 @@ class Templates:
 
     def between(self, least: float, most: float) -> slice:
         """Rows whose stage needs from ``least`` to ``most`` devices."""
-        first = int(np.searchsorted(self.stage_devices, np.ceil(least), side="left"))
-        last = int(np.searchsorted(self.stage_devices, np.floor(most), side="right"))
+        if least > most:
+            return slice(0, 0)
+        # Whole numbers: for others NumPy turns all rows into floats first.
+        first = int(np.searchsorted(self.stage_devices, math.ceil(least), side="left"))
+        last = int(np.searchsorted(self.stage_devices, math.floor(most), side="right"))
         return slice(first, max(first, last))
 
     def pinned(self, problem: TrainingProblem, choices: Mapping[str, Any]) -> tuple[Templates, IntArray]:

@@ -71,10 +71,10 @@ def test_the_revision_in_the_code_is_the_newest() -> None:
     assert known_revisions()[-1] == SCHEMA_REVISION
 
 
-def test_first_use_does_not_import_alembic(tmp_path: Path) -> None:
+def test_first_use_on_sqlite_imports_neither_alembic_nor_postgresql(tmp_path: Path) -> None:
     code = (
         "import sys; from meshplan.catalogs.database.repository import Catalog\n"
-        "Catalog.open(sys.argv[1]); sys.exit('alembic' in sys.modules)"
+        "Catalog.open(sys.argv[1]); sys.exit(bool({'alembic', 'sqlalchemy.dialects.postgresql'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "new.sqlite")], check=False, timeout=60)
     assert done.returncode == 0

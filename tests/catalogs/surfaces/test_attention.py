@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.surfaces.attention import SURFACES, AttentionSurface, attention_surface, equivalent_prefill
+from meshplan.catalogs.surfaces.time_tables import TablesByKey, TimeTable
 
 KEYS = sorted(SURFACES.rows)
 LLAMA_70B = {"num_heads": 8, "num_kv_heads": 1, "head_dim": 128}  # of one device out of eight
@@ -163,3 +166,19 @@ def test_any_framework_is_one_that_was_measured() -> None:
     found = attention_surface("h100-sxm-80gb", "decode")
     assert found is not None
     assert found.framework == "trtllm"
+
+
+def test_a_table_is_made_when_it_is_asked_for_and_once() -> None:
+    whole = surface(KEYS[0]).tables
+    made: list[int] = []
+
+    def make(row: Mapping[str, Any]) -> TimeTable:
+        made.append(row["number"])
+        return whole[next(iter(whole))]
+
+    tables = TablesByKey({"a": {"number": 1}, "b": {"number": 2}}, make)
+    assert list(tables) == ["a", "b"]
+    assert "b" in tables
+    assert made == []
+    assert tables["b"] is tables["b"]
+    assert made == [2]

@@ -77,7 +77,7 @@ class DataParallelModel:
         scatter = scatter + rings * (not self.workload.phase.has_adapters)
         again = self._second_gather_s(stage)
         moved = (2.0 * gather if again is None else gather + np.where(self._hierarchical, again, gather)) + scatter
-        moved = np.where(self.states.accumulates_whole(), gather, moved)
+        moved = np.where(self.states.accumulates_whole, gather, moved)
         if batch.parameter_offload.any():
             moved = moved + np.where(batch.parameter_offload, self._fetch_s(stage), 0.0)
         overlap = self.calibration.time.fully_sharded_overlap if recipe.overlaps_data_parallel else 0.0
@@ -185,7 +185,7 @@ class DataParallelModel:
         is_full = batch.zero_stage >= ZERO_PARAMETERS
         if is_full.any():
             # They gather and scatter in every micro-batch; with HSDP the groups still all-reduce once per step.
-            once = np.where(self.states.accumulates_whole(), reduce_s, self._copies_reduce_s(stage))
+            once = np.where(self.states.accumulates_whole, reduce_s, self._copies_reduce_s(stage))
             copies = exposed(once, BACKWARD_SHARE)
             if batch.outer_zero_stage.any():
                 reduced, gathered = self._outer_s(stage)
@@ -226,7 +226,7 @@ class DataParallelModel:
             sharded = batch.zero_stage >= 1
             owned = self.states.dense_parameters(stage) / np.where(sharded, self._shard.size, 1)
             owned = owned + self.states.expert_parameters(stage) / np.where(sharded, self._expert_shard.size, 1)
-        owned = owned / self.states.outer_copies()
+        owned = owned / self.states.outer_copies
         rate = self.machine.device.memory_bandwidth_bytes_per_s * self.calibration.time.optimizer_efficiency
         on_device = owned * ADAM_BYTES_PER_PARAMETER / rate
         if not batch.optimizer_offload.any():

@@ -74,6 +74,7 @@ class CellBounds:
         )
         self._tables: dict[Recompute, _Table] = {}
         self._whole_split = _one_stage_split(problem.shape)
+        self._overhead_s = float(np.min(problem.calibration.time.step_overhead_s))
         self._whole_s: FloatArray | None = None
         self._index: tuple[dict[str, IntArray], IntArray, IntArray] | None = None
         self._exchange: ExchangeBounds | None = None
@@ -95,6 +96,7 @@ class CellBounds:
         other._microbatches = self._microbatches[rows]
         other._tables = {mode: table.take(rows) for mode, table in self._tables.items()}
         other._whole_split = self._whole_split
+        other._overhead_s = self._overhead_s
         other._whole_s = None if self._whole_s is None else self._whole_s[rows]
         other._index = None
         other._exchange = None if self._exchange is None else self._exchange.pinned(problem, rows)
@@ -199,10 +201,6 @@ class CellBounds:
         """What a stage with all layers and both ends needs for one micro-batch, s [n]."""
         (stage,) = self._whole_split.classes
         return self._stage_s(stage, self._table(mode, rows))
-
-    @property
-    def _overhead_s(self) -> float:
-        return float(np.min(self.problem.calibration.time.step_overhead_s))
 
     def _least_s(
         self,

@@ -108,8 +108,12 @@ def stage_recompute_s(
     saves = saved_bytes > 0.0
     each = np.where(saves, saved_bytes, 1.0)
     if len(again_s) == 1:  # most calls: nothing to choose from
-        whole = np.ceil(lacking_bytes / each[0] * (1.0 - ROUNDING))
-        return np.where((whole > np.where(saves[0], counts.T, 0)), np.inf, whole * again_s[0])
+        whole = lacking_bytes / each[0]
+        np.ceil(np.multiply(whole, 1.0 - ROUNDING, out=whole), out=whole)
+        beyond = whole > np.where(saves[0], counts.T, 0)
+        whole *= again_s[0]
+        whole[beyond] = np.inf
+        return whole
     order = np.argsort(np.where(saves, again_s / each, np.inf), axis=0)
     is_one = bool((order == order[:, :1]).all())  # then whole lines are taken, not an element for each candidate
     seconds, left = np.zeros_like(lacking_bytes), lacking_bytes
@@ -144,15 +148,20 @@ def least_recomputed(
         saved_bytes: a, [p, n].
         num_layers: L.
     """
-    fits = (room_bytes >= 0.0).all(axis=0)
-    room = np.maximum(room_bytes, 0.0)
-    left, saves = layer_bytes - saved_bytes, saved_bytes > 0.0
+    room, saves = np.maximum(room_bytes, 0.0), saved_bytes > 0.0
+    left = layer_bytes - saved_bytes
     free = np.minimum(np.divide(room, layer_bytes, out=np.full_like(room, np.inf), where=layer_bytes > 0.0), num_layers)
     most = np.minimum(np.divide(room, left, out=np.full_like(room, np.inf), where=left > 0.0), num_layers)
-    price = np.divide(layer_bytes, saved_bytes, out=np.zeros_like(room), where=saves)
-    order = np.argsort(price, axis=0)  # stages that save nothing take nothing beyond what is free
-    more = np.take_along_axis(np.where(saves, most - free, 0.0), order, axis=0)
+    more = np.where(saves, most - free, 0.0)  # stages that save nothing take nothing beyond what is free
     lacking = np.maximum(num_layers * (1.0 - ROUNDING) - free.sum(axis=0), 0.0)
-    taken = np.clip(lacking - (np.cumsum(more, axis=0) - more), 0.0, more)
-    least = (taken * np.take_along_axis(price, order, axis=0)).sum(axis=0) * (1.0 - ROUNDING)
-    return np.where(fits & (more.sum(axis=0) >= lacking), least, np.inf)
+    fits = (room_bytes >= 0.0).all(axis=0) & (more.sum(axis=0) >= lacking)
+    least = np.where(fits, 0.0, np.inf)
+    rows = np.flatnonzero(fits & (lacking > 0.0))  # few: most need nothing, or nothing helps
+    if len(rows):
+        saves, saved = saves[:, rows], saved_bytes[:, rows]
+        price = np.divide(layer_bytes[:, rows], saved, out=np.zeros_like(saved), where=saves)
+        order = np.argsort(price, axis=0)
+        more = np.take_along_axis(more[:, rows], order, axis=0)
+        taken = np.clip(lacking[rows] - (np.cumsum(more, axis=0) - more), 0.0, more)
+        least[rows] = (taken * np.take_along_axis(price, order, axis=0)).sum(axis=0) * (1.0 - ROUNDING)
+    return least

@@ -157,9 +157,9 @@ class Recurrence:
         for one in self._moves(stage, most_exposed_s):
             busy_s = self.stages.batch.num_microbatches * one.seconds + one.passed_s + one.idle_s
             reached, own = np.maximum(best[one.begin], busy_s), result[one.end]
-            few[one.end] = np.where(reached < own, one.count, few[one.end])
-            many[one.end] = np.where(reached <= own, one.count, many[one.end])
-            result[one.end] = np.minimum(own, reached)
+            np.copyto(few[one.end], one.count, where=reached < own)
+            np.copyto(many[one.end], one.count, where=reached <= own)
+            np.minimum(own, reached, out=own)
         return result, few, many
 
     def _moves(self, stage: int, most_exposed_s: FloatArray | None) -> Iterator[_Move]:
@@ -176,15 +176,17 @@ class Recurrence:
         left = until[-1] - until + costs.base_s[stage + 1 :].sum(axis=0)
         lowest, highest = max(layers - after * longest, 0), min((stage + 1) * longest, layers)
         earlier = max(layers - (after + 1) * longest, 0), min(stage * longest, layers)
+        moves = []
         for count in range(max(self.fewest[stage], lowest - earlier[1]), min(longest, highest - earlier[0]) + 1):
             begin = slice(max(earlier[0], lowest - count), min(earlier[1], highest - count) + 1)
-            if begin.start >= begin.stop:
-                continue
-            end = slice(begin.start + count, begin.stop + count)
+            if begin.start < begin.stop:
+                moves.append((count, begin, slice(begin.start + count, begin.stop + count)))
+        again_s = self._recompute_s(stage, [before[:, end] - before[:, begin] for _, begin, end in moves])
+        for (count, begin, end), own_again_s in zip(moves, again_s, strict=True):
             seconds = self._seconds(stage, count, until[end] - until[begin])
             forward = self.stages.model.forward_share * seconds
             if count:
-                seconds = seconds + self._recompute_s(stage, before[:, end] - before[:, begin])
+                seconds = seconds + own_again_s
             if most_exposed_s is not None:
                 table = self.tables[self.stages.ends(stage)]
                 seconds = np.where(table.exposed_s[count - table.fewest] <= most_exposed_s, seconds, np.inf)
@@ -206,20 +208,28 @@ class Recurrence:
         table = self.tables[self.stages.ends(stage)]
         return np.broadcast_to(table.seconds[count - table.fewest], layers_s.shape)
 
-    def _recompute_s(self, stage: int, counts: IntArray) -> FloatArray:
-        """Least time of the recompute that keeps a stage within memory, [., n]; infinite where none does.
+    def _recompute_s(self, stage: int, counts: Sequence[IntArray]) -> list[FloatArray]:
+        """Least time of the recompute that keeps a stage within memory, [., n] each; infinite where none does.
 
         Args:
             stage: which one.
-            counts: layers of each kind that it may hold, [kinds, .].
+            counts: layers of each kind that it may hold, [kinds, .] each.
         """
-        costs = self.costs
-        lacking = costs.base_bytes[stage] + counts.T @ costs.layer_bytes[stage] - self.memory_bytes
+        if not counts:
+            return []
+        # All at once, and what neighbours share once: they differ only where another kind of layer begins.
+        each, costs = np.concatenate(counts, axis=1), self.costs
+        first = np.concatenate([[0], 1 + np.flatnonzero((each[:, 1:] != each[:, :-1]).any(axis=0))])
+        sets = each[:, first]
+        lacking = costs.base_bytes[stage] + sets.T @ costs.layer_bytes[stage] - self.memory_bytes
         if not (lacking > 0.0).any():
-            return np.zeros(1)
-        return stage_recompute_s(
-            np.maximum(lacking, 0.0), counts, again_s=costs.again_s, saved_bytes=costs.saved_bytes[stage]
+            return [np.zeros(1)] * len(counts)
+        seconds = stage_recompute_s(
+            np.maximum(lacking, 0.0), sets, again_s=costs.again_s, saved_bytes=costs.saved_bytes[stage]
         )
+        which = np.repeat(np.arange(len(first)), np.diff(first, append=each.shape[1]))
+        rows = np.split(which, np.cumsum([one.shape[1] for one in counts])[:-1])
+        return [seconds[own[:1] if own[0] == own[-1] else own] for own in rows]
 
     def _cuts(self, taken: Sequence[IntArray]) -> IntArray:
         """Layers of each stage, from the last one back, [p, n]."""

@@ -216,16 +216,15 @@ class SplitCosts:
         return self._again_s
 
     def _priced_again_s(self) -> FloatArray:
-        rows, batch = self.batch.recompute == Recompute.NONE, self.unsharded.candidates
-        if not takes_blocks(self.problem) or not rows.any():
-            return np.zeros((len(self.kinds), len(batch)))
-        ones = np.ones(len(batch), dtype=np.int64)
-        in_blocks = training_model(
-            self.problem, replace(batch, recompute=int(Recompute.BLOCK) * ones, recompute_num_layers=ones)
-        )
+        again_s = np.zeros((len(self.kinds), len(self.batch)))
+        rows = np.flatnonzero(self.batch.recompute == Recompute.NONE)
+        if not takes_blocks(self.problem) or not len(rows):
+            return again_s
+        plain = self.unsharded.take(rows)
         layers = [stage_of(unit(kind, len(self.kinds))) for kind in range(len(self.kinds))]
-        pairs = zip(in_blocks.stages_s(layers), self.unsharded.stages_s(layers), strict=True)
-        return np.where(rows, np.stack([again - once for again, once in pairs]), 0.0)
+        pairs = zip(plain.with_block_of_one().stages_s(layers), plain.stages_s(layers), strict=True)
+        again_s[:, rows] = [again - once for again, once in pairs]
+        return again_s
 
     def memory(self, *, may_be_empty: bool = True) -> StageBytes:
         """See :class:`StageBytes`. Under ZeRO-3 the gathered layer is the smallest of any kind.
