@@ -20,7 +20,7 @@ from meshplan.planner.training.estimator.activations import (
     LayerActivations,
 )
 from meshplan.planner.training.estimator.candidates import StageClass
-from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
+from meshplan.planner.training.estimator.exchange.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS, nextn_layers
 from meshplan.planner.training.estimator.states import StateModel

@@ -39,9 +39,9 @@ from meshplan.planner.training.estimator.exchange.boundaries import (
 )
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.exchange.data_parallel import FORWARD_SHARE, DataParallelModel
+from meshplan.planner.training.estimator.exchange.offload import activation_offload_s
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.memory import MemoryModel
-from meshplan.planner.training.estimator.offload import activation_offload_s
 from meshplan.planner.training.estimator.operators.attention import forward_time_share
 from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
