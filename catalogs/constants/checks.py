@@ -26,6 +26,7 @@ _MOST_SAMPLES = 10**9
 _ERROR_WORDS = ("error_basis", "related_error_basis", "unseen_error_basis")
 _OTHER_ERRORS = ("related_error_p90", "unseen_error_p90", "cluster_error_p90")
 _TEXTS = ("source", "date", "memory_basis")
+_RECIPE_TEXTS = ("source", "attention_library")
 
 
 def calibration_problems(framework: object, architecture: object, document: Mapping[str, Any]) -> Iterator[str]:
@@ -127,9 +128,9 @@ def inside_limits(constants: TimeConstants) -> TimeConstants:
 
 
 def _constant(part: str, name: str, value: Any) -> Iterator[str]:
-    if part == "recipe" and (name == "source" or isinstance(value, bool)):
-        if name == "source" and not isinstance(value, str):
-            yield f"recipe.source must be a text, not {value!r}"
+    if part == "recipe" and (name in _RECIPE_TEXTS or isinstance(value, bool)):
+        if name in _RECIPE_TEXTS and not isinstance(value, str):
+            yield f"recipe.{name} must be a text, not {value!r}"
         return
     low, high = _FACTORS if name.endswith(_FACTOR_ENDINGS) else _CONSTANTS
     if not _is_number(value) or not low <= value <= high:

@@ -9,7 +9,7 @@ derivatives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -48,7 +48,8 @@ class TimeConstants:
         low_precision_efficiency: further factor on the curve of fp8 and narrower GEMMs, quantisation included; above 1
             where a step does better than the published kernels.
         expert_gemm_efficiency: further factor for grouped expert GEMMs (permutation and padding included).
-        attention_efficiency: causal attention FLOPs, forward and backward, over the dense bf16 peak.
+        attention_kernel_efficiency: fused attention inside a step, over the rate of its kernels alone
+            (:mod:`~meshplan.catalogs.constants.attention_kernels`); above 1 where a release has better ones.
         memory_op_efficiency: fraction of the device memory bandwidth, for norms, activations, residuals, losses.
         optimizer_efficiency: fraction of the device memory bandwidth, for the optimizer step.
         scale_up_efficiency: fraction of the scale-up link (NVLink, xGMI, PCIe), for collectives.
@@ -72,7 +73,7 @@ class TimeConstants:
     gemm_efficiency: Constant = 0.9
     low_precision_efficiency: Constant = 0.95
     expert_gemm_efficiency: Constant = 0.7
-    attention_efficiency: Constant = 0.35
+    attention_kernel_efficiency: Constant = 0.9
     memory_op_efficiency: Constant = 0.7
     optimizer_efficiency: Constant = 0.7
     scale_up_efficiency: Constant = 0.75
@@ -142,6 +143,8 @@ class FrameworkRecipe:
 
     Args:
         flash_attention: attention scores never leave the chip; otherwise they are stored (5·a·s²·b bytes a layer).
+        attention_library: whose kernels fuse attention, a name of
+            :func:`~meshplan.catalogs.constants.attention_kernels.attention_libraries`.
         fused_softmax: where scores are stored, one kernel scales, masks, normalises and drops them.
         dropout_masks: dropout after attention and MLP keeps its masks.
         weight_bytes: size of one parameter as used in compute.
@@ -168,6 +171,10 @@ class FrameworkRecipe:
             states that they do not; otherwise only where it states that they do.
         restacks_sequences: gathers and scatters of a split sequence copy what they move once more, because the sequence
             is not the tensor's first dimension; half of it where they overlap with the products.
+        hooks_s_per_layer: host time of the hooks that gather and release the parameters of one layer's modules, forward
+            and backward, where parameters are sharded (ZeRO-3), s.
+        joins_projections: queries, keys and values are one matrix, and so are the MLP's first two; an adapter on them
+            is one too.
         gathers_fp8: tensor-parallel gathers carry fp8 where the products are fp8 with one scale per tensor.
         recomputes_only_needed: a second forward pass leaves out what the backward pass does not read, such as the last
             product of a layer: PyTorch's checkpoint without reentry stops there ("stops recomputation as soon as all
@@ -192,6 +199,7 @@ class FrameworkRecipe:
     """
 
     flash_attention: bool = True
+    attention_library: str = "transformer-engine"
     fused_softmax: bool = False
     dropout_masks: bool = False
     weight_bytes: float = 2.0
@@ -211,6 +219,8 @@ class FrameworkRecipe:
     selective_kept_share: float = 1.0
     overlaps_tensor_parallel: bool = True
     restacks_sequences: bool = False
+    hooks_s_per_layer: float = 0.0
+    joins_projections: bool = False
     gathers_fp8: bool = False
     recomputes_only_needed: bool = False
     full_recompute_keeps_input_sharded: bool = False
@@ -223,6 +233,15 @@ class FrameworkRecipe:
     accumulates_whole: bool = False
     shards_embedding: bool = False
     source: str = ""
+
+
+# Constants that stored sets may still have and no estimate reads: attention over the device's peak, whatever its
+# kernels (until 2026-11-26). The one that took its place starts from the literature.
+RETIRED = frozenset({"attention_efficiency"})
+
+
+def _time_constants(**stored: Any) -> TimeConstants:
+    return TimeConstants(**{name: value for name, value in stored.items() if name not in RETIRED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,8 +340,12 @@ class Calibration:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Calibration:
         """Read back what :meth:`to_document` wrote; a missing constant takes its default."""
-        parts = {"time": TimeConstants, "memory": MemoryConstants, "recipe": FrameworkRecipe}
+        parts: Mapping[str, Callable[..., Any]] = {
+            "time": _time_constants,
+            "memory": MemoryConstants,
+            "recipe": FrameworkRecipe,
+        }
         values = {key: value for key, value in document.items() if key not in (*parts, "model_time")}
-        by_model = {model: TimeConstants(**time) for model, time in document.get("model_time", {}).items()}
+        by_model = {model: _time_constants(**time) for model, time in document.get("model_time", {}).items()}
         sections = {part: make(**document.get(part, {})) for part, make in parts.items()}
         return cls(**values, **sections, model_time=by_model)

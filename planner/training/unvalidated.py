@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from meshplan.catalogs.models.layers.naming import describe_blocks
 from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.training.estimator.assembly import WAITING
-from meshplan.planner.training.estimator.offload import nvme_bytes_per_s
+from meshplan.planner.training.estimator.exchange.offload import nvme_bytes_per_s
 from meshplan.planner.training.estimator.priced import Priced
 from meshplan.planner.training.problem.choices import ALL_STATES
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem

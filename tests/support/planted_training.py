@@ -18,7 +18,7 @@ FRAMEWORK = "megatron"
 PLANTED = replace(
     TimeConstants(),
     gemm_efficiency=0.75,
-    attention_efficiency=0.45,
+    attention_kernel_efficiency=0.45,
     memory_op_efficiency=0.55,
     scale_up_efficiency=0.6,
     network_efficiency=0.85,

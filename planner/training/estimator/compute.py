@@ -4,9 +4,9 @@ Notation: T tokens of one micro-batch on one device (micro_batch_size·sequence/
 h hidden size, a heads, k key/value heads, d head dimension, f MLP width, V vocabulary.
 
 - Matrix products: :mod:`.operators.products`. Backward = input gradient (m, k, n) + weight gradient (n, k, m).
-- Attention: forward FLOPs 4·T·c·a·d/t with c the mean context of a token (s/2 when causal); backward 2.5 × with flash
-  kernels, which compute the scores again (arXiv:2205.14135). Without them the whole square of scores is computed as
-  batched products (backward 2 ×) and passes through memory.
+- Attention: forward FLOPs 4·T·c·a·d/t with c the mean context of a token (s/2 when causal), at the rate of the
+  framework's kernels (:mod:`.operators.attention`). Without them the whole square of scores is computed as batched
+  products (backward 2 ×) and passes through memory.
 - Memory-bound operators: bytes moved over the calibrated share of the memory bandwidth.
 """
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshplan.catalogs.constants.attention_kernels import TILE_KEYS, UNTIMED
 from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.layers.attention_form import AttentionForm
@@ -26,6 +27,7 @@ from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.exchange.context_parallel import causal_imbalance
 from meshplan.planner.training.estimator.flops import attended_context, attention_width, indexer_multiply_adds
+from meshplan.planner.training.estimator.operators.attention import FLASH_BACKWARD_RATIO, fused_attention
 from meshplan.planner.training.estimator.operators.memory_bound import (
     EAGER,
     FUSED,
@@ -47,8 +49,6 @@ from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, GPTQ_UN
 from meshplan.planner.training.problem.expert_load import arriving_load, leaving_load
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
-# Backward over forward of fused attention: five products against two (arXiv:2205.14135, algorithm 4).
-FLASH_BACKWARD_RATIO = 2.5
 PLAIN_BACKWARD_RATIO = 2.0
 # Passes over the attention scores that unfused attention makes forward: the first product writes them; scale, mask and
 # softmax read and write them, at once in 16 bits (Megatron's fused kernel), in two steps in fp32; dropout reads and
@@ -127,10 +127,12 @@ class ComputeModel:
         precision: str | None = None,
         factor: Constant = 1.0,
         whole: bool = False,
+        is_trained: bool = False,
     ) -> Cost:
-        """Forward and backward of one weight matrix; LoRA's frozen weights have no weight gradient.
+        """Forward and backward of one weight matrix; weights frozen beside adapters have no weight gradient.
 
-        4-bit weights are dequantised first (:mod:`.states`), unless the matrix is a ``whole`` 16-bit one.
+        4-bit weights are dequantised first (:mod:`.states`), unless the matrix is a ``whole`` 16-bit one. One that
+        ``is_trained`` has a weight gradient even so.
         """
         name = precision or self.workload.precision
         constants = self.calibration.time
@@ -140,7 +142,7 @@ class ComputeModel:
         curve, width = gemm_curve(self.device, name), ELEMENT_BYTES[name]
         forward = gemm_s(curve, m, n, k, efficiency=efficiency, element_bytes=width)
         backward = gemm_s(curve, m, k, n, efficiency=efficiency, element_bytes=width)
-        if not self.workload.phase.has_adapters or (whole and self.workload.trains_vocabulary):
+        if is_trained or not self.workload.phase.has_adapters:
             backward = backward + gemm_s(curve, n, k, m, efficiency=efficiency, element_bytes=width)
         cost = Cost(forward_s=forward, backward_s=backward)
         if is_quantised(self.workload) and not whole:
@@ -201,7 +203,8 @@ class ComputeModel:
             peak = attention_peak_flops_per_s(self.device, self.workload)
             forward_s = tokens * recurrent.scan_flops_per_token / (SCAN_SHARE * peak)
         else:
-            rate = peak_flops_per_s(self.device, "fp32") * self.calibration.time.attention_efficiency
+            share = UNTIMED.forward_share * self.calibration.time.attention_kernel_efficiency
+            rate = share * peak_flops_per_s(self.device, "fp32")
             forward_s = tokens * recurrent.scan_flops_per_token / rate
         return Cost(forward_s=forward_s, backward_s=FLASH_BACKWARD_RATIO * forward_s)
 
@@ -213,14 +216,14 @@ class ComputeModel:
         scored = context * attention_width(self.shape, kind.form)
         if kind.has_indexer or kind.form is not None:
             scored += indexer_multiply_adds(self.shape, length, documents, form=kind.form)
+        scored += TILE_KEYS * attention_width(self.shape, kind.form)
         flops = 2.0 * self.tokens * scored / self.candidates.tensor_parallel
         if (imbalance := causal_imbalance(self.candidates, self.calibration.recipe)) is not None:
             flops = flops * imbalance
         return self._fused_attention(flops)
 
     def _fused_attention(self, flops: FloatArray) -> Cost:
-        rate = attention_peak_flops_per_s(self.device, self.workload) * self.calibration.time.attention_efficiency
-        return Cost(forward_s=flops / rate, backward_s=FLASH_BACKWARD_RATIO * flops / rate)
+        return fused_attention(flops, self.shape, self.device, self.workload, self.calibration)
 
     def _cross_attention(self) -> Cost:
         """Attention of the decoder's tokens to all that the encoder read: no mask leaves any out."""
@@ -447,6 +450,7 @@ class ComputeModel:
             np.full_like(self.tokens, float(self.shape.hidden_size)),
             precision=precision,
             whole=True,
+            is_trained=self.workload.trains_vocabulary,
         )
         moved = self._traffic.loss_bytes / 2.0 * self.tokens * columns
         return product + self.memory_op(moved, backward_ratio=1.0)

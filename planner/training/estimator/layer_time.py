@@ -14,6 +14,7 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.adapters import AdapterModel
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
@@ -21,6 +22,7 @@ from meshplan.planner.training.estimator.exchange.context_parallel import Contex
 from meshplan.planner.training.estimator.exchange.recurrent import RecurrentExchange
 from meshplan.planner.training.estimator.exchange.token_copies import TokenCopies
 from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, Cost, activation_bytes
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.expert_load import arriving_load
@@ -98,6 +100,9 @@ class LayerModel:
         elif kind.has_mlp:
             products = products + compute.mlp(self.shape.intermediate_size)
         elementwise = compute.elementwise(kind)
+        if self.workload.phase.has_adapters:
+            adapters = AdapterModel(compute=compute)
+            products, elementwise = products + adapters.products(kind), elementwise + adapters.traffic(kind)
         again = (batch.recompute == (Recompute.BLOCK if in_block else Recompute.FULL)).astype(np.float64)
         whole, recipe = again, self.calibration.recipe
         selective = batch.recompute == Recompute.SELECTIVE
@@ -137,15 +142,23 @@ class LayerModel:
         return ModuleRecompute(shape=self.shape, workload=self.workload, candidates=self.candidates)
 
     def _host_s(self, kind: LayerKind, again: FloatArray) -> FloatArray:
-        """Kernel-launch overhead of one layer, forward and backward; ``again``: how often the forward is repeated."""
+        """Host time of one layer, forward and backward: launches and hooks of sharded parameters.
+
+        Args:
+            kind: of layer.
+            again: how often the forward is repeated, [n].
+        """
         constants, practice = self.calibration.time, self.workload.practice
         waits = kind.is_moe and not self.workload.drops_tokens
         host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
         if self.workload.is_eager and self.workload.phase.has_adapters:
             host = host * ADAPTED_LAUNCHES
         left = {Launches.EAGER: 1.0, Launches.PARTLY_GRAPHED: constants.graphed_host_share, Launches.GRAPHED: 0.0}
+        host = host * left[practice.launches] + self.calibration.recipe.hooks_s_per_layer * (
+            self.candidates.zero_stage >= ZERO_PARAMETERS
+        )
         host = host * (kind.num_blocks / BLOCKS_OF_A_LAYER)
-        return np.asarray(host * left[practice.launches] * (1.0 + FORWARD_LAUNCHES * again))
+        return np.asarray(host * (1.0 + FORWARD_LAUNCHES * again))
 
     def _tensor_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
         """Exposed time of a layer's tensor-parallel collectives.

@@ -20,7 +20,7 @@ from meshplan.planner.training.estimator.activations import (
     LayerActivations,
 )
 from meshplan.planner.training.estimator.candidates import StageClass
-from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
+from meshplan.planner.training.estimator.exchange.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS, nextn_layers
 from meshplan.planner.training.estimator.states import StateModel
@@ -115,7 +115,8 @@ class MemoryModel(LayerActivations):
         """
         constants, recipe = self.calibration.memory, self.calibration.recipe
         states, none = self.states.on_device(stage), np.zeros(len(self.candidates))
-        idle = {"activations": none, "logits": none, "fixed": np.broadcast_to(self._fixed_bytes, np.shape(states["weights"]))}
+        fixed = np.broadcast_to(self._fixed_bytes, np.shape(states["weights"]))
+        idle = {"activations": none, "logits": none, "fixed": fixed}
         stepping = {**states, **idle}
         passes = stepping | {"optimizer": states["optimizer"] - self.states.stepping_bytes(stage)}
         if recipe.frees_gradients and self.candidates.split.pipeline_parallel == 1:

@@ -40,7 +40,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import StageClass
-from meshplan.planner.training.estimator.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
+from meshplan.planner.training.estimator.exchange.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
 from meshplan.planner.training.estimator.parameters import (
     ZERO_GRADIENTS,
     ZERO_OPTIMIZER,

@@ -30,7 +30,7 @@ from meshplan.planner.training.estimator.candidates import (
     attention_windows,
     chunk_classes,
 )
-from meshplan.planner.training.estimator.compute import FLASH_BACKWARD_RATIO, ComputeModel
+from meshplan.planner.training.estimator.compute import ComputeModel
 from meshplan.planner.training.estimator.exchange.boundaries import (
     ends_meet,
     message_bytes,
@@ -39,17 +39,16 @@ from meshplan.planner.training.estimator.exchange.boundaries import (
 )
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.exchange.data_parallel import FORWARD_SHARE, DataParallelModel
+from meshplan.planner.training.estimator.exchange.offload import activation_offload_s
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.memory import MemoryModel
-from meshplan.planner.training.estimator.offload import activation_offload_s
+from meshplan.planner.training.estimator.operators.attention import forward_time_share
 from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
 from meshplan.planner.training.pipeline.waiting import Layout, least_waiting_s, waiting_s
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
-# Forward share of attention's own time (:data:`.compute.FLASH_BACKWARD_RATIO`): what full recompute repeats of it.
-ATTENTION_FORWARD_SHARE = 1.0 / (1.0 + FLASH_BACKWARD_RATIO)
 # Forward share of a micro-batch with full recompute: forward, forward again and twice as much backward.
 RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0
 # Bytes reduced per token for the softmax over a split vocabulary: maximum and sum, in fp32.
@@ -271,9 +270,14 @@ class TrainingModel:
         fuses = self.workload.practice.fuses_attention(self.calibration.recipe.flash_attention)
         return self.workload.documents is not None and fuses
 
+    @property
+    def _attention_again(self) -> float:
+        """What full recompute repeats of fused attention, as a share of its time."""
+        return forward_time_share(self.shape, self.machine.device, self.calibration)
+
     def attention_share(self, parts: Mapping[str, FloatArray], stage_s: FloatArray) -> FloatArray:
         """Share of a micro-batch's time on a stage that grows with causal pairs, [n]."""
-        again = ATTENTION_FORWARD_SHARE * (self.candidates.recompute == Recompute.FULL)
+        again = self._attention_again * (self.candidates.recompute == Recompute.FULL)
         return np.minimum(parts["attention"] * (1.0 + again) / stage_s, 1.0)
 
     def _waiting_s(self, stages: Sequence[StageFigures], slowest: FloatArray) -> FloatArray:
@@ -349,7 +353,7 @@ class TrainingModel:
                 continue
             attention: dict[int | None, float] = {}
             for kind, count in enumerate(stage.layers):
-                own = count * float(layers[kind].parts["attention"][0]) * (1.0 + ATTENTION_FORWARD_SHARE * again)
+                own = count * float(layers[kind].parts["attention"][0]) * (1.0 + self._attention_again * again)
                 if own:
                     attention[kinds[kind].window] = attention.get(kinds[kind].window, 0.0) + own
             slowest = (seconds, attention)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from meshplan.catalogs.units import format_bytes
 from meshplan.planner.core.plan import Plan
-from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE, host_link_bytes_per_s
+from meshplan.planner.training.estimator.exchange.offload import USABLE_HOST_SHARE, host_link_bytes_per_s
 from meshplan.planner.training.far_apart import payloads
 from meshplan.planner.training.far_apart.exchange import Exchange, Ring
 from meshplan.planner.training.far_apart.payloads import Held, held_parameters, pass_s, trained_parameters

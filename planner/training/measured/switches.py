@@ -46,6 +46,8 @@ MODULE_WORDS = {
     "shared_expert": SHARED_EXPERTS,
     "attention": CORE_ATTENTION,
 }
+# What models that join queries, keys and values in one matrix call it (Qwen, Baichuan, ChatGLM).
+JOINED_MATRICES = frozenset({"c_attn", "W_pack", "query_key_value"})
 
 # What published rows say in a caveat, in their own words → the switch that it states.
 CAVEATS: Mapping[str, Mapping[str, Any]] = {
@@ -146,6 +148,8 @@ def observed_practice(
         settings["optimizer_in_backward"] = choices.flag("optimizer_in_backward", default=False)
     if choices.states("flash_attention"):
         settings["flash_attention"] = choices.flag("flash_attention", default=True)
+    adapted = Section(Section(row, "model").values, "lora", required=False).values.get("target_modules")
+    settings["joins_attention"] = isinstance(adapted, list) and not JOINED_MATRICES.isdisjoint(map(str, adapted))
     unstated = tuple(ROW_KEYS[name] for name in known if not choices.states(ROW_KEYS[name]))
     settings["launches"] = Launches(settings.get("launches", Launches.EAGER))
     return TrainingPractice(**settings), unstated

@@ -101,6 +101,7 @@ class TrainingPractice:
         loss: of :data:`LOSSES`, or :data:`NARROW` in a measured run.
         flash_attention: attention scores never leave the chip; None: as the framework does. No plan asks for less.
         optimizer_in_backward: each gradient is used and freed as soon as the backward pass has it.
+        joins_attention: the model has one matrix for queries, keys and values, and so one adapter; no plan asks for it.
         experts_in_turn: a benchmark's gate deals each token the next experts in turn; no plan asks for it.
     """
 
@@ -111,6 +112,7 @@ class TrainingPractice:
     loss: str = FRAMEWORKS_OWN
     optimizer_in_backward: bool = False
     experts_in_turn: bool = False
+    joins_attention: bool = False
     flash_attention: bool | None = None
 
     def fuses_attention(self, frameworks_own: bool) -> bool:

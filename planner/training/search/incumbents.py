@@ -17,8 +17,8 @@ import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates
+from meshplan.planner.training.estimator.exchange.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.memory import StageMemory
-from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem

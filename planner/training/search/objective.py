@@ -13,6 +13,7 @@ from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.flops import forward_flops_per_token
+from meshplan.planner.training.estimator.operators.attention import kernel_of
 from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, attention_peak_flops_per_s, gemm_curve
 from meshplan.planner.training.problem.expert_load import leaving_load
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem, TrainingWorkload
@@ -132,8 +133,9 @@ def work_device_s(
     layers = (flops.matrix - flops.experts) / rate + experts / experts_rate
     attention = 0.0
     if calibration.recipe.flash_attention:
-        peak = attention_peak_flops_per_s(machine.device, workload)
-        attention = flops.attention / (peak * float(np.max(constants.attention_efficiency)))
+        kernel = kernel_of(shape, machine.device, calibration)
+        best = max(kernel.forward_share, kernel.backward_share) * float(np.max(constants.attention_kernel_efficiency))
+        attention = flops.attention / (attention_peak_flops_per_s(machine.device, workload) * best)
     passes = 2.0 if workload.phase.has_adapters else 3.0
     again = 1.0 if recompute_full else 0.0
     per_token = (passes + again) * layers + passes * flops.head / max(rate, head_rate) + (3.0 + again) * attention

@@ -19,7 +19,7 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel, Ring
-from meshplan.planner.training.estimator.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s
+from meshplan.planner.training.estimator.exchange.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.states import StateModel
 from meshplan.planner.training.problem.choice import Recompute

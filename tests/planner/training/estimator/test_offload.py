@@ -10,7 +10,7 @@ from core_cases import DENSE, MOE, configured, machine_with, problem_of, questio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.planner.training.estimator.offload import (
+from meshplan.planner.training.estimator.exchange.offload import (
     HOST_ADAM_BYTES_PER_S,
     HOST_COPY_BYTES_PER_PARAMETER,
     HOST_LINK_EFFICIENCY,

@@ -19,7 +19,7 @@ from meshplan.catalogs.errors import CannotExpressError, SpecError
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import emit
 from meshplan.planner.service import make_plan
-from meshplan.planner.training.estimator.offload import (
+from meshplan.planner.training.estimator.exchange.offload import (
     DEFAULT_NVME_BYTES_PER_S,
     HOST_ADAM_BYTES_PER_S,
     HOST_LINK_EFFICIENCY,

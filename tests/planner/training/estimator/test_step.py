@@ -82,7 +82,7 @@ def test_the_bound_holds_under_ideal_constants(shape: Any, precision: str, phase
         **dict.fromkeys(COSTS, 0.0),
         gemm_efficiency=1.0,
         expert_gemm_efficiency=1.0,
-        attention_efficiency=1.0,
+        attention_kernel_efficiency=1.0,
         low_precision_efficiency=1.0,
     )
     for flash in (True, False):
@@ -254,13 +254,16 @@ def test_recompute_takes_time(question: Question) -> None:
     assert none <= selective * ROUNDING <= full * ROUNDING**2
 
 
-@settings(deadline=None)
-@given(question=questions())
-def test_adapters_take_less_than_all_weights(question: Question) -> None:
-    problem, config = question
-    lora = replace(problem, workload=replace(problem.workload, phase=Phase.LORA, lora_rank=16))
-    whole = replace(problem, workload=replace(problem.workload, phase=Phase.FINE_TUNING, lora_rank=0))
-    assert step_s(lora, config) <= step_s(whole, config) * ROUNDING
+@pytest.mark.parametrize("tensor_parallel", [1, 8])
+def test_adapters_take_less_than_all_weights_where_matrices_are_large(tensor_parallel: int) -> None:
+    """Not where they are small: to read what an adapter reads may take longer than the weight gradient saved."""
+
+    def step(phase: Phase, rank: int) -> float:
+        problem = problem_of(LLAMA_70B)
+        problem = replace(problem, workload=replace(problem.workload, phase=phase, lora_rank=rank))
+        return step_s(problem, configured(problem, tensor_parallel=tensor_parallel))
+
+    assert step(Phase.LORA, 16) < step(Phase.FINE_TUNING, 0)
 
 
 def test_one_device_communicates_nothing() -> None:

@@ -33,7 +33,7 @@ def test_planted_constants_come_back() -> None:
     assert local.num_runs == len(runs)
     for name in (
         "gemm_efficiency",
-        "attention_efficiency",
+        "attention_kernel_efficiency",
         "step_overhead_s",
         "host_s_per_layer",
     ):

@@ -14,7 +14,7 @@ from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.own_points import predict_from_points, starting_sets
 from meshplan.planner.validation.points import PointsResult
 
-SLOWER = replace(PLANTED, gemm_efficiency=0.6, attention_efficiency=0.35)
+SLOWER = replace(PLANTED, gemm_efficiency=0.6, attention_kernel_efficiency=0.35)
 
 
 def of_source(source: str, *, slow: bool = False) -> list[ObservedRun]:
