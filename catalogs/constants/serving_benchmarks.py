@@ -24,7 +24,7 @@ class BenchmarkServer:
     Args:
         in_source: part of the title of the runs' source.
         devices: slugs.
-        engine: name of the engine's entry.
+        engine: name of the engine's entry; it holds for the entries that take the constants of that one, too.
         model: part of the model's name.
         when: further conditions, by name; see :data:`CONDITIONS`.
         settings: fields of :class:`EngineRecipe` → values.
@@ -147,7 +147,7 @@ def _servers_of(recipe: EngineRecipe, run: BenchmarkRun) -> list[BenchmarkServer
     return [
         server
         for server in benchmark_servers()
-        if server.engine == recipe.name
+        if server.engine == recipe.constants_name
         and server.role == run.role
         and server.in_source in run.title
         and run.device in server.devices

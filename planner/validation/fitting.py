@@ -9,7 +9,8 @@ The prior keeps a constant that no row depends on where it was expected. ρ is H
 Cauchy's ln(1 + x²), which ignores rows that no constants explain.
 
 *Method.* Iteratively reweighted least squares within one linearisation (:func:`most_probable`); linearising again where
-that led is a Gauss–Newton iteration (:func:`gauss_newton`).
+that led is a Gauss–Newton iteration (:func:`gauss_newton`). Where the constants of a set of rows are sums of parts that
+other sets share, the normal equations are added up set by set (:func:`most_probable_parts`).
 
 Sources: Huber, Robust Estimation of a Location Parameter, Ann. Math. Stat. 35 (1964) 73; Holland and Welsch, Robust
 Regression Using Iteratively Reweighted Least-Squares, Comm. Stat. A 6 (1977) 813.
@@ -23,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 Owner = TypeVar("Owner")
 NEAREST_TO_END = 1e-4  # how close to 0 or 1 a fraction may start: the ends of the range have no logit
@@ -156,6 +157,46 @@ def most_probable(
         gradient = weighted.T @ residual - (theta - prior.mean) / prior.spread**2
         theta = theta + np.clip(np.linalg.solve(normal, gradient), -max_step, max_step)
     return theta
+
+
+def most_probable_parts(
+    linear: Linear, prior: Prior, loss: Loss, *, set_of: IntArray, has: BoolArray, rounds: int
+) -> FloatArray:
+    """The minimum of the objective over parts whose sums are the constants of sets of rows, [P, J].
+
+    The constants of set k are θ_k = Σ_p x_kp φ_p, x_kp being 1 where it has part p and 0 elsewhere. That is
+    :func:`most_probable` for the P·J constants φ with the slopes x_kp·S_i, but these are never written out: as all rows
+    of a set have the same x, the normal matrix is
+
+        Σ_k x_k x_kᵀ ⊗ (Σ_{i ∈ k} w_i S_iᵀ S_i) + diag(1/s²),
+
+    which takes n·J² + K·P²·J² multiplications instead of n·P²·J².
+
+    Args:
+        linear: the measurements, linearised at θ = 0; slopes [n, J].
+        prior: of the parts, mean and spread [P, J].
+        loss: ρ.
+        set_of: the set of each row, [n], from 0 to K − 1.
+        has: x, [K, P].
+        rounds: how often the weights are taken anew; the first are those at the prior's mean.
+    """
+    (num_sets, num_parts), size = has.shape, prior.mean.shape[1]
+    members = [np.flatnonzero(set_of == number) for number in range(num_sets)]
+    belongs = has.astype(float)
+    pairs = (belongs[:, :, None] * belongs[:, None, :]).reshape(num_sets, num_parts**2)
+    parts = prior.mean
+    for count in range(rounds):
+        theta = belongs @ parts
+        residual = linear.residual - np.einsum("ij,ij->i", linear.slope, theta[set_of])
+        divisor = loss.divisor(np.abs(residual) / linear.noise, is_second_half=count >= rounds // 2)
+        weighted = linear.slope * (linear.weight / divisor / linear.noise**2)[:, None]
+        of_set = np.array([weighted[rows].T @ linear.slope[rows] for rows in members]).reshape(num_sets, size**2)
+        pull = np.array([weighted[rows].T @ residual[rows] for rows in members]).reshape(num_sets, size)
+        blocks = (pairs.T @ of_set).reshape(num_parts, num_parts, size, size)
+        normal = blocks.transpose(0, 2, 1, 3).reshape(num_parts * size, -1) + np.diag(prior.spread.ravel() ** -2.0)
+        gradient = belongs.T @ pull - (parts - prior.mean) / prior.spread**2
+        parts = parts + np.linalg.solve(normal, gradient.ravel()).reshape(num_parts, size)
+    return parts
 
 
 def gauss_newton(

@@ -35,6 +35,7 @@ from meshplan.planner.serving.measured.evidence import (
 )
 from meshplan.planner.serving.measured.prediction import TAIL_METRICS, PreparedRun
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
+from meshplan.planner.serving.simulation.compiled import choice as machine_code
 from meshplan.planner.validation.between_sources import log_size
 from meshplan.planner.validation.fitting import limited
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, p90, refined_sets, today
@@ -60,9 +61,11 @@ def calibrate_serving(
         runs: measured serving runs.
         source: what they are, stored with every set.
         date: day of the fit, ISO 8601; None for today.
-        log: called with a line per step: a fit simulates every run some twenty times.
+        log: called with a line per step: a fit simulates every run some twenty-five times.
     """
     rows = [row for row in (Row(run, NOISE) for run in runs) if row.metrics]
+    times = ITERATIONS * len(FITTED) + len(TOGETHER)  # that a run is simulated
+    machine_code.expect(times * sum(row.prepared.run.workload.num_requests or 0 for row in rows))
     prior = PARAMETERS.vector(ServingConstants())
     theta = _always(prior)
     for step in range(ITERATIONS):

@@ -36,7 +36,16 @@ from meshplan.catalogs.constants.engine_recipes import engine_of_constants
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.prediction import FITTED_METRICS, TAIL_METRICS, PreparedRun
-from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
+from meshplan.planner.validation.fitting import (
+    Linear,
+    Loss,
+    Parameters,
+    Prior,
+    gauss_newton,
+    limited,
+    most_probable,
+    most_probable_parts,
+)
 from meshplan.planner.validation.held_out import HeldOut, Key
 
 
@@ -236,25 +245,25 @@ def solve(
         kept: rows that are not left out.
     """
     chosen = [i for i, row in enumerate(owners) if kept(row)]
-    parts = sorted({part for i in chosen for part in parts_of(owners[i].key)} | {SHARED})
-    offset = {part: i * len(FITTED) for i, part in enumerate(parts)}
-    size = len(FITTED)
-    rows = linear.only(chosen)
-    design = np.zeros((len(chosen), len(parts) * size))
-    for row, i in enumerate(chosen):
-        for part in parts_of(owners[i].key):
-            at = offset[part]
-            design[row, at : at + size] = rows.slope[row]
-    parts_prior = Prior(
-        mean=np.where(np.repeat([part == SHARED for part in parts], size), np.tile(prior, len(parts)), 0.0),
-        spread=np.concatenate([spread_of(part) for part in parts]),
+    keys = sorted({owners[i].key for i in chosen})
+    parts = sorted({part for key in keys for part in parts_of(key)} | {SHARED})
+    number = {key: i for i, key in enumerate(keys)}
+    of_parts = Prior(
+        mean=np.array([prior if part == SHARED else np.zeros_like(prior) for part in parts]),
+        spread=np.array([spread_of(part) for part in parts]),
     )
-    rows = replace(rows, at=np.zeros(design.shape[1]), slope=design)
-    found = most_probable(rows, parts_prior, LOSS, rounds=REWEIGHTINGS, start=parts_prior.mean)
+    found = most_probable_parts(
+        linear.only(chosen),
+        of_parts,
+        LOSS,
+        set_of=np.array([number[owners[i].key] for i in chosen], dtype=np.int64),
+        has=np.array([part in parts_of(key) for key in keys for part in parts]).reshape(len(keys), len(parts)),
+        rounds=REWEIGHTINGS,
+    )
+    part_at = {part: found[i] for i, part in enumerate(parts)}
 
     def theta(key: Key) -> FloatArray:
-        offsets = [offset[part] for part in parts_of(key) if part in offset]
-        return np.asarray(sum((found[at : at + size] for at in offsets), np.zeros(size)))
+        return np.asarray(sum((part_at[part] for part in parts_of(key) if part in part_at), np.zeros_like(prior)))
 
     return theta
 

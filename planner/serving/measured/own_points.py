@@ -19,9 +19,10 @@ import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.planner.serving.measured.calibrate import refine_serving
-from meshplan.planner.serving.measured.constants_fit import OWN_NOISE, Row
+from meshplan.planner.serving.measured.constants_fit import FITTED, OWN_ITERATIONS, OWN_NOISE, Row
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.validate import ServingCalibrationOf, validated_run
+from meshplan.planner.serving.simulation.compiled import choice as machine_code
 from meshplan.planner.validation.points import PointsResult
 from meshplan.planner.validation.summary import ValidatedRow, summarise, summed_up
 
@@ -76,6 +77,8 @@ def predict_from_points(
         chosen = np.random.default_rng(seed).choice(len(curves), sample, replace=False)
         curves = [curves[i] for i in sorted(chosen)]
     splits = [_split(curve, shipped, num_points, seed) for curve in curves]
+    times = OWN_ITERATIONS * len(FITTED) + 2  # that a point is simulated; the others of its curve twice, for less
+    machine_code.expect(times * sum(run.run.workload.num_requests or 0 for split in splits for run in split.points))
     log(f"{len(splits)} curves, {sum(len(split.rest) for split in splits)} runs to predict")
     rows, without = _predicted(splits, num_processes)
     starts = {(split.start.engine, split.start.architecture): split.start for split in splits}

@@ -10,6 +10,7 @@ from meshplan.catalogs.constants.engine_recipes import EngineRecipe, engine_reci
 from meshplan.catalogs.constants.serving_benchmarks import (
     CONDITIONS,
     BenchmarkRun,
+    BenchmarkServer,
     benchmark_servers,
     spreads_attention,
     started_as,
@@ -56,7 +57,7 @@ def test_attention_ranks_wait_for_each_other_where_there_are_some() -> None:
 
 def test_the_publishers_own_servers_take_one_prompt_and_a_margin_at_a_time() -> None:
     vendors = replace(RUN, title="aiconfigurator silicon_sample.csv (InferenceX DB dump)", is_vendors=True)
-    for engine in ("vllm", "trtllm"):
+    for engine in ("vllm", "vllm-2025", "trtllm"):
         recipe = engine_recipes()[engine]
         assert started_as(recipe, vendors).token_budget(4096, 64) == 4096 + 128
         assert started_as(recipe, replace(vendors, is_vendors=False)).token_budget(4096, 64) == 8192
@@ -68,6 +69,24 @@ def test_the_publishers_own_servers_take_one_prompt_and_a_margin_at_a_time() -> 
 def test_other_runs_keep_the_defaults(change) -> None:
     for recipe in engine_recipes().values():
         assert started_as(recipe, replace(RUN, **change)) == recipe
+
+
+def test_scripts_hold_for_every_release_that_shares_the_constants_of_their_engine() -> None:
+    """An entry for what one release's kernel does takes nothing from what the scripts of its runs set."""
+    known = engine_recipes()
+    sharing = [recipe for recipe in known.values() if recipe.calibrated_as in known]
+    assert {recipe.name for recipe in sharing} >= {"vllm-2025"}
+    for recipe in sharing:
+        for server in benchmark_servers():
+            if server.engine == recipe.calibrated_as:
+                assert started_with(recipe, server) == started_with(known[recipe.calibrated_as], server)
+
+
+def started_with(recipe: EngineRecipe, server: BenchmarkServer) -> dict[str, object]:
+    """What a run of an entry that meets no condition but its engine, source, device and model is started with."""
+    run = replace(RUN, title=server.in_source, device=server.devices[0], model=server.model, role=server.role)
+    found = started_as(recipe, replace(run, is_vendors=True))
+    return {name: getattr(found, name) for name in server.settings}
 
 
 def test_workers_with_a_role_of_their_own_are_started_apart() -> None:

@@ -19,6 +19,7 @@ from meshplan.planner.validation.fitting import (
     gauss_newton,
     limited,
     most_probable,
+    most_probable_parts,
 )
 
 
@@ -159,3 +160,35 @@ def test_ends_of_the_range_have_a_finite_unit() -> None:
     parameters = Parameters(names=("time_s", "share"), fractions=frozenset({"share"}))
     for ends in (Two(0.0, 0.0), Two(0.0, 1.0)):
         assert np.isfinite(parameters.vector(ends)).all()
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_parts_summed_by_set_are_those_of_the_design_written_out(seed: int) -> None:
+    """Sets of rows, of which some share parts and one has no rows, with losses that reweight."""
+    rng = np.random.default_rng(seed)
+    num_rows, num_sets, num_parts, size = 40, 4, 5, 3
+    set_of = rng.integers(0, num_sets - 1, num_rows)
+    has = rng.random((num_sets, num_parts)) < 0.6
+    rows = Linear(
+        at=np.zeros(size),
+        residual=rng.normal(0.0, 3.0, num_rows),
+        slope=rng.normal(size=(num_rows, size)),
+        noise=rng.uniform(0.5, 2.0, num_rows),
+        weight=rng.uniform(0.2, 1.0, num_rows),
+    )
+    prior = Prior(
+        mean=rng.normal(size=(num_parts, size)),
+        spread=rng.uniform(0.5, 2.0, (num_parts, size)),
+    )
+    loss = Loss(huber=1.5, cauchy=2.0)
+    found = most_probable_parts(rows, prior, loss, set_of=set_of, has=has, rounds=12)
+    design = np.stack([np.kron(has[k], slope) for k, slope in zip(set_of, rows.slope, strict=True)])
+    whole = most_probable(
+        replace(rows, at=np.zeros(num_parts * size), slope=design),
+        Prior(mean=prior.mean.ravel(), spread=prior.spread.ravel()),
+        loss,
+        rounds=12,
+        start=prior.mean.ravel(),
+    )
+    assert found.ravel() == pytest.approx(whole, abs=1e-8)

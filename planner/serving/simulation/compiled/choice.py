@@ -1,4 +1,4 @@
-"""Which runs are simulated in machine code: long ones of open arrivals, where Numba is installed.
+"""Which runs are simulated in machine code: long ones, where Numba is installed.
 
 The figures are the same to the bit, so only the time depends on it.
 """
@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
+
+import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray
 from meshplan.planner.serving.problem.config import Router
@@ -19,17 +23,35 @@ from meshplan.planner.serving.simulation.run import ServingRun
 
 # Requests of a run for which Numba is loaded, and of one that is worth it once it is. Of processor time a request takes
 # 60 µs in Python; loading Numba and its stored code 0.7 s, compiling 31 s, once a machine and release (2026-11-24).
-LEAST_TO_LOAD, LEAST_LOADED = 50_000, 2_000
+# Arrays for a run take as long as some 64 requests in Python (measured runs of 1 to 16,384, 2026-11-26).
+LEAST_TO_LOAD, LEAST_LOADED = 50_000, 64
+# The same for many runs together, which may be the first on a machine: a minute in Python.
+LEAST_TOGETHER = 1_000_000
 # Most requests times workers: each has four queues of all of them, of which only what is used takes memory.
 MOST_QUEUED = 2**26
 _ENTRY = "meshplan.planner.serving.simulation.compiled.serve"
 
 
-def pays(requests: Requests, num_workers: int) -> bool:
-    """Whether a run of mixed workers is long enough for machine code, which knows open arrivals without prefixes."""
+def pays(requests: Requests, num_workers: int, router: Router | None) -> bool:
+    """Whether a run of mixed workers is long enough for machine code, and such as it knows.
+
+    It knows open arrivals, and closed loops of one worker whose first requests come together; no prefixes.
+    """
     least = LEAST_LOADED if _ENTRY in sys.modules else LEAST_TO_LOAD
-    is_known = requests.concurrency is None and requests.prefix is None
-    return is_known and len(requests) >= least and len(requests) * num_workers <= MOST_QUEUED and _is_here()
+    is_loop_known = router is None and not np.any(requests.arrival_s)
+    is_known = requests.prefix is None and (requests.concurrency is None or is_loop_known)
+    return len(requests) >= least and is_known and len(requests) * num_workers <= MOST_QUEUED and _is_here()
+
+
+def expect(num_requests: int) -> None:
+    """Have Numba ready, where it is installed, if many runs are to come, each of them too short to load it for.
+
+    Args:
+        num_requests: of all runs.
+    """
+    if num_requests >= LEAST_TOGETHER and _is_here():
+        with suppress(ImportError, OSError, RuntimeError):  # as in serve_compiled
+            import_module(_ENTRY)
 
 
 def serve_compiled(
@@ -42,7 +64,7 @@ def serve_compiled(
     stopping: EarlyStopping | None,
 ) -> ServingRun | None:
     """As :func:`~meshplan.planner.serving.simulation.compiled.serve.serve`; None: to be simulated in Python."""
-    if not pays(requests, len(members)):
+    if not pays(requests, len(members), router):
         return None
     try:
         from meshplan.planner.serving.simulation.compiled.serve import serve  # optional

@@ -19,8 +19,8 @@ from meshplan.planner.serving.simulation.compiled.worker import run, submit
 
 @machine_code
 def queue_all(m: Memory) -> None:
-    """All requests in the queue of the only worker."""
-    for number in m.order:
+    """All requests in the queue of the only worker; of a closed loop those that are in flight first."""
+    for number in m.order[: m.ledger[0].position]:
         m.requests[number].arrival_s = m.requests[number].planned_s
         submit(m, m.workers[0], number)
 

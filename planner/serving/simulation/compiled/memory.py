@@ -65,10 +65,9 @@ _WORKER = np.dtype(
 )
 _LEDGER = np.dtype(
     [
-        ("until_s", _REAL),
-        ("expected_output", _REAL),
+        *((name, _REAL) for name in ("until_s", "expected_output", "think_s")),
         *((name, _COUNT) for name in ("may_pass", "router", "num_routed", "position", "num_records", "num_gaps")),
-        *((name, _COUNT) for name in ("num_leaving", "worker", "lazily", "request")),
+        *((name, _COUNT) for name in ("num_leaving", "worker", "lazily", "request", "is_closed")),
     ]
 )
 
@@ -78,7 +77,8 @@ class Memory(NamedTuple):
 
     Args:
         requests: [n] records.
-        order: [m] requests that some worker can serve, in order of arrival.
+        order: [m] requests that some worker can serve, in order of arrival; those from ``ledger.position`` on are to
+            come: of a closed loop when others leave.
         workers: [W] records.
         tables: [W, 6, …] seconds; the last index is tokens, sequences or requests.
         queues: [W, 4, n + 1].
@@ -113,7 +113,7 @@ def memory_of(
     """A run that has not begun.
 
     Args:
-        requests: of open arrivals.
+        requests: of open arrivals, or of a closed loop whose first ones come together.
         members: the workers.
         served: [n] whether a request can be served at all.
         kv_block_tokens: tokens of a block of KV cache.
@@ -127,9 +127,13 @@ def memory_of(
     ledger["router"], ledger["worker"], ledger["request"] = router, NONE, NONE
     ledger["may_pass"] = requests.priority is not None
     ledger["expected_output"] = float(np.mean(requests.output_length))
+    order, is_closed = np.flatnonzero(served).astype(_COUNT), requests.concurrency is not None
+    ledger["is_closed"], ledger["think_s"] = is_closed, requests.think_s
+    if router == NONE:  # no arrival is an event: the worker has them in its queue, or gets them as others leave
+        ledger["position"] = min(requests.concurrency or len(order), len(order))
     return Memory(
         requests=_requests(requests),
-        order=np.flatnonzero(served).astype(_COUNT),
+        order=order,
         workers=_workers(members, slots, kv_block_tokens, pauses),
         tables=_tables(members, [min(one, num) for one in slots]),
         queues=np.empty((len(members), 4, num + 1), dtype=_COUNT),

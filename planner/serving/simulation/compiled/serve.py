@@ -51,7 +51,7 @@ def serve(
     router: Router | None,
     stopping: EarlyStopping | None,
 ) -> ServingRun:
-    """Serve requests of open arrivals by mixed workers.
+    """Serve requests of open arrivals by mixed workers, or a closed loop by one.
 
     Args:
         requests: checked; prefixes are not looked up: each request finds its ``cached_tokens``.
@@ -68,7 +68,8 @@ def serve(
     memory = memory_of(
         requests, members, served=served, kv_block_tokens=kv_block_tokens, router=code, pauses=router is not None
     )
-    moments = [] if stopping is None else stopping.moments(requests.arrival_s)
+    is_open = requests.concurrency is None
+    moments = stopping.moments(requests.arrival_s) if stopping is not None and is_open else []
     if router is None:
         queue_all(memory)
     for request in moments:

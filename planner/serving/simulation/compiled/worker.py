@@ -320,8 +320,13 @@ def _first_token(m: Memory, worker: Any, number: int, end: float) -> None:
 def _leave(m: Memory, worker: Any, number: int, end: float) -> None:
     m.requests[number].finish_s = end
     worker.has_left = 1
+    ledger = m.ledger[0]
+    if ledger.is_closed and ledger.position < len(m.order):  # its successor
+        following = m.order[ledger.position]
+        ledger.position += 1
+        m.requests[following].arrival_s = end + ledger.think_s
+        submit(m, worker, following)
     if worker.pauses:
-        ledger = m.ledger[0]
         push_timed(m.leaving_s, m.leaving, ledger.num_leaving, end, number * len(m.workers) + worker.number)
         ledger.num_leaving += 1
 

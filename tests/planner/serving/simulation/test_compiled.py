@@ -82,6 +82,7 @@ def assert_same(one: ServingRun | str, other: ServingRun | str) -> None:
     kinds=st.booleans(),
     router=st.sampled_from(list(Router)),
     limit_s=st.sampled_from([None, None, 0.5, 5.0]),
+    loop=st.sampled_from([None, None, (1, 0.0), (3, 0.03), (20, 0.0)]),  # in flight, s to the next request
 )
 def test_every_bit_is_the_same(
     seed: int,
@@ -103,7 +104,11 @@ def test_every_bit_is_the_same(
     kinds: bool,
     router: Router,
     limit_s: float | None,
+    loop: tuple[int, float] | None,
 ) -> None:
+    concurrency, think_s = loop or (None, 0.0)
+    if concurrency is not None:  # machine code knows closed loops of one worker
+        workers, kinds = 1, False
     random = np.random.default_rng(seed)
     cost = replace(
         linear_cost(
@@ -141,6 +146,8 @@ def test_every_bit_is_the_same(
             rate_per_s=rate,
             num_priorities=num_priorities,
             cached=caches,
+            concurrency=concurrency,
+            think_s=think_s,
         )
     assert_same(one, two)
 
@@ -171,11 +178,14 @@ def test_what_machine_code_does_not_know_is_left_to_python(monkeypatch: pytest.M
     requests = random_requests(1, 40)
     shared = replace(requests, prefix=np.zeros(40, dtype=np.int64))
     assert simulate_system(requests, ServingSystem(pools=apart, link=link)).is_served.all()
-    assert simulate_system(random_requests(1, 40, concurrency=3), ServingSystem(pools=(pool,))).is_served.all()
+    loop, ramp = random_requests(1, 40, concurrency=3), random_requests(1, 40, concurrency=3, ramp_s=0.1)
+    assert simulate_system(loop, ServingSystem(pools=(pool,))).is_served.all()
+    assert simulate_system(ramp, ServingSystem(pools=(replace(pool, num_workers=1),))).is_served.all()
     for workers in (1, 2):
         assert simulate_system(shared, ServingSystem(pools=(replace(pool, num_workers=workers),))).is_served.all()
-    with pytest.raises(AssertionError):
-        simulate_system(requests, ServingSystem(pools=(pool,)))
+    for known, workers in ((requests, 2), (loop, 1)):
+        with pytest.raises(AssertionError):
+            simulate_system(known, ServingSystem(pools=(replace(pool, num_workers=workers),)))
 
 
 @pytest.mark.parametrize("most", [1, 700, 5000])
