@@ -31,16 +31,16 @@ def main() -> None:
         for run in measured_runs():
             plan = estimate(Question(document=run.spec, catalog=catalog, base=Path()))
             step, peak = plan.predicted["iteration_s"], plan.predicted["peak_memory_bytes"]
-            held = run.measured.get("allocated_bytes", run.measured["reserved_bytes"])
             watts = plan.predicted["energy_j_per_step"].value / step.value
             cells = ["–"] * 4
             if took := run.measured.get("step_s"):
                 steps.append(step.value / took - 1.0)
                 inside.append(step.low <= took <= step.high)
                 cells = [f"{took:.3f}", f"{step.value:.3f}", f"{step.low:.2f}–{step.high:.2f}", f"{steps[-1]:+.0%}"]
-            peaks.append(peak.value / held - 1.0)
-            safe.append(held <= peak.high)
-            cells += [f"{held / GIB:.1f}", f"{peak.value / GIB:.1f}", f"{peak.high / GIB:.1f}"]
+            if held := run.measured.get("allocated_bytes"):
+                peaks.append(peak.value / held - 1.0)
+                safe.append(held <= peak.high)
+            cells += [f"{held / GIB:.1f}" if held else "–", f"{peak.value / GIB:.1f}", f"{peak.high / GIB:.1f}"]
             if drawn := run.measured.get("power_w"):
                 powers.append(watts / drawn - 1.0)
                 cells += [f"{drawn:.0f}", f"{watts:.0f}"]

@@ -34,6 +34,7 @@ from meshplan.planner.training.estimator.exchange.context_parallel import Contex
 from meshplan.planner.training.estimator.exchange.recurrent import RecurrentExchange
 from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
+from meshplan.planner.training.estimator.states import casts_itself
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
 
@@ -149,6 +150,7 @@ class LayerActivations:
         # last input are dropped.
         masks = 2.0 * h if self.calibration.recipe.dropout_masks else 0.0
         hidden = (6.0 if self._has_frozen_mlp else 8.0) * h + masks
+        hidden = hidden + self._stream_bytes() * kind.num_blocks
         heads = self._attention_bytes_per_token(kind) if kind.has_attention else 0.0
         if kind.form is not None:  # the streams of residuals that it keeps beside the one of a plain layer
             hidden += BYTES_16_BIT * kind.form.streamed_elements / STREAM_PASSES
@@ -260,8 +262,13 @@ class LayerActivations:
 
     def layer_input_bytes(self) -> FloatArray:
         """Bytes that a recomputed layer keeps of one micro-batch, its input, [n]."""
-        wide = activation_bytes(self.workload) * self.shape.hidden_size
+        wide = activation_bytes(self.workload) * self.shape.hidden_size + self._stream_bytes()
         return wide * self._tokens / self._kept_input_shards()
+
+    def _stream_bytes(self) -> FloatArray:
+        """What the stream of residuals takes of one token beyond 16 bits, where it is kept in fp32, [n]."""
+        wide = casts_itself(self.calibration.recipe, self.workload, self.candidates)
+        return np.where(wide, BYTES_16_BIT * self.shape.hidden_size, 0.0)
 
     def _kept_input_shards(self) -> FloatArray:
         batch = self.candidates

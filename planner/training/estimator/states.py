@@ -39,7 +39,7 @@ from meshplan.catalogs.constants.training import FrameworkRecipe
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
-from meshplan.planner.training.estimator.candidates import StageClass
+from meshplan.planner.training.estimator.candidates import Candidates, StageClass
 from meshplan.planner.training.estimator.exchange.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
 from meshplan.planner.training.estimator.parameters import (
     ZERO_GRADIENTS,
@@ -49,6 +49,7 @@ from meshplan.planner.training.estimator.parameters import (
     adapter_parameters,
     quantised_parameters,
 )
+from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.precisions import WEIGHT_COPY_BYTES
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
 from meshplan.planner.training.problem.switches import OPTIMIZER_STATES
@@ -97,6 +98,17 @@ def dequantised_bytes(shape: ModelShape) -> float:
     """Bytes of the largest matrix of a layer in 16 bits: the buffer of the product that is running."""
     heads = shape.num_attention_heads * shape.head_dim
     return BYTES_16_BIT * shape.hidden_size * max(shape.intermediate_size, heads)
+
+
+def casts_itself(recipe: FrameworkRecipe, workload: TrainingWorkload, batch: Candidates) -> BoolArray:
+    """Where PyTorch's autocast takes the place of FSDP's mixed precision, [n]: fp32 weights that nobody shards.
+
+    Each product casts its weights and keeps the cast for the backward pass, unless the layer is recomputed; the stream
+    of residuals stays in fp32 (torchtitan, distributed/utils.py: maybe_enable_amp, where neither FSDP nor stages are).
+    """
+    has_fp32 = recipe.is_fsdp and recipe.weight_bytes > BYTES_16_BIT and not workload.phase.has_adapters
+    alone = (batch.zero_stage == 0) & (batch.data_parallel == 1) & (batch.tensor_parallel == 1)
+    return alone & (has_fp32 and workload.precision != "fp32" and batch.split.pipeline_parallel == 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +179,14 @@ class StateModel(RankParameters):
         weights: FloatArray = np.zeros(len(batch))
         gradients = optimizer = weights
         copies = WEIGHT_COPY_BYTES.get(self.workload.precision, 0.0)
+        recomputes = batch.recompute == Recompute.FULL
+        casts = np.where(casts_itself(recipe, self.workload, batch) & ~recomputes, BYTES_16_BIT, 0.0)
         on_device = stays * self.optimizer_bytes
         outer = self.outer_copies
         has_shards = zero >= (ZERO_GRADIENTS if recipe.is_fsdp else ZERO_PARAMETERS)
         whole = self.accumulates_whole
         for parameters, trained, ranks in self._shares(stage):
-            resident = self._weight_bytes(parameters, trained) + parameters * copies
+            resident = self._weight_bytes(parameters, trained) + parameters * (copies + casts)
             weights = weights + resident / np.where(has_shards, ranks, 1)
             sharded = trained * self.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
             sharded = sharded * (not self.workload.practice.optimizer_in_backward)

@@ -28,9 +28,9 @@ from meshplan.catalogs.errors import SolverError
 from meshplan.planner.cluster.network.network import Network
 from meshplan.planner.cluster.network.network_model import NetworkModel, OneOrder
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.core.solution import OnProgress, Progress, Solution, relative_gap, status_of
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingLimits, TrainingProblem
 from meshplan.planner.training.search.bounds.crossing_bounds import CrossingBounds, LeastSteps
 from meshplan.planner.training.search.degrees import KEEP, DegreeSearch, search_degrees, whole_of
 from meshplan.planner.training.search.incumbents import TIE_RELATIVE
@@ -179,6 +179,11 @@ def under_links(problem: TrainingProblem, network_model: NetworkModel) -> Traini
     return replace(problem, machine=replace(problem.machine, network_model=network_model))
 
 
+def without_step_limits(limits: TrainingLimits) -> TrainingLimits:
+    """The limits that no mapping changes: those on step time and on what follows from it are lifted."""
+    return replace(limits, max_step_s=None, max_usd_per_run=None, max_run_s=None)
+
+
 class _Joint:
     """State of one search over degrees and mappings."""
 
@@ -196,6 +201,7 @@ class _Joint:
         self.problem, self.network = problem, network
         self.seed, self.keep, self.mapped = seed, keep, mapped
         self.placed: dict[TrainingConfig, Placed] = {}
+        self.too_slow: dict[TrainingConfig, Placed] = {}  # mapped, but beyond a limit on the step: a guide to others
         self.searched: set[tuple[int, ...]] = set()
         self.budget = budget
         self.usual_splits = usual_splits
@@ -234,7 +240,7 @@ class _Joint:
                 self.bounds.problem, keep=self.keep, space=self.bounds.space, usual_splits=self.usual_splits
             )
             bounding = self.search.run(self.budget, on_progress)
-        none = replace(bounding, assignment=None, objective=None, gap=None)
+        none = replace(bounding, status=Status.INFEASIBLE, assignment=None, objective=None, gap=None)
         return JointResult(solution=none, search=self.search, best=(), placement=None)
 
     def _map_all(self, on_progress: OnProgress | None) -> None:
@@ -251,7 +257,7 @@ class _Joint:
         self._map_promising(self.search.best, self.mapped - len(self.placed), on_progress)
         self._alternate(on_progress)
         if not self.usual_splits:  # other splits of the layers, under the best mapping alone: each search costs seconds
-            for item in self._ranked()[:1]:
+            for item in self._guides()[:1]:
                 self._map(self._best_under(item.placement.order, usual_splits=False), QUICK_STEPS)
 
     def _map_across(self, across: list[ScoredConfig], on_progress: OnProgress | None) -> None:
@@ -304,28 +310,36 @@ class _Joint:
         )
 
     def _best_under(self, order: tuple[int, ...], *, usual_splits: bool = True) -> list[TrainingConfig]:
-        """The best few degrees under one mapping, where it was not searched yet."""
+        """The best few degrees under one mapping, where it was not searched yet.
+
+        What takes too long under this mapping may be in time under its own: the best without the limits on step time
+        and cost are among them.
+        """
         if usual_splits and order in self.searched:
             return []
         self.searched.add(order)
-        try:
-            placed = placed_problem(self.problem, order)
-            _, search = search_degrees(
-                placed,
-                keep=self.keep,
-                space=self.bounds.space.under(whole_of(placed)),
-                usual_splits=usual_splits,
-                budget=self.budget,
-            )
-        except SolverError:  # the budget was spent before anything was found under this order
-            return []
-        return [scored.config for scored in search.best[: max(1, self.mapped // 4)]]
+        placed, found = placed_problem(self.problem, order), []
+        lifted = without_step_limits(placed.limits)
+        questions = [placed] if lifted == placed.limits else [placed, replace(placed, limits=lifted)]
+        for problem in questions:
+            try:
+                _, search = search_degrees(
+                    problem,
+                    keep=self.keep,
+                    space=self.bounds.space.under(whole_of(problem)),
+                    usual_splits=usual_splits,
+                    budget=self.budget,
+                )
+            except SolverError:  # the budget was spent before anything was found under this order
+                continue
+            found += [scored.config for scored in search.best[: max(1, self.mapped // 4)]]
+        return list(dict.fromkeys(found))
 
     def _alternate(self, on_progress: OnProgress | None) -> None:
         """Search degrees under the best mappings and map the results, until nothing changes."""
         for _ in range(MOST_ROUNDS):
             before = [item.scored.objective for item in self._ranked()[:1]]
-            for item in self._ranked()[:POLISHED]:
+            for item in self._guides()[:POLISHED]:
                 self._map(self._best_under(item.placement.order), QUICK_STEPS)
                 self._report(on_progress, "mapped again")
             if [item.scored.objective for item in self._ranked()[:1]] == before:
@@ -340,8 +354,6 @@ class _Joint:
                 continue
             start = None if known is None else known.placement.order
             found = place(self.problem, config, seed=self.seed, steps=steps, start=start, budget=self.budget)
-            if found.step_s > self._most_step_s(config):
-                continue
             safe = price(self.bounds.problem, config).safe_bytes if known is None else known.scored.safe_bytes
             scored = ScoredConfig(
                 config=config,
@@ -349,7 +361,8 @@ class _Joint:
                 step_s=found.step_s,
                 safe_bytes=safe,
             )
-            self.placed[config] = Placed(scored=scored, placement=found)
+            is_in_time = found.step_s <= self._most_step_s(config)
+            (self.placed if is_in_time else self.too_slow)[config] = Placed(scored=scored, placement=found)
 
     def _most_step_s(self, config: TrainingConfig) -> float:
         """Longest step within the limits on step time and cost."""
@@ -367,6 +380,10 @@ class _Joint:
 
     def _ranked(self) -> list[Placed]:
         return sorted(self.placed.values(), key=lambda item: order_of(item.scored, self.search.problem.objective))
+
+    def _guides(self) -> list[Placed]:
+        """Whose mappings are worth a search: the best, or where none is within the limits the quickest beyond them."""
+        return self._ranked() or sorted(self.too_slow.values(), key=lambda item: item.scored.step_s)
 
     def _incumbent(self) -> float:
         """Objective of the best mapped candidate; infinite while there is none."""

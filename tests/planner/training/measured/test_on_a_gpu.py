@@ -18,10 +18,12 @@ from meshplan.planner.training.service import resolve
 LAYER_BYTES, PARAMETER_BYTES = 1_902_257_152, 2 * 60_821_504
 
 
-@pytest.mark.parametrize("run", measured_runs(), ids=lambda run: run.name)
+WITH_PEAK = [run for run in measured_runs() if "allocated_bytes" in run.measured]
+
+
+@pytest.mark.parametrize("run", WITH_PEAK, ids=lambda run: run.name)
 def test_no_run_needed_more_than_is_called_safe(run: MeasuredRun, catalog: Catalog) -> None:
-    peak = run.measured.get("allocated_bytes", run.measured["reserved_bytes"])
-    assert peak <= run.priced(catalog).safe_bytes
+    assert run.measured["allocated_bytes"] <= run.priced(catalog).safe_bytes
 
 
 def test_a_layer_of_transformers_keeps_what_is_counted(catalog: Catalog) -> None:

@@ -149,7 +149,6 @@ def test_what_must_cross_a_slow_line_is_in_the_bound() -> None:
     assert whole.assignment.config.world_size == 8
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="no plan is found beside the limit")
 def test_a_limit_just_above_the_best_step_keeps_it() -> None:
     network = network_of(np.random.default_rng(5).uniform(1e9, 50e9, (3, 3)))
     fixed = {"micro_batch_size": 1, "activation_recompute": "none"}
