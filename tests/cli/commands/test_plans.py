@@ -176,7 +176,7 @@ def test_explain_prices_another_choice(meshplan: Command, plan_id: str) -> None:
 
 
 def test_explain_says_why_another_choice_does_not_fit(meshplan: Command, plan_id: str) -> None:
-    choices = ["zero_stage=0", "tensor_parallel=1", "pipeline_parallel=1", "micro_batch_size=64"]
+    choices = ["tensor_parallel=1", "pipeline_parallel=1", "activation_recompute=none", "micro_batch_size=64"]
     outcome = meshplan("explain", "base", "--instead", *choices)
     assert outcome.code == 3
     assert "does not fit" in outcome.out

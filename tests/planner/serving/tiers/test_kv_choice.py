@@ -133,7 +133,9 @@ def test_a_tier_that_brings_nothing_is_not_taken(catalog: Catalog) -> None:
 def test_sizes_by_a_formula_are_never_called_optimal(catalog: Catalog) -> None:
     """Nor where no store is searched, because the formula says that none pays."""
     fixed = {"mode": "aggregated", "tensor_parallel": 1, "num_workers": 1}
-    made = make_plan({**SPEC, "model": "llama-3.2-1b", "fixed": fixed, "kv_tier": {"choose": ["nvme"]}}, catalog)
+    slow = {**SPEC["cluster"], "drive": "samsung-pm9a3-m2"}
+    asked = {**SPEC, "model": "llama-3.2-1b", "cluster": slow, "fixed": fixed, "kv_tier": {"choose": ["nvme"]}}
+    made = make_plan(asked, catalog)
     assert made.answer is not None
     assert [row["reason"] for row in made.answer["kv_stores"]] == ["slower than computing prefixes again"]
     assert made.solution["status"] == "feasible"

@@ -179,7 +179,8 @@ def priced(problem: TrainingProblem, style: str, **choices: Any) -> Priced:
 def test_an_exchange_never_takes_less_memory_than_a_ring(
     style: str, shape: ModelShape, stages: int, context: int
 ) -> None:
-    problem = question(shape, devices=16)
+    # With so few logits memory is fullest while a layer runs, and exchanges.
+    problem = question(replace(shape, vocab_size=8), devices=16)
     choices = {"context": context, "pipeline_parallel": stages}
     ring, other = priced(problem, "ring", **choices), priced(problem, style, **choices)
     assert other.safe_bytes >= ring.safe_bytes

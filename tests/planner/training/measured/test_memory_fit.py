@@ -26,7 +26,7 @@ from meshplan.planner.training.measured.memory.fit import (
 from meshplan.planner.training.measured.memory.peaks import PRIOR, SAFE_FIXED_BYTES, PeakParts
 from meshplan.planner.training.measured.observations import ObservedRun
 
-FRAMEWORK = "torchtitan"
+FRAMEWORK = "composer"
 PLANTED = {
     "fixed_bytes": 1.5e9,
     "communication_bytes": 1.5e9,
@@ -44,6 +44,8 @@ CHOICES: tuple[dict[str, Any], ...] = (
     {"pipeline_parallel": 8, "activation_recompute": "full", "micro_batch_size": 2},
     {"data_parallel": 8, "activation_recompute": "full", "micro_batch_size": 8},
     {"context_parallel": 4, "data_parallel": 2},
+    {"data_parallel": 8, "zero_stage": 2, "micro_batch_size": 4},
+    {"data_parallel": 8, "zero_stage": 0},
 )
 
 
