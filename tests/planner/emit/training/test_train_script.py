@@ -92,7 +92,13 @@ def test_arguments_of_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     files = {str(file.path): file.content for file in emit("deepspeed", offloaded).artifacts}
     (tmp_path / "deepspeed_config.json").write_text(files["deepspeed_config.json"])
     monkeypatch.setenv("DEEPSPEED_CONFIG", str(tmp_path / "deepspeed_config.json"))
-    assert train.training_arguments(document)["deepspeed"]["optimizer"]["type"] == "AdamW"
+    arguments = train.training_arguments(document)
+    made = arguments["deepspeed"]["optimizer"]
+    assert made["type"] == "AdamW"
+    # The Trainer stops where its arguments say otherwise (transformers, integrations/deepspeed.py).
+    pairs = (("lr", "learning_rate"), ("weight_decay", "weight_decay"), ("eps", "adam_epsilon"))
+    assert all(made["params"][name] == arguments[field] for name, field in pairs)
+    assert made["params"]["betas"] == [arguments["adam_beta1"], arguments["adam_beta2"]]
 
 
 def test_another_number_of_processes_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
