@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshplan.catalogs.errors import Problem, SpecError
@@ -10,6 +11,9 @@ from meshplan.planner.training.problem.choices import plain_defaults
 from meshplan.planner.training.problem.layers import layers_problem, split_layers_ignoring_ends
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
+
+# The plain stage, then the usual one of FSDP, which shards gradients too or nothing.
+ZERO_STAGES = (plain_defaults()["zero_stage"], 3, 2, 0)
 
 
 def fixed_config(problem: TrainingProblem) -> TrainingConfig:
@@ -42,11 +46,26 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     chosen["pipeline_schedule"] = _schedule(problem, pipeline, chunks)
     chosen.setdefault("layers_per_chunk", _layers(problem, pipeline * chunks))
     chosen["num_microbatches"] = problem.workload.global_batch_size // sequences_per_pass
-    config = TrainingConfig(**{**chosen, **_context_style(problem, context)})
+    config = _with_zero_stage(problem, TrainingConfig(**{**chosen, **_context_style(problem, context)}))
     broken = problem.rules.broken(problem.shape, config)
     if broken:
         raise SpecError([Problem(path="fixed", message=f"{problem.rules.name}: {rule.message}") for rule in broken])
     return config
+
+
+def _with_zero_stage(problem: TrainingProblem, config: TrainingConfig) -> TrainingConfig:
+    """The configuration under the first stage of :data:`ZERO_STAGES` that the framework takes, where none is pinned.
+
+    Where others are wrong too, the stage that breaks the fewest rules: no rule is named for what nobody has asked.
+    """
+    if "zero_stage" in problem.fixed:
+        return config
+    shards = [problem.fixed.get("data_parallel_shard", config.data_parallel if stage else 1) for stage in ZERO_STAGES]
+    tried = [
+        replace(config, zero_stage=stage, data_parallel_shard=shard)
+        for stage, shard in zip(ZERO_STAGES, shards, strict=True)
+    ]
+    return min(tried, key=lambda other: len(problem.rules.broken(problem.shape, other)))
 
 
 def _layers(problem: TrainingProblem, chunks: int) -> tuple[int, ...]:

@@ -11,7 +11,11 @@ from core_cases import DENSE, MOE, configured, problem_of
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.pinned import fixed_config
+from meshplan.planner.training.problem.frameworks.accelerate import ACCELERATE
+from meshplan.planner.training.problem.frameworks.deepspeed import DEEPSPEED
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
+from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
 
 
 def messages(**question: Any) -> list[str]:
@@ -26,6 +30,15 @@ def test_nothing_pinned_is_plain_data_parallelism() -> None:
     config = fixed_config(problem)
     assert config == configured(problem, data_parallel=8)
     assert (config.zero_stage, config.data_parallel_shard, config.num_microbatches) == (1, 8, 2)
+
+
+@pytest.mark.parametrize(("rules", "devices"), [(TORCHTITAN, 8), (TORCHTITAN, 1), (ACCELERATE, 8), (DEEPSPEED, 8)])
+def test_the_plain_stage_is_one_that_the_framework_has(rules: FrameworkRules, devices: int) -> None:
+    """FSDP shards gradients or nothing: what nobody pinned is no reason to refuse a question."""
+    shape = replace(DENSE, slug="qwen3-0.6b")  # TorchTitan has a list of models
+    config = fixed_config(problem_of(shape, num_devices=devices, global_batch_size=16, rules=rules))
+    assert not rules.broken(shape, config)
+    assert config.zero_stage == (1 if rules is DEEPSPEED else 3)
 
 
 def test_what_is_pinned_is_taken_and_the_rest_follows() -> None:
