@@ -149,8 +149,7 @@ class LayerActivations:
         # Frozen matrices without adapters need no input for a weight gradient: the second norm's output and the MLP's
         # last input are dropped.
         masks = 2.0 * h if self.calibration.recipe.dropout_masks else 0.0
-        hidden = (6.0 if self._has_frozen_mlp else 8.0) * h + masks
-        hidden = hidden + self._stream_bytes() * kind.num_blocks
+        hidden = (6.0 if self._has_frozen_mlp else 8.0) * h + masks + self._stream_bytes() * kind.num_blocks
         heads = self._attention_bytes_per_token(kind) if kind.has_attention else 0.0
         if kind.form is not None:  # the streams of residuals that it keeps beside the one of a plain layer
             hidden += BYTES_16_BIT * kind.form.streamed_elements / STREAM_PASSES
