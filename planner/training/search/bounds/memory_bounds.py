@@ -100,7 +100,7 @@ class MemoryBounds:
             return np.zeros(len(rows))
         few = fewest_in_flight(split)
         if few.schedule != LEAST_IN_FLIGHT or few.vocabulary_parallel:
-            again_s = least_recompute_s(self.problem, self.leaders(zero, rows, split))
+            again_s = least_recompute_s(self.problem, self.leaders(zero, rows, split), any_recompute=True)
         else:
             pieces = [rows[i : i + ROWS_AT_ONCE] for i in range(0, len(rows), ROWS_AT_ONCE)]
             again_s = np.concatenate([self._least_s(zero, few.pipeline_parallel, piece) for piece in pieces])
@@ -178,7 +178,7 @@ class MemoryBounds:
             piece = lacking[i : i + ROWS_AT_ONCE]
             leaders = self.leaders(zero, piece, split)
             costs = SplitCosts(self.problem, leaders)
-            memory = costs.memory()
+            memory = costs.memory_of_any_recompute()
             further = np.maximum(np.minimum(leaders.num_microbatches, len(table.base_bytes)) - 1, 1)
             entering = (costs.embedding_bytes(0) - costs.embedding_bytes(len(table.base_bytes) - 1)) / further
             table.entering_bytes[piece] = entering

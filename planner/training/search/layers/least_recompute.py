@@ -49,20 +49,24 @@ def fewest_in_flight(split: PipelineSplit) -> PipelineSplit:
     return replace(split, schedule=LEAST_IN_FLIGHT, virtual_pipeline_stages=1)
 
 
-def least_recompute_s(problem: TrainingProblem, batch: Candidates, again_s: FloatArray | None = None) -> FloatArray:
+def least_recompute_s(
+    problem: TrainingProblem, batch: Candidates, again_s: FloatArray | None = None, *, any_recompute: bool = False
+) -> FloatArray:
     """Time of the least recompute, over the stages of one micro-batch together, s [n]; infinite where nothing fits.
 
     Args:
         problem: the question.
         batch: candidates under any split of their layers over the same stages.
         again_s: time of recompute of a layer of each kind, where it is known, [kinds, n].
+        any_recompute: candidates without recompute stand for those that recompute every layer, too.
     """
     batch, pieces = replace(batch, split=fewest_in_flight(batch.split)), []
     for i in range(0, len(batch), ROWS_AT_ONCE):
         rows = slice(i, i + ROWS_AT_ONCE)
         costs = SplitCosts(problem, batch.take(rows))
         own_s = costs.again_s() if again_s is None else again_s[:, rows]
-        pieces.append(least_of_kinds_s(costs.memory(), own_s, costs.kind_of, problem.limits.memory_bytes))
+        memory = costs.memory_of_any_recompute() if any_recompute else costs.memory()
+        pieces.append(least_of_kinds_s(memory, own_s, costs.kind_of, problem.limits.memory_bytes))
     return np.concatenate([*pieces, np.zeros(0)])
 
 

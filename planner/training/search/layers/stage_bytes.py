@@ -87,7 +87,7 @@ def stage_bytes(
     contents = [unit(0, kinds), unit(0, kinds, layers), unit(0, kinds, 0), *contents]
     plain = {index: memory.stage(stages_of(contents, index=index)).safe_bytes for index in sorted({0, p - 1, *ends})}
     one, two = ({index: of[3 + more :: 2] for index, of in plain.items()} for more in (0, 1))
-    flying = np.stack([_in_flight(memory, stage) for stage in range(p)])
+    flying = np.stack([flying_on(memory, stage) for stage in range(p)])
     spread = np.maximum(flying[0] - flying[-1], 1e-9)
     weight = np.where(flying[0] > flying[-1], (flying - flying[-1]) / spread, 1.0)[:, None]  # of the first stage
     slope = weight * (two[0] - one[0]) + (1.0 - weight) * (two[p - 1] - one[p - 1])
@@ -113,7 +113,8 @@ def stage_bytes(
     return bytes_, empty
 
 
-def _in_flight(memory: MemoryModel, stage: int) -> FloatArray:
+def flying_on(memory: MemoryModel, stage: int) -> FloatArray:
+    """Micro-batches whose activations a stage keeps, [n]."""
     split = memory.candidates.split
     return in_flight(
         split.schedule,

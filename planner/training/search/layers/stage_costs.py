@@ -20,7 +20,13 @@ from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.counted_stages import stage_of, stages_of, unit
-from meshplan.planner.training.search.layers.stage_bytes import StageBytes, least_bytes, nothing_known, stage_bytes
+from meshplan.planner.training.search.layers.stage_bytes import (
+    StageBytes,
+    flying_on,
+    least_bytes,
+    nothing_known,
+    stage_bytes,
+)
 from meshplan.planner.training.search.memory_savers import takes_blocks
 
 # Numbers of layers of a stage for which times are tabulated.
@@ -236,6 +242,21 @@ class SplitCosts:
         if not self._memory:
             self._memory = self._bytes()
         return self._memory[may_be_empty]
+
+    def memory_of_any_recompute(self) -> StageBytes:
+        """What bounds full recompute too: it drops the layers that predict further tokens, which no block does.
+
+        Of NONE they are kept whole beside the logits; of FULL their inputs, beside the logits or the layer that runs.
+        """
+        found, count = self.memory(), self.problem.shape.num_nextn_predict_layers
+        if not count:
+            return found
+        memory = self.model.memory
+        dropped = memory.layer_bytes(self.kinds[-1]) - memory.layer_input_bytes()
+        saved = count * flying_on(memory, self.head_stage) * dropped * memory.safe_per_activation_byte
+        base = found.base_bytes.copy()
+        base[self.head_stage] -= np.where(self.batch.recompute == Recompute.NONE, saved, 0.0)
+        return replace(found, base_bytes=base)
 
     def _bytes(self) -> dict[bool, StageBytes]:
         """Whether ends may be empty → :meth:`memory`."""

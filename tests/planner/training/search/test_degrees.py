@@ -290,3 +290,19 @@ def test_the_fewest_devices_are_a_limit(least: int) -> None:
     assert everything.assignment is not None
     assert min(scored.config.world_size for scored in search.best) >= least
     assert (solution.objective == everything.objective) == (everything.assignment.config.world_size >= least)
+
+
+def test_full_recompute_of_what_no_block_recomputes_is_not_ruled_out() -> None:
+    """The last stage holds the head and the layer that predicts further tokens: whole beside the logits is too much."""
+    problem = problem_of(
+        replace(MOE, num_nextn_predict_layers=1),
+        num_devices=8,
+        global_batch_size=6,
+        sequence_length=1024,
+        rules=MEGATRON,
+        objective=TrainingObjective.NUM_DEVICES,
+        limits={"memory_bytes": 7.5e9},
+    )
+    pinned, _ = search_degrees(problem.with_fixed({"activation_recompute": "full", "micro_batch_size": 2}))
+    assert pinned.objective is not None
+    assert bound(problem) <= pinned.objective
