@@ -11,8 +11,8 @@ c10/cuda/CUDACachingAllocator.cpp). So the reserve stops no plan, and no estimat
 
 R is not fitted. Of lengths that differ 1, the blocks of one other length, and 2 in the bound, are assumed. Of sequences
 of one length it is 0.1 and 0.33: of the trainings on an H100 in tests/data/h100_runs.jsonl half reserved less than a
-tenth of W beside what tensors held, and all less than a third. GMLake (arXiv:2401.08156, abstract) found 15 % of all
-reserved memory unused, at most 33 %; states, which are allocated once, are no part of that.
+tenth of W beside what tensors held, and all but one (0.34, DeepSpeed) less than a third. GMLake (arXiv:2401.08156,
+abstract) found 15 % of all reserved memory unused, at most 33 %; states, which are allocated once, are no part of that.
 """
 
 from __future__ import annotations
