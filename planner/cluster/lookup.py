@@ -14,7 +14,7 @@ from meshplan.catalogs.models.config import read_config
 from meshplan.catalogs.models.hub import HUB, cached_config, is_hub_id
 from meshplan.catalogs.models.scope import why_unread
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.cluster.links_spec import LinkSpec
+from meshplan.planner.cluster.links_spec import LinkSpec, LinksSpec
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.problems import Problems
 
@@ -28,6 +28,8 @@ ANY = "any"
 IN_PLACE = "as described in the spec"
 # Share of a drive's sequential peak that is attained. Assumed, as of every other rate of a tier that was not measured.
 DRIVE_SHARE = 0.8
+# Catalog entry that stands for the link inside a node of one device, as in its own such nodes: nothing crosses it.
+LINK_OF_ONE_DEVICE = "pcie4"
 
 
 def look_up_language_model(model: str, catalog: Catalog, base: Path, problems: Problems) -> ModelShape | None:
@@ -115,7 +117,7 @@ def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem
 
 def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> NodeType | None:
     """The node type that a spec describes by ``devices`` and ``links``; None without them or with an unknown device."""
-    if spec.devices is None or spec.links is None or spec.links.intra_node is None:
+    if spec.devices is None:
         return None
     try:
         device = catalog.device(spec.devices.type)
@@ -123,6 +125,7 @@ def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> No
         problems.say("cluster.devices.type", f"{error} (see: meshplan catalog list devices)")
         return None
     per_node = spec.devices.per_node
+    links = spec.links or LinksSpec()
     return NodeType(
         slug=f"{per_node}x-{device.slug}",
         name=f"{per_node} × {device.name}, {IN_PLACE}",
@@ -131,10 +134,10 @@ def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> No
         devices_per_host=per_node,
         nics_per_host=per_node,
         host_memory_bytes=None,
-        scale_up_link=_stated("intra-node", spec.links.intra_node, _technology(device, catalog)),
-        scale_out_link=None
-        if spec.links.inter_node is None
-        else _stated("inter-node", spec.links.inter_node, IN_PLACE),
+        scale_up_link=catalog.link(LINK_OF_ONE_DEVICE)
+        if links.intra_node is None
+        else _stated("intra-node", links.intra_node, _technology(device, catalog)),
+        scale_out_link=None if links.inter_node is None else _stated("inter-node", links.inter_node, IN_PLACE),
     )
 
 

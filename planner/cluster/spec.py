@@ -68,9 +68,9 @@ class ClusterSpec(SpecModel):
             raise ValueError("give either 'nodes' (catalog node types) or 'devices' with 'links', not both")
         links = self.links
         if self.devices is not None:
-            if links is None or links.intra_node is None:
+            if self.devices.per_node > 1 and (links is None or links.intra_node is None):
                 raise ValueError("'devices' needs 'links': {intra_node: {bandwidth: 450 GB/s, latency: 3 us}, …}")
-            if self.devices.nodes > 1 and links.inter_node is None:
+            if self.devices.nodes > 1 and (links is None or links.inter_node is None):
                 raise ValueError(f"{self.devices.nodes} nodes need links.inter_node")
         of_host = (self.host_memory_bandwidth, self.host_processor, self.host_sockets)
         if self.host_memory is None and any(part is not None for part in of_host):

@@ -66,6 +66,17 @@ def test_hardware_in_place_equals_the_catalogued_node(catalog: Catalog) -> None:
         assert getattr(own, field) == pytest.approx(getattr(named, field)), field
 
 
+def test_one_device_alone_needs_no_links(catalog: Catalog) -> None:
+    alone = {"type": "rtx-4090", "per_node": 1, "nodes": 1}
+    described = resolved(catalog, cluster={"devices": alone}).problem.machine
+    catalogued = resolved(catalog, cluster={"nodes": [{"type": "rtx-4090-pcie-1", "count": 1}]}).problem.machine
+    for field in ("num_devices", "domain_size", "scale_up_bytes_per_s", "scale_out_bytes_per_s"):
+        assert getattr(described, field) == getattr(catalogued, field)
+    for more, words in (({"nodes": 2}, r"2 nodes need links\.inter_node"), ({"per_node": 2}, "needs 'links'")):
+        with pytest.raises(SpecError, match=words):
+            resolved(catalog, cluster={"devices": alone | more})
+
+
 def test_every_unknown_name_at_once(catalog: Catalog) -> None:
     found = problems(
         catalog,
