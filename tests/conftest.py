@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from command_line import SPEC, Command, Outcome
 from hypothesis import HealthCheck, settings
+from machine_code import compiling
 
 # Hundreds of tests start processes, and each would compile meshplan anew where bytecode is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -52,6 +54,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if on_demand:
         config.hook.pytest_deselected(items=on_demand)
         items[:] = [item for item in items if item not in on_demand]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where there are workers, compile the simulation beside their first tests: each of them would do it."""
+    if getattr(config.option, "numprocesses", None) and (process := compiling()):
+        config.add_cleanup(process.kill)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays until the end: the garbage collector need not look at a million objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
