@@ -128,8 +128,10 @@ def _offloads(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]
             share=_share(priced, "data-parallel communication"),
         )
     if config.activation_offload:
+        hides = problem.calibration.recipe.overlaps_activation_offload
+        how = "compute hides it, as in torchtune's two published runs" if hides else "nothing hides it"
         yield Unconfirmed(
-            what="kept activations in host memory: no measured run; the link's rate is assumed, nothing hides it",
+            what=f"kept activations in host memory: no measured run of the plan; the link's rate is assumed, {how}",
             share=_share(priced, "activation offload"),
         )
     if layers := config.activation_offload_num_layers:

@@ -212,17 +212,19 @@ class TrainingModel:
 
     def _activation_offload_s(self, stage: StageClass, layers_s: FloatArray) -> FloatArray:
         """What copies of activations add to one micro-batch on a stage whose layers take ``layers_s``, [n]."""
-        batch = self.candidates
-        inputs = activation_offload_s(self.memory.offloaded_input_bytes(stage), self.machine.device)
-        ranks = np.minimum(self.machine.devices_per_host, batch.world_size)
-        layers = layers_offload_s(
-            self.memory.offloaded_layer_bytes(stage),
+        batch, machine = self.candidates, self.machine
+        ranks = np.minimum(machine.devices_per_host, batch.world_size)
+        inputs = np.where(batch.activation_offload, self.memory.offloaded_input_bytes(stage), 0.0)
+        hidden = layers_offload_s(
+            inputs + self.memory.offloaded_layer_bytes(stage),
             layers_s,
             sum(stage.layers),
             self.forward_share,
-            bytes_per_s=away_bytes_per_s(self.machine, ranks, on_nvme=batch.on_nvme),
+            bytes_per_s=away_bytes_per_s(machine, ranks, on_nvme=batch.on_nvme & batch.offloads_layers),
         )
-        return np.where(batch.activation_offload, inputs, layers)
+        if self.calibration.recipe.overlaps_activation_offload:
+            return hidden
+        return np.where(batch.activation_offload, activation_offload_s(inputs, machine.device), hidden)
 
     def neighbour_messages_s(self, busy_s: FloatArray | None = None) -> FloatArray:
         """Exposed stage-to-stage messages: activations forward, gradients backward, a tied embedding's gradient.

@@ -17,7 +17,9 @@ host share its devices, and reads overlap with the transfer of earlier shards ov
 
     T = passes·shard·max(w/B_link, r·w/B_nvme)
 
-*Activations*. The inputs of recomputed layers move to the host in the forward and back in the backward pass:
+*Activations*. The inputs of recomputed layers move to the host in the forward and back in the backward pass, one after
+the other with compute, or behind it as below where the framework has streams for them
+(:attr:`~meshplan.catalogs.constants.training.FrameworkRecipe.overlaps_activation_offload`):
 
     T = 2·bytes/B_link
 
@@ -31,9 +33,9 @@ two of :data:`ACTIVATION_BUFFERS` here)::
 owned: parameters whose states the rank keeps; shard: its part of the sharded parameters; g, w, o: bytes of a
 gradient as reduced, of a weight and of the optimizer states; a: bytes that Adam moves per parameter; r: ranks of one
 host; B_link, B_host, B_nvme: bytes/s of a device's link to its host, of the host's memory under an optimizer step and
-of its NVMe devices together. Fetching parameters overlaps with compute as ZeRO-3's gathers do; the inputs of recomputed
-layers are taken as not overlapped. Not validated against a run with offload; that no engine copies activations to
-drives makes their figure a bound (SSDTrain, arXiv:2408.10013, did).
+of its NVMe devices together. Fetching parameters overlaps with compute as ZeRO-3's gathers do. Not validated against a
+run with offload, but for torchtune's inputs of recomputed layers, whose copies are hidden in its published pair of
+runs; that no framework copies activations to drives makes their figure a bound (SSDTrain, arXiv:2408.10013, did).
 """
 
 from __future__ import annotations
