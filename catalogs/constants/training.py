@@ -181,6 +181,8 @@ class FrameworkRecipe:
             needed intermediate activations have been recomputed", torch.utils.checkpoint, 2.1 and later), JAX drops it
             as dead code. Megatron-LM's and PyTorch's reentrant checkpoint run the layer to its end.
         full_recompute_keeps_input_sharded: the kept layer inputs are split over the tensor-parallel ranks.
+        overlaps_activation_offload: inputs of recomputed layers go to the host and come back on streams of their own,
+            behind the passes of the other layers.
         logits_share: bytes of a logit over those of an eager loss in fp32: below 1 where the loss is fused.
         frees_gradients: gradients are allocated by the backward pass and freed by the step, so that where one
             micro-batch is a step they and the logits are never held at once.
@@ -224,6 +226,7 @@ class FrameworkRecipe:
     gathers_fp8: bool = False
     recomputes_only_needed: bool = False
     full_recompute_keeps_input_sharded: bool = False
+    overlaps_activation_offload: bool = False
     logits_share: float = 1.0
     frees_gradients: bool = False
     keeps_last_graph: bool = False

@@ -9,7 +9,7 @@ from typing import Any
 from meshplan.catalogs.units import format_duration
 from meshplan.cli.render import Column, Row
 from meshplan.cli.reports.quantities import TICK, gib
-from meshplan.planner.training.problem.problem import OFFLOADS
+from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS, OFFLOADS
 
 
 def layers_text(layers: Sequence[int]) -> str:
@@ -47,6 +47,8 @@ def config_text(config: Mapping[str, Any]) -> str:
         parts.append(f"{part}{' and '.join(states)} on {config.get('offload_to', 'host')}")
     if config.get(OFFLOADS["activations"]):
         parts.append("activations on host")
+    if layers := config.get(OFFLOADED_LAYERS):
+        parts.append(f"activations of {layers} layers on {config.get('offload_to', 'host')}")
     if config.get("activation_recompute", "none") != "none":
         parts.append(f"{_recompute(config)} recompute")
     return " ".join(parts) or "a single device"
@@ -90,7 +92,11 @@ def _zero(row: Row) -> str:
 
 
 def _recompute_kept(row: Row) -> str:
-    """Recompute mode; ``+host`` where the kept activations are offloaded to host memory."""
+    """Recompute mode; ``+host`` where the kept activations are offloaded to host memory, with the layers' number where
+    nothing is recomputed.
+    """
+    if layers := row.get(OFFLOADED_LAYERS):
+        return f"{_recompute(row)}+{layers} {row.get('offload_to', 'host')}"
     return f"{_recompute(row)}+host" if row.get(OFFLOADS["activations"]) else _recompute(row)
 
 

@@ -12,12 +12,14 @@ from meshplan.catalogs.errors import Problem, SpecError, closest_names
 from meshplan.catalogs.hardware import NodeType
 from meshplan.planner.emit.serving.terms import POOLED
 from meshplan.planner.emit.training.megatron.hybrid import letters
+from meshplan.planner.emit.training.terms import ALL_LAYERS_AWAY
 from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import OUR_FILE, Assumption, Reading
 from meshplan.planner.serving.problem.spec import ServingFixedSpec, read_serving_spec
 from meshplan.planner.training.problem.layers import layers_by_weights
 from meshplan.planner.training.problem.precisions import PRECISIONS
+from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS
 from meshplan.planner.training.problem.schedules import SCHEDULES
 from meshplan.planner.training.problem.spec import FixedSpec, read_training_spec
 
@@ -351,10 +353,14 @@ def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
     """Hold a stated split against the layers of the model; TorchTitan's layers per stage become those of chunks."""
     values = reading.values
     per_stage, ends = values.pop("layers_per_stage", None), values.pop("end_weights", None)
-    blocks = values.pop("blocks_per_chunk", None)
+    blocks, all_away = values.pop("blocks_per_chunk", None), values.pop(ALL_LAYERS_AWAY, False)
     if model not in {str(row["slug"]) for row in catalog.models()}:
+        if all_away:
+            reading.left_out.append(f"activations of all layers off the device: give fixed.{OFFLOADED_LAYERS}")
         return
     layers = catalog.model_shape(model).num_hidden_layers
+    if all_away:
+        values[OFFLOADED_LAYERS] = layers
     if blocks is not None:
         values["layers_per_chunk"] = _layers_of_blocks(catalog.model_shape(model), blocks)
     if ends is not None:

@@ -15,7 +15,7 @@ from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.layers import layers_problem
 from meshplan.planner.training.problem.precisions import missing_units
-from meshplan.planner.training.problem.problem import OFFLOADS, Phase
+from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS, OFFLOADS, Phase
 from meshplan.planner.training.problem.spec import TrainingSpec
 from meshplan.planner.training.problem.switches import FRAMEWORKS_OWN
 
@@ -165,7 +165,7 @@ def check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, p
 
 def check_offload(spec: TrainingSpec, machine: Machine, problems: Problems) -> None:
     """What lies in host memory needs a host whose memory is known."""
-    pinned = [choice for choice in OFFLOADS.values() if getattr(spec.fixed, choice)]
+    pinned = [choice for choice in (*OFFLOADS.values(), OFFLOADED_LAYERS) if getattr(spec.fixed, choice)]
     where = f"fixed.{pinned[0]}" if pinned else "constraints.offload"
     known = machine.host_memory_bytes is not None or spec.constraints.host_memory is not None
     if (pinned or spec.constraints.offload) and not known:

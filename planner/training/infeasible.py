@@ -25,7 +25,13 @@ from meshplan.catalogs.units import (
 from meshplan.planner.core.solution import tried
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.plan import config_document
-from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingObjective, TrainingProblem
+from meshplan.planner.training.problem.problem import (
+    OFFLOADED_LAYERS,
+    OFFLOADS,
+    TrainingLimits,
+    TrainingObjective,
+    TrainingProblem,
+)
 from meshplan.planner.training.problem.switches import GRADIENT_BYTES
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
 from meshplan.planner.training.search.objective import Objective
@@ -211,7 +217,9 @@ def _with_small_gradients(problem: TrainingProblem) -> dict[str, Any] | None:
 
 def _may_offload(problem: TrainingProblem) -> bool:
     """The question does not say what may leave the devices."""
-    return not problem.limits.offload and not any(choice in problem.fixed for choice in OFFLOADS.values())
+    return not problem.limits.offload and not any(
+        choice in problem.fixed for choice in (*OFFLOADS.values(), OFFLOADED_LAYERS)
+    )
 
 
 def _with_offload(problem: TrainingProblem) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.training.pipeline.orders import ZIGZAG
 from meshplan.planner.training.problem.choices import plain_defaults
 from meshplan.planner.training.problem.layers import layers_problem, split_layers_ignoring_ends
-from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS, TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
 
 # The plain stage, then the usual one of FSDP, which shards gradients too or nothing.
@@ -39,7 +39,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         raise SpecError(problems)
     chosen.setdefault("data_parallel_shard", data if chosen["zero_stage"] else 1)
     chosen.setdefault("sequence_parallel", tensor > 1 and problem.rules.sequence_parallel)
-    if chosen["optimizer_offload"] or chosen["parameter_offload"]:
+    if chosen["optimizer_offload"] or chosen["parameter_offload"] or chosen[OFFLOADED_LAYERS]:
         chosen["offload_to"] = problem.limits.offload_to
     is_block = chosen["activation_recompute"] == "block"
     chosen["recompute_num_layers"] = problem.fixed.get("recompute_num_layers", 1) if is_block else 0

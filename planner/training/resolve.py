@@ -49,6 +49,7 @@ from meshplan.planner.training.problem.encoder_decoder import check_stacks, targ
 from meshplan.planner.training.problem.frameworks.rules import (
     FrameworkRules,
     keeping_to_documents,
+    training_every_weight,
     without_layer_recompute,
 )
 from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
@@ -188,8 +189,10 @@ def _rules(spec: TrainingSpec, problems: Problems) -> FrameworkRules | None:
 
 
 def _of_what_is_trained(rules: FrameworkRules, shape: ModelShape, workload: TrainingWorkload) -> FrameworkRules:
-    """The framework's rules for documents that share a sequence, and for an encoder in front."""
+    """The framework's rules for every weight or adapters, documents that share a sequence, an encoder in front."""
     documents = workload.documents
+    if not workload.phase.has_adapters:
+        rules = training_every_weight(rules)
     if documents is not None and documents.share_sequences and not documents.attends_across:
         rules = keeping_to_documents(rules)
     return rules if shape.encoder is None else whole_stacks(rules)

@@ -23,6 +23,8 @@ from meshplan.planner.training.problem.schedules import SCHEDULES
 UNMEASURED_SHARDING = 0.1
 # The same for a vocabulary that all stages share: as for a schedule that no run has.
 UNMEASURED_VOCABULARY = 0.15
+# The same for copies of activations that should hide behind compute. Assumed: streams and pinned memory cost as much.
+UNMEASURED_COPIES = 0.15
 UNMASKED = (
     "waiting for longer documents: no measured run has documents of known lengths; the loader must pack them and mask "
     "attention by document, which launcher files do not set"
@@ -126,9 +128,17 @@ def _offloads(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]
             share=_share(priced, "data-parallel communication"),
         )
     if config.activation_offload:
+        hides = problem.calibration.recipe.overlaps_activation_offload
+        how = "compute hides it, as in torchtune's two published runs" if hides else "nothing hides it"
         yield Unconfirmed(
-            what="kept activations in host memory: no measured run; the link's rate is assumed, nothing hides it",
+            what=f"kept activations in host memory: no measured run of the plan; the link's rate is assumed, {how}",
             share=_share(priced, "activation offload"),
+        )
+    if layers := config.activation_offload_num_layers:
+        yield Unconfirmed(
+            what=f"activations of {layers} layers in {place}: no measured run; the rate is assumed, compute hides the "
+            "copies of all but two layers",
+            share=max(_share(priced, "activation offload"), UNMEASURED_COPIES),
         )
 
 

@@ -30,13 +30,16 @@ from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.problem.weight_tiers import Way, WeightTiers
 from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.tiers.host import USABLE_SHARE
 from meshplan.planner.serving.tiers.kernels import kernel_of
 from meshplan.planner.serving.tiers.popularity import even
 from meshplan.planner.serving.tiers.worker import HostExperts
 
 ROWS = Path(__file__).parents[1] / "data" / "published" / "beyond_memory.yaml"
-# Not in the catalog: a card of the same generation with the memory bandwidth that the source states.
-STANDS_FOR = {"rtx-2080": ("quadro-rtx-6000", 448e9)}
+# Not in the catalog: a card of the same generation with the memory bandwidth that the source states, of the RTX 2080 Ti
+# with the maker's, and with the memory that the source had left.
+STANDS_FOR = {"rtx-2080": ("quadro-rtx-6000", 448e9), "rtx-2080-ti": ("quadro-rtx-6000", 616e9)}
+AVAILABLE_BYTES = {"rtx-2080-ti": 11 * 2**30}
 W4A16_BITS = 8.0 * (0.5 + 2.5 / 128.0)
 WITHIN = 0.2
 FITTED = "tutorial, sglang, weights on the host"  # the host's constants are solved from it
@@ -77,7 +80,24 @@ def problem_of(row: Mapping[str, Any], host: Mapping[str, Any] | None, prompt: i
         "quantization": [row["scheme"]],
         "constraints": {"target": row["engine"]},
     }
-    return resolve_serving(read_serving_spec(spec), Catalog(open_database()), Path()).problem
+    problem = resolve_serving(read_serving_spec(spec), Catalog(open_database()), Path()).problem
+    return problem if host is None or "drives_bytes_per_s" not in host else with_drives(problem, row, host)
+
+
+def with_drives(problem: ServingProblem, row: Mapping[str, Any], host: Mapping[str, Any]) -> ServingProblem:
+    """The question with what no spec can say: memory that was left on device and host, and a measured drive."""
+    ((node_type, machine),) = problem.machines.items()
+    device = replace(machine.device, usable_memory_bytes=AVAILABLE_BYTES[row["device"]])
+    there = replace(
+        problem.tiering.hosts[node_type],
+        memory_bytes=host["usable_bytes"] / USABLE_SHARE,
+        drives_bytes_per_s=float(host["drives_bytes_per_s"]),
+    )
+    return replace(
+        problem,
+        machines={node_type: replace(machine, device=device)},
+        tiering=replace(problem.tiering, hosts={node_type: there}),
+    )
 
 
 def pool_of(row: Mapping[str, Any], problem: ServingProblem) -> Pool:
@@ -88,7 +108,10 @@ def pool_of(row: Mapping[str, Any], problem: ServingProblem) -> Pool:
     limits = replace(problem.rules.default_limits(machine.device), max_num_seqs=1)
     limits = replace(limits, max_batched_tokens=row.get("chunk", limits.max_batched_tokens))
     tiers = None
-    if stacked and row["layers_on_host"]:
+    if stacked and row["layers_on_host"] == "fewest":
+        placed = problem.tiering.placements(problem, Role.MIXED, Counter())
+        tiers = min((one.weight_tiers for one in placed), key=lambda one: one.host_layers)
+    elif stacked and row["layers_on_host"]:
         tiers = WeightTiers(way=Way.LAYERS_ON_HOST, host_bytes=0.0, host_layers=row["layers_on_host"])
     elif "device_experts" in row:
         (host,) = problem.tiering.hosts.values()
@@ -134,7 +157,7 @@ def as_stated(row: Mapping[str, Any], worker: Worker) -> Worker:
 
 
 def compared(row: Mapping[str, Any], hosts: Mapping[str, Any]) -> Iterator[Compared]:
-    on_host = row.get("layers_on_host", 1) > 0
+    on_host = row.get("layers_on_host", 1) != 0
     for prompt, output, decode, prefill in row["figures"]:
         problem = problem_of(row, hosts.get(row.get("host")) if on_host else None, prompt, output)
         worker = as_stated(row, pool_worker(problem.site, pool_of(row, problem), problem.workload))
@@ -165,7 +188,9 @@ def line(one: Compared) -> str:
     if one.decode is not None:
         measured, predicted, bound = one.decode
         ratio = f"{predicted / measured:.2f}"
-        said.append(f"{measured:g} tokens/s, predicted {predicted:.1f} ({ratio}), {measured / bound:.0%} of the bound")
+        said.append(
+            f"{measured:.4g} tokens/s, predicted {predicted:.3g} ({ratio}), {measured / bound:.0%} of the bound"
+        )
     if one.prefill is not None:
         said.append(f"prefill {one.prefill[0]:g}, predicted {one.prefill[1]:.0f}")
     return f"{one.what}: {'; '.join(said)}"

@@ -49,6 +49,8 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
         choices["optimizer_offload"] = draw.random() < 0.25
         if choices["optimizer_offload"]:
             choices["optimizer_offload_percent"] = draw.choice((7, 50, 100))
+    if choices["activation_recompute"] == "none" and stages == 1 and choices["zero_stage"] <= 1:
+        choices["activation_offload_num_layers"] = draw.choice((0, 1, shape.num_hidden_layers - 2))
     if choices["context_parallel"] > 1:
         choices["context_parallel_style"] = draw.choice(("ring", "all-gather", "all-to-all", "all-to-all+ring"))
     if choices.get("context_parallel_style") == "all-to-all+ring":

@@ -52,6 +52,7 @@ NEEDS_NO_ARGUMENT = {
     "parameter_offload": False,
     "vocabulary_parallel": False,
     "activation_offload": False,
+    "activation_offload_num_layers": 0,
     "expert_parallel_overlap": False,
     "expert_dispatcher": ALL_TO_ALL,
     "context_parallel_style": "ring",

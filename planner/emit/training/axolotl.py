@@ -19,9 +19,10 @@ from meshplan.planner.emit.terms import Arguments, count, feature_rows, is_true,
 from meshplan.planner.emit.training.adapters import adapters_of, phase_of
 from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.emit.training.terms import TrainingRows, refuse
+from meshplan.planner.emit.training.terms import ALL_LAYERS_AWAY, TrainingRows, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.frameworks.axolotl import AXOLOTL
+from meshplan.planner.training.problem.frameworks.rules import training_every_weight
 from meshplan.planner.training.problem.problem import Phase, TrainingConfig
 
 TARGET = "axolotl"
@@ -39,6 +40,7 @@ _RECOMPUTE = (
     "fsdp_config.activation_checkpointing"  # of FSDP: the Trainer's own would gather twice in the backward pass
 )
 _TRAINERS_RECOMPUTE = "gradient_checkpointing"
+_AWAY = "activation_offloading"
 _STATES = "fsdp_config.offload_params"
 _OFFLOADED = "offload"
 _OLD_PREFIX = "fsdp_config.fsdp_"  # keys are taken with and without it
@@ -92,14 +94,20 @@ def _read_zero(arguments: Arguments) -> Mapping[str, Any]:
 
 def _recompute(config: TrainingConfig, _: ModelShape) -> Arguments:
     is_full = config.activation_recompute == "full"
+    if config.activation_offload_num_layers:  # of adapters: nothing is recomputed, but the schema wants both keys
+        return {_TRAINERS_RECOMPUTE: True, _AWAY: True}
     if config.zero_stage:
         return {_RECOMPUTE: is_full}
     return {_TRAINERS_RECOMPUTE: _OFFLOADED if config.activation_offload else is_full}
 
 
 def _read_recompute(arguments: Arguments) -> Mapping[str, Any]:
+    """Offload takes the place of recompute where adapters are trained, but of hidden states alone."""
     switch = str(arguments.get(_TRAINERS_RECOMPUTE, "")).lower()
-    if switch.startswith(_OFFLOADED):
+    away = str(arguments.get(_AWAY, "")).lower()
+    if switch.startswith(_OFFLOADED) or away not in {"", "false"}:
+        if arguments.get("adapter") and away != "hidden_states":
+            return {"activation_recompute": "none", ALL_LAYERS_AWAY: True}
         return {"activation_recompute": "full", "activation_offload": True}
     keys = (_TRAINERS_RECOMPUTE, _RECOMPUTE, f"{_OLD_PREFIX}activation_checkpointing")
     if any(is_true(arguments, key) for key in keys):
@@ -157,10 +165,12 @@ TERMS = (
         _read_recompute,
         _TRAINERS_RECOMPUTE,
         _RECOMPUTE,
+        _AWAY,
         f"{_OLD_PREFIX}activation_checkpointing",
         expressed_by=f"{_TRAINERS_RECOMPUTE}; {_RECOMPUTE} with shards",
     ),
     _rows.covered("activation_offload", f"{_TRAINERS_RECOMPUTE}: {_OFFLOADED} (zero_stage 0)"),
+    _rows.covered("activation_offload_num_layers", f"{_AWAY}: all layers (adapters, zero_stage 0)"),
     _rows.term(
         "parameter_offload",
         lambda config, _: {_STATES: True} if config.parameter_offload else {},
@@ -207,7 +217,8 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
     Raises:
         CannotExpressError: Axolotl has no key for a choice.
     """
-    refuse(AXOLOTL, request.shape, request.config, _KNOWN_NAMES)
+    rules = AXOLOTL if phase_of(request.plan).has_adapters else training_every_weight(AXOLOTL)
+    refuse(rules, request.shape, request.config, _KNOWN_NAMES)
     fsdp = {"fsdp_version": 2, "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     return nested(
         {

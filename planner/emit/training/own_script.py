@@ -24,7 +24,7 @@ from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.torchrun import RANK_TABLE, RANK_TABLE_FILE
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
-from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS, TrainingConfig
 
 TARGET = "torchrun"
 CONFIG_FILE = PurePosixPath("training_config.json")
@@ -114,7 +114,7 @@ def train_file(request: TrainingRequest, target: str) -> Artifact:
     config = request.config
     degrees = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
     others = [f"{name} {getattr(config, name)}" for name in degrees if getattr(config, name) > 1]
-    others += ["activation_offload"] if config.activation_offload else []
+    others += [name for name in ("activation_offload", OFFLOADED_LAYERS) if getattr(config, name)]
     if others:
         raise EmitError(
             f"{TRAIN_FILE} of meshplan expresses data parallelism only, this plan has {', '.join(others)}: name a "

@@ -13,6 +13,8 @@ from meshplan.planner.training.problem.encoder_decoder import TRAINERS, whole_st
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.problem import TrainingConfig
 
+# Read back where a framework offloads the activations of all layers, whose number it does not say.
+ALL_LAYERS_AWAY = "offloads_all_layers"
 HANDED_OVER = "training_config.json (MESHPLAN_CONFIG)"
 BY_THE_SCRIPT = "handed over only: nothing checks that the script obeys"
 

@@ -261,7 +261,7 @@ class Candidates:
     """A batch of training configurations that share a pipeline split. Arrays have shape [n].
 
     The arrays are the columns of :data:`meshplan.planner.training.problem.choices.COLUMNS`, names by their codes;
-    ``on_nvme`` says that offloaded states lie there, not in host memory.
+    ``on_nvme`` says that offloaded states and layers' activations lie there, not in host memory.
     """
 
     split: PipelineSplit
@@ -281,6 +281,7 @@ class Candidates:
     optimizer_offload_percent: IntArray
     parameter_offload: BoolArray
     activation_offload: BoolArray
+    activation_offload_num_layers: IntArray
     on_nvme: BoolArray
     context_parallel_style: IntArray
     context_parallel_heads: IntArray
@@ -318,6 +319,11 @@ class Candidates:
         return self.optimizer_offload | self.parameter_offload
 
     @property
+    def offloads_layers(self) -> BoolArray:
+        """Activations of layers that are not recomputed lie off the devices, [n]."""
+        return self.activation_offload_num_layers > 0
+
+    @property
     def moved_optimizer(self) -> FloatArray:
         """Share of the optimizer states that lie off the devices, [n]."""
         return np.where(self.optimizer_offload, self.optimizer_offload_percent / ALL_STATES, 0.0)
@@ -347,9 +353,9 @@ class Candidates:
         return Candidates(split=self.split, **{name: getattr(self, name)[rows] for name in _COLUMN_NAMES})
 
     def codes(self, choice: Choice) -> Any:
-        """Column of a choice, [n]: where offloaded states lie counts only where there are any."""
+        """Column of a choice, [n]: where offloaded states and layers lie counts only where there are any."""
         codes = getattr(self, choice.column)
-        return codes & self.offloads_states if choice.name == "offload_to" else codes
+        return codes & (self.offloads_states | self.offloads_layers) if choice.name == "offload_to" else codes
 
     def shared(self) -> dict[str, Any]:
         """Choice → value, of those that all candidates share through the split."""

@@ -102,7 +102,7 @@ class MemoryModel(LayerActivations):
             typical_bytes=typical,
             safe_bytes=self.calibration.memory.safe_bytes(components),
             host_bytes=self._host_bytes(stage),
-            nvme_bytes=np.where(self.candidates.on_nvme, self.states.off_device(stage), 0.0),
+            nvme_bytes=self._nvme_bytes(stage),
         )
 
     def moments(self, stage: StageClass) -> tuple[Components, ...]:
@@ -164,10 +164,20 @@ class MemoryModel(LayerActivations):
         """Host memory of one rank, [n]: offloaded states, transfer buffers, offloaded activations."""
         batch = self.candidates
         held = self.states.on_host(stage)
+        if batch.offloads_layers.any():
+            held = held + np.where(batch.on_nvme, 0.0, self._in_flight(stage) * self.offloaded_layer_bytes(stage))
         if batch.activation_offload.any():
             inputs = self._in_flight(stage) * self.offloaded_input_bytes(stage)
             held = held + np.where(batch.activation_offload, inputs, 0.0)
         return held
+
+    def _nvme_bytes(self, stage: StageClass) -> FloatArray:
+        """What one rank keeps on the NVMe devices of its host, [n]: offloaded states, activations of layers."""
+        batch = self.candidates
+        away = self.states.off_device(stage)
+        if batch.offloads_layers.any():
+            away = away + self._in_flight(stage) * self.offloaded_layer_bytes(stage)
+        return np.where(batch.on_nvme, away, 0.0)
 
     def _activations(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """What the micro-batches in flight keep, and what the backward pass of one layer needs besides, bytes, [n]."""
@@ -194,6 +204,8 @@ class MemoryModel(LayerActivations):
             away = batch.activation_offload & (batch.recompute == Recompute.FULL)
             buffers = np.minimum(ACTIVATION_BUFFERS * self.layer_input_bytes(), flying * held)
             return np.where(away, buffers + flying * embedded, flying * (held + embedded)), largest
+        if batch.offloads_layers.any():
+            held = held - self._layers_away_bytes(stage)
         return flying * (held + embedded), largest
 
     def _running_bytes(self) -> FloatArray:
@@ -283,3 +295,15 @@ class MemoryModel(LayerActivations):
         """Layer inputs that one micro-batch keeps on a stage under full recompute, [n]."""
         layers = sum(stage.layers) + nextn_layers(self.shape, stage)
         return layers * self.layer_input_bytes()
+
+    def offloaded_layer_bytes(self, stage: StageClass) -> FloatArray:
+        """Activations of one micro-batch that the offloaded layers of a stage keep, [n]."""
+        counts = stage.recomputed(self.candidates.activation_offload_num_layers)
+        none = np.zeros(len(self.candidates))
+        return sum((number * self._layer(kind).kept for kind, number in enumerate(counts)), none)
+
+    def _layers_away_bytes(self, stage: StageClass) -> FloatArray:
+        """The same beyond what stays on the device while it moves: two layers of the largest kind, [n]."""
+        largest = [self._layer(kind).kept for kind, number in enumerate(stage.layers) if number]
+        staged = ACTIVATION_BUFFERS * np.maximum.reduce(largest) if largest else 0.0
+        return np.maximum(self.offloaded_layer_bytes(stage) - staged, 0.0)

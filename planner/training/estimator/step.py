@@ -39,7 +39,11 @@ from meshplan.planner.training.estimator.exchange.boundaries import (
 )
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.exchange.data_parallel import FORWARD_SHARE, DataParallelModel
-from meshplan.planner.training.estimator.exchange.offload import activation_offload_s
+from meshplan.planner.training.estimator.exchange.offload import (
+    activation_offload_s,
+    away_bytes_per_s,
+    layers_offload_s,
+)
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.operators.attention import forward_time_share
@@ -200,13 +204,27 @@ class TrainingModel:
             head = self._compute.head(stage.vocabulary_share)
             ends = ends + self._compute.embedding().total_s + head.total_s
         parts["embedding, LM head and loss"] = ends
-        if self.candidates.activation_offload.any():
-            inputs = self.memory.offloaded_input_bytes(stage)
-            away = activation_offload_s(inputs, self.machine.device)
-            parts["activation offload"] = np.where(self.candidates.activation_offload, away, 0.0)
+        if (self.candidates.activation_offload | self.candidates.offloads_layers).any():
+            parts["activation offload"] = self._activation_offload_s(stage, sum(parts.values(), -ends))
         busy = sum(parts.values(), zero)
         parts["data-parallel communication"] = self._data_parallel.fully_sharded_s(stage, busy)
         return parts
+
+    def _activation_offload_s(self, stage: StageClass, layers_s: FloatArray) -> FloatArray:
+        """What copies of activations add to one micro-batch on a stage whose layers take ``layers_s``, [n]."""
+        batch, machine = self.candidates, self.machine
+        ranks = np.minimum(machine.devices_per_host, batch.world_size)
+        inputs = np.where(batch.activation_offload, self.memory.offloaded_input_bytes(stage), 0.0)
+        hidden = layers_offload_s(
+            inputs + self.memory.offloaded_layer_bytes(stage),
+            layers_s,
+            sum(stage.layers),
+            self.forward_share,
+            bytes_per_s=away_bytes_per_s(machine, ranks, on_nvme=batch.on_nvme & batch.offloads_layers),
+        )
+        if self.calibration.recipe.overlaps_activation_offload:
+            return hidden
+        return np.where(batch.activation_offload, activation_offload_s(inputs, machine.device), hidden)
 
     def neighbour_messages_s(self, busy_s: FloatArray | None = None) -> FloatArray:
         """Exposed stage-to-stage messages: activations forward, gradients backward, a tied embedding's gradient.

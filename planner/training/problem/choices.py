@@ -214,6 +214,17 @@ CHOICES: tuple[Choice, ...] = (
         default=False,
         is_optional=True,
     ),
+    # Transformer Engine's get_cpu_offload_context; TRL's OffloadActivations.
+    Choice(
+        "activation_offload_num_layers",
+        "first layers whose activations wait off the device for the backward pass, without recompute (not validated)",
+        least=0,
+        most=None,
+        default=0,
+        is_optional=True,
+        simplicity=18,
+        probes=(0, 1),
+    ),
     Choice(
         "context_parallel_style",
         "how the ranks of a split sequence exchange; counts where context_parallel > 1",
@@ -323,7 +334,7 @@ CHOICES: tuple[Choice, ...] = (
     ),
     Choice(
         "offload_to",
-        "where offloaded optimizer states and parameters go; activations go to the host",
+        "where offloaded states and layers' activations go; inputs of recomputed layers go to the host",
         section="constraints",
         values=("host", "nvme"),
         default="host",

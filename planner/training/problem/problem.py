@@ -155,6 +155,7 @@ class TrainingConfig:
     optimizer_offload_percent: int = 100
     parameter_offload: bool = False
     activation_offload: bool = False
+    activation_offload_num_layers: int = 0
     offload_to: str = "host"
     expert_capacity_factor: float = 0.0
     expert_dispatcher: str = ALL_TO_ALL
@@ -182,7 +183,9 @@ class TrainingConfig:
     @property
     def offloaded(self) -> tuple[str, ...]:
         """What lies off the devices, by the names of :data:`OFFLOADS`."""
-        return tuple(name for name, choice in OFFLOADS.items() if getattr(self, choice))
+        moved = {name for name, choice in OFFLOADS.items() if getattr(self, choice)}
+        moved |= {"activations"} if self.activation_offload_num_layers else set()
+        return tuple(name for name in OFFLOADS if name in moved)
 
     @property
     def world_size(self) -> int:
@@ -210,12 +213,14 @@ class TrainingObjective(Enum):
     ENERGY = "energy"  # joules of a step at the board power limit
 
 
-# What may be offloaded → the choice of a plan that says so.
+# What may be offloaded → the switch of a plan that says so.
 OFFLOADS = {
     "optimizer": "optimizer_offload",
     "parameters": "parameter_offload",
     "activations": "activation_offload",
 }
+# The other way to offload activations: those of some layers, none of which is recomputed.
+OFFLOADED_LAYERS = "activation_offload_num_layers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +238,7 @@ class TrainingLimits:
         max_step_s: longest optimizer step.
         max_run_s: longest run, where ``max_step_s`` follows from it.
         offload: what may leave the devices where nothing else fits: names of :data:`OFFLOADS`.
-        offload_to: where offloaded states go, ``host`` or ``nvme``.
+        offload_to: where offloaded states and layers' activations go, ``host`` or ``nvme``.
         unvalidated_schedules: the search may take V-Half, V-Min and DualPipeV, where the framework runs them.
     """
 
@@ -279,6 +284,11 @@ class TrainingProblem:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     search_over: frozenset[str] = frozenset()
     run: Stretches | None = None
+
+    @property
+    def moves_off_devices(self) -> bool:
+        """Whether anything may lie off the devices, by the limits or because it is pinned there."""
+        return bool(self.limits.offload) or any(self.fixed.get(one) for one in (*OFFLOADS.values(), OFFLOADED_LAYERS))
 
     def with_fixed(self, fixed: Mapping[str, Any]) -> TrainingProblem:
         """The same question with other pins, and the workload's switches as they say."""

@@ -172,7 +172,8 @@ class ConstraintsSpec(SpecModel):
         default=[], description="what may leave the devices, where nothing else fits (not validated)"
     )
     offload_to: Literal["host", "nvme"] = Field(
-        default="host", description="where offloaded optimizer states and parameters go; activations go to the host"
+        default="host",
+        description="where offloaded states and layers' activations go; inputs of recomputed layers go to the host",
     )
     nvme_bandwidth: BytesPerS | None = Field(
         default=None, description="of one host's NVMe devices together, such as '12 GB/s'"
@@ -253,6 +254,12 @@ class FixedSpec(_Pins):
         return self
 
     @model_validator(mode="after")
+    def _offloaded_layers_are_kept(self) -> FixedSpec:
+        if self.activation_offload_num_layers and self.activation_recompute not in {None, "none"}:
+            raise ValueError("activation_offload_num_layers goes with activation_recompute: none")
+        return self
+
+    @model_validator(mode="after")
     def _modules_are_selected(self) -> FixedSpec:
         if self.recompute_modules is not None and self.activation_recompute != "selective":
             raise ValueError("recompute_modules goes with activation_recompute: selective")
@@ -293,8 +300,13 @@ class TrainingSpec(SpecModel):
     def _nvme_for_states(self) -> TrainingSpec:
         constraints, fixed = self.constraints, self.fixed
         states = {"optimizer", "parameters"} & set(constraints.offload)
-        if constraints.offload_to == "nvme" and not (states or fixed.optimizer_offload or fixed.parameter_offload):
-            raise ValueError("constraints.offload_to nvme is for states: add optimizer or parameters to offload")
+        pinned = fixed.optimizer_offload or fixed.parameter_offload
+        layers = "activations" in constraints.offload or fixed.activation_offload_num_layers
+        if constraints.offload_to == "nvme" and not (states or pinned or (layers and constraints.target == "any")):
+            raise ValueError(
+                "constraints.offload_to nvme is for states: add optimizer or parameters to offload (activations go to "
+                "drives with target any alone: no framework copies them there)"
+            )
         if constraints.nvme_bandwidth is not None and constraints.offload_to != "nvme":
             raise ValueError("constraints.nvme_bandwidth goes with constraints.offload_to: nvme")
         return self

@@ -29,6 +29,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,15 @@ from meshplan.planner.training.search.layers import mix
 from meshplan.planner.training.search.layers.open_splits import MOST_PRICED, OpenSplits
 from meshplan.planner.training.search.memory_savers import (
     blocks_beside_shares,
+    layers_beside_shares,
     leaders,
+    moves_layers,
     offloaded,
     takes_blocks,
     takes_blocks_only,
     with_all_states,
     with_blocks,
+    with_least_layers,
     with_least_share,
 )
 from meshplan.planner.training.search.objective import Objective
@@ -277,13 +281,24 @@ class DegreeSearch:
             self._rule_out(len(blocks) - len(hopeful))
             if len(hopeful):
                 self._price_within(hopeful, self._memory(hopeful).stages())
+        if moves_layers(self.problem):
+            beyond = _fullest_bytes(stages) > self.problem.limits.memory_bytes
+            self._price_with_layers(batch.take(beyond & self._may_be_kept(batch)))
         if not takes_blocks_only(self.problem):
             self._price_within(batch, stages)
 
+    def _price_with_layers(self, batch: Candidates) -> None:
+        """Price candidates beyond the memory with no more layers' activations off the devices than must be."""
+        for layers in with_least_layers(self.problem, batch, self._safe_bytes):
+            if len(legal := self._legal(layers)):
+                self._price_within(legal, self._memory(legal).stages())
+
     def _price_beside_shares(self, moved: Candidates) -> None:
-        """Price offloaded candidates with every block of recomputed layers and the least share of the states moved."""
-        for blocks in blocks_beside_shares(self.problem, moved):
-            legal = self._legal(blocks)
+        """Price offloaded candidates with every block of recomputed or offloaded layers, and the least share of the
+        states moved.
+        """
+        for layers in chain(blocks_beside_shares(self.problem, moved), layers_beside_shares(self.problem, moved)):
+            legal = self._legal(layers)
             hopeful = legal.take(self._may_be_kept(legal))
             self._rule_out(len(legal) - len(hopeful))
             if len(hopeful):

@@ -147,7 +147,8 @@ class Incumbents:
     def _host_limit(self, batch: Candidates) -> float | None:
         """Host memory that states may fill; what the machine has counts only where they lie there all the time."""
         asked, there = self.problem.limits.host_memory_bytes, self.problem.machine.host_memory_bytes
-        if asked is not None or there is None or not (batch.offloads_states | batch.activation_offload).any():
+        off_devices = batch.offloads_states | batch.activation_offload | batch.offloads_layers
+        if asked is not None or there is None or not off_devices.any():
             return asked
         return USABLE_HOST_SHARE * there
 

@@ -11,7 +11,12 @@ chunk, full recompute repeats it and a block does not (Megatron-Core, transforme
 *Offload* of optimizer states, parameters or kept activations takes no less time and no more device memory: where the
 limits allow it, candidates that exceed the device memory are tried with every allowed set. Of the optimizer states
 only a share moves where the framework can do that: time rises with the share and memory falls, so the least whole per
-cent that fits is the best of them, and the only one that is priced; so it is beside every block of recomputed layers.
+cent that fits is the best of them, and the only one that is priced; so it is beside every block of recomputed layers
+and every number of offloaded ones.
+
+*Activations of layers without recompute* go the same way: candidates without recompute that exceed the memory are tried
+with the first n layers' activations off the device. Memory falls with n and time does not, so the least n that fits is
+the best; a framework that refuses it is asked for all layers.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.choices import ALL_STATES
-from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
+from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS, OFFLOADS, TrainingProblem
 from meshplan.planner.training.search.templates import TEMPLATE, rule_view
 
 SafeBytes = Callable[[Candidates], FloatArray]
@@ -51,7 +56,7 @@ def leaders(problem: TrainingProblem, batch: Candidates) -> tuple[IntArray, IntA
         The leaders' rows [k], and for each candidate the place of its leader among them, k where it has none [n]. None
         where other choices change what a candidate needs.
     """
-    if problem.search_over or problem.limits.offload or any(problem.fixed.get(choice) for choice in OFFLOADS.values()):
+    if problem.search_over or problem.moves_off_devices:
         return None
     if not len(batch):
         return None
@@ -107,7 +112,7 @@ def with_blocks(problem: TrainingProblem, memory: MemoryModel, stages: Sequence[
     else:
         least = np.full(len(batch), min(int(pinned), longest))
     most = longest if takes_whole_chunks(problem) else longest - 1
-    fits = (batch.recompute == Recompute.NONE) & (least >= 1) & (least <= most)
+    fits = (batch.recompute == Recompute.NONE) & (least >= 1) & (least <= most) & ~batch.offloads_layers
     blocks = batch.take(fits)
     return replace(blocks, recompute=np.full(len(blocks), int(Recompute.BLOCK)), recompute_num_layers=least[fits])
 
@@ -131,6 +136,41 @@ def blocks_beside_shares(problem: TrainingProblem, batch: Candidates) -> Iterato
     longest = max(batch.split.layers_per_chunk)
     for count in range(1, longest + takes_whole_chunks(problem)) if len(plain) else ():
         yield replace(plain, recompute=block, recompute_num_layers=np.full(len(plain), count))
+
+
+def moves_layers(problem: TrainingProblem) -> bool:
+    """Activations of layers that are not recomputed may leave the devices, and nobody says of how many."""
+    return "activations" in problem.limits.offload and OFFLOADED_LAYERS not in problem.fixed
+
+
+def with_least_layers(problem: TrainingProblem, batch: Candidates, safe_bytes: SafeBytes) -> Iterator[Candidates]:
+    """The candidates that offload of layers' activations brings within memory, each with the fewest layers; then with
+    all layers. The rules of the framework are not asked.
+
+    Args:
+        problem: the question.
+        batch: candidates beyond the memory; those that recompute or have several stages are left out.
+        safe_bytes: of a batch, [n] the device memory of the fullest rank.
+    """
+    if batch.split.pipeline_parallel > 1:
+        return
+    plain = batch.take((batch.recompute == Recompute.NONE) & ~batch.activation_offload)
+    every = np.full(len(plain), problem.shape.num_hidden_layers)
+    whole = replace(plain, activation_offload_num_layers=every)
+    whole = whole.take(safe_bytes(whole) <= problem.limits.memory_bytes) if len(plain) else whole
+    least = _least_that_fits(problem, whole, safe_bytes, OFFLOADED_LAYERS)
+    fewer = least < whole.activation_offload_num_layers
+    yield replace(whole, activation_offload_num_layers=least).take(fewer)
+    yield whole
+
+
+def layers_beside_shares(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
+    """Candidates of one stage that move all optimizer states, with every number of layers beside a share of them."""
+    if not moves_layers(problem) or _SHARE in problem.fixed or batch.split.pipeline_parallel > 1:
+        return
+    plain = batch.take((batch.recompute == Recompute.NONE) & batch.optimizer_offload)
+    for count in range(1, problem.shape.num_hidden_layers + 1) if len(plain) else ():
+        yield replace(plain, activation_offload_num_layers=np.full(len(plain), count))
 
 
 def with_all_states(problem: TrainingProblem, batch: Candidates) -> Candidates:
@@ -160,15 +200,20 @@ def with_least_share(problem: TrainingProblem, batch: Candidates, safe_bytes: Sa
     for rule in rules:
         may &= np.broadcast_to(np.asarray(rule.holds(problem.shape, view)), may.shape)
     may &= safe_bytes(batch) <= problem.limits.memory_bytes
-    most[may] = _least_that_fits(problem, batch.take(may), safe_bytes)
+    most[may] = _least_that_fits(problem, batch.take(may), safe_bytes, _SHARE)
     return replace(batch, optimizer_offload_percent=most)
 
 
-def _least_that_fits(problem: TrainingProblem, batch: Candidates, safe_bytes: SafeBytes) -> IntArray:
-    """[n] the least whole per cent of states that must move; all candidates fit with all of them moved."""
-    low, high = np.ones(len(batch), dtype=np.int64), batch.optimizer_offload_percent.copy()
+def _least_that_fits(problem: TrainingProblem, batch: Candidates, safe_bytes: SafeBytes, choice: str) -> IntArray:
+    """[n] the least value of a choice, from 1 on, that stays within memory; with their own all candidates do."""
+
+    def with_value(value: IntArray) -> Candidates:
+        changed: dict[str, Any] = {choice: value}
+        return replace(batch, **changed)
+
+    low, high = np.ones(len(batch), dtype=np.int64), getattr(batch, choice).copy()
     while len(batch) and (low < high).any():
         middle = (low + high) // 2
-        fits = safe_bytes(replace(batch, optimizer_offload_percent=middle)) <= problem.limits.memory_bytes
+        fits = safe_bytes(with_value(middle)) <= problem.limits.memory_bytes
         low, high = np.where(fits, low, np.minimum(middle + 1, high)), np.where(fits, middle, high)
     return high

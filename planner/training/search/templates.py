@@ -26,7 +26,7 @@ from meshplan.planner.training.estimator.candidates import Candidates, PipelineS
 from meshplan.planner.training.problem.choice import Choice, Recompute
 from meshplan.planner.training.problem.choices import ALL_STATES, COLUMNS
 from meshplan.planner.training.problem.layers import split_layers_evenly, split_layers_ignoring_ends
-from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
+from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS, OFFLOADS, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
 
 ZERO_STAGES = (0, 1, 2, 3)
@@ -309,6 +309,7 @@ def candidates_with(problem: TrainingProblem, columns: Mapping[str, IntArray], s
     }
     for name in OFFLOADS.values():
         plain[name][:] = bool(problem.fixed.get(name, False))
+    plain[OFFLOADED_LAYERS][:] = int(problem.fixed.get(OFFLOADED_LAYERS, 0))
     plain["on_nvme"][:] = problem.limits.offload_to == "nvme"
     plain["optimizer_offload_percent"][:] = int(problem.fixed.get("optimizer_offload_percent", ALL_STATES))
     batch = problem.workload.global_batch_size

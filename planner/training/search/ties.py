@@ -67,6 +67,7 @@ def complexity(problem: TrainingProblem, batch: Candidates) -> list[Any]:
         return np.full(n, value)
 
     offloads = batch.optimizer_offload.astype(int) + batch.parameter_offload + batch.activation_offload
+    offloads = offloads + batch.offloads_layers
     unusual = (batch.context_parallel_style != ContextStyle.RING).astype(int) + (batch.zero_hpz_partition_size > 1)
     unusual = unusual + (batch.outer_zero_stage > 0) + (batch.gathered_num_layers > 0)
     unusual = unusual + (split.schedule not in USUAL_SCHEDULES) + split.vocabulary_parallel

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from emit_cases import LLAMA_70B, config_for
 from finetuning_cases import random_tuning, tuning
 
 from meshplan.planner.emit.training import axolotl as emitter
@@ -74,6 +75,15 @@ def test_random_legal_plans_are_accepted_unchanged(judge: Judge) -> None:
         for key, value in said.get("fsdp_config", {}).items():
             assert held["fsdp_config"][key] == value
         assert (held["fsdp_config"] is not None) == ("fsdp_config" in said)
+
+
+def test_offload_of_what_adapters_keep_is_accepted(judge: Judge) -> None:
+    """Both keys: the schema refuses offload without the other, which the trainer then does not do."""
+    layers = LLAMA_70B.num_hidden_layers
+    said = document(tuning(config_for(LLAMA_70B, zero_stage=0, activation_offload_num_layers=layers)))
+    held = judge.read(said)
+    assert (held["activation_offloading"], held["gradient_checkpointing"]) == (True, True)
+    assert judge.refuses({**said, "gradient_checkpointing": False})
 
 
 def test_every_key_is_one_of_the_schema(judge: Judge) -> None:

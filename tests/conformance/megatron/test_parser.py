@@ -150,6 +150,8 @@ def test_legal_plans_are_accepted_and_read_back(megatron: Any, tmp_path: Path) -
             )
             assert config.expert_dispatcher in ("alltoall", parsed.moe_flex_dispatcher_backend)
         assert parsed.overlap_moe_expert_parallel_comm is config.expert_parallel_overlap
+        assert parsed.cpu_offloading_num_layers == config.activation_offload_num_layers
+        assert getattr(parsed, "cpu_offloading", False) is (config.activation_offload_num_layers > 0)
         block = config.activation_recompute == "block"
         assert (parsed.recompute_method == "block") is block
         assert not block or parsed.recompute_num_layers == config.recompute_num_layers

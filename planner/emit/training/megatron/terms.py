@@ -21,7 +21,7 @@ from meshplan.planner.emit.training.megatron.switches import (
 )
 from meshplan.planner.emit.training.terms import TrainingRows, offloaded_percent
 from meshplan.planner.training.problem.choices import ALL_STATES
-from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS, TrainingConfig
 
 _PARSER = "parser"
 _rows, _grouped_rows = TrainingRows(_PARSER), TrainingRows("parser and process groups")
@@ -39,6 +39,7 @@ _EXCHANGE, _EXCHANGE_SIZES = "--cp-comm-type", "--hierarchical-context-parallel-
 _LEVELS = 2
 _OUTER = "--outer-dp-sharding-strategy"
 _SHARE = "--optimizer-offload-fraction"  # all where it is not stated
+_AWAY = "--cpu-offloading-num-layers"
 # The first name of a style is the one that is written.
 _EXCHANGES = {
     "p2p": "ring",
@@ -219,6 +220,15 @@ TERMS = (
         ),
         lambda arguments: offloaded_percent(arguments.get(_SHARE), _SHARE),
         _SHARE,
+    ),
+    _rows.term(
+        OFFLOADED_LAYERS,
+        lambda config, _: (
+            {_AWAY: str(config.activation_offload_num_layers)} if config.activation_offload_num_layers else {}
+        ),
+        lambda arguments: stated(activation_offload_num_layers=count(arguments, _AWAY)),
+        _AWAY,
+        verified_by=f"{_PARSER}; {_ARGUMENT_LEVEL}",
     ),
     _rows.term(
         "precision",

@@ -17,15 +17,25 @@ host share its devices, and reads overlap with the transfer of earlier shards ov
 
     T = passes·shard·max(w/B_link, r·w/B_nvme)
 
-*Activations*. The inputs of recomputed layers move to the host in the forward and back in the backward pass:
+*Activations*. The inputs of recomputed layers move to the host in the forward and back in the backward pass, one after
+the other with compute, or behind it as below where the framework has streams for them
+(:attr:`~meshplan.catalogs.constants.training.FrameworkRecipe.overlaps_activation_offload`):
 
     T = 2·bytes/B_link
+
+*Layers without recompute*. What the first n of L layers keep, S bytes together, leaves behind the layers after them and
+comes back before their own backward passes, one layer's copy after the other. Layers of t_f forward and t_b backward
+hide all of it but (Transformer Engine, pytorch/cpu_offload.py of 2025: L − n layers stay on the device, at least the
+two of :data:`ACTIVATION_BUFFERS` here)::
+
+    T = max(0, S/B − (L − 2)·t_f) + max(0, S/B − (L − 2)·t_b),    B = min(B_link, B_nvme/r) on drives, else B_link
 
 owned: parameters whose states the rank keeps; shard: its part of the sharded parameters; g, w, o: bytes of a
 gradient as reduced, of a weight and of the optimizer states; a: bytes that Adam moves per parameter; r: ranks of one
 host; B_link, B_host, B_nvme: bytes/s of a device's link to its host, of the host's memory under an optimizer step and
-of its NVMe devices together. Fetching parameters overlaps with compute as ZeRO-3's gathers do; activation offload is
-taken as not overlapped. Not validated against a run with offload.
+of its NVMe devices together. Fetching parameters overlaps with compute as ZeRO-3's gathers do. Not validated against a
+run with offload, but for torchtune's inputs of recomputed layers, whose copies are hidden in its published pair of
+runs; that no framework copies activations to drives makes their figure a bound (SSDTrain, arXiv:2408.10013, did).
 """
 
 from __future__ import annotations
@@ -55,7 +65,7 @@ HOST_COPY_BYTES_PER_PARAMETER = 6.0
 # Pinned buffers of one rank through which shards pass between NVMe and device: DeepSpeed's five of 1e8 parameters and
 # the 1e9 parameters that it keeps in host memory (runtime/zero/offload_config.py, defaults), 16 bits each.
 NVME_BUFFER_BYTES = 2.0 * (5 * 1e8 + 1e9)
-# Layer inputs that stay on the device: the one in use and the one in transfer.
+# What stays on the device of what moves, layer inputs or whole layers: the one in use and the one in transfer.
 ACTIVATION_BUFFERS = 2.0
 # Share of a host's memory that jobs may use. Assumed: the system, data loader and page cache take the rest.
 USABLE_HOST_SHARE = 0.8
@@ -101,3 +111,32 @@ def fetch_s(
 def activation_offload_s(input_bytes: FloatArray, device: Device) -> FloatArray:
     """Time to move a micro-batch's kept layer inputs to the host and back, [n]."""
     return 2.0 * input_bytes / host_link_bytes_per_s(device)
+
+
+def layers_offload_s(
+    kept_bytes: FloatArray,
+    layers_s: FloatArray,
+    num_layers: int,
+    forward_share: FloatArray,
+    *,
+    bytes_per_s: FloatArray,
+) -> FloatArray:
+    """Exposed time of activations that leave without recompute and come back, of one micro-batch, [n].
+
+    Args:
+        kept_bytes: S, what the offloaded layers keep, [n].
+        layers_s: forward and backward passes of all layers, s, [n].
+        num_layers: L.
+        forward_share: of ``layers_s``, [n].
+        bytes_per_s: B of :func:`away_bytes_per_s`, [n].
+    """
+    copied = kept_bytes / bytes_per_s
+    hiding = layers_s * max(0.0, 1.0 - ACTIVATION_BUFFERS / max(num_layers, 1))
+    forward, backward = hiding * forward_share, hiding * (1.0 - forward_share)
+    return np.maximum(copied - forward, 0.0) + np.maximum(copied - backward, 0.0)
+
+
+def away_bytes_per_s(machine: Machine, ranks_on_host: IntArray, *, on_nvme: BoolArray) -> FloatArray:
+    """Rate at which one rank's tensors leave its device, bytes/s, [n]: of its link, or of its part of the drives."""
+    link = host_link_bytes_per_s(machine.device)
+    return np.where(on_nvme, np.minimum(link, nvme_bytes_per_s(machine) / ranks_on_host), link)

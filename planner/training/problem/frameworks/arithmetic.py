@@ -83,6 +83,15 @@ ARITHMETIC = (
         source="accelerate 1.15.0: utils/dataclasses.py, FullyShardedDataParallelPlugin",
     ),
     LegalityRule(
+        name="offloaded_layers_are_kept",
+        holds=legality.layers_wait_elsewhere,
+        message="activation_offload_num_layers, at most the model's, needs activation_recompute none and "
+        "pipeline_parallel 1",
+        stage="parser",
+        source=f"{CONFIG}, cpu_offloading_num_layers",
+        about=("activation_offload_num_layers",),
+    ),
+    LegalityRule(
         name="quantised_weights_are_whole",
         holds=lambda _, config: (config.tensor_parallel == 1) | np.logical_not(config.quantised_weights),
         message="weights in four bits (QLoRA) are not split: tensor_parallel must be 1",

@@ -31,6 +31,25 @@ AXOLOTL = without_stages(
         own_optimizer_rule("axolotl", f"{_AXOLOTL}: utils/schemas/ (8-bit optimizers over FSDP were not tried)"),
         *own_loss_rules("axolotl", f"{_AXOLOTL}: integrations/ (its plug-ins for losses were not tried)"),
         no_offload_rule("axolotl", "activation_offload", "its own ways of it were not tried", f"{_AXOLOTL}: schemas/"),
+        LegalityRule(
+            name="axolotl_offloads_all_layers",
+            holds=lambda shape, config: (
+                (config.activation_offload_num_layers == 0)
+                | ((config.activation_offload_num_layers == shape.num_hidden_layers) & (config.zero_stage == 0))
+            ),
+            message="activation_offload_num_layers is all layers of the model or none, with zero_stage 0",
+            stage="parser",
+            source=f"{_AXOLOTL}: core/trainers/mixins/activation_checkpointing.py (under FSDP2 it was not tried)",
+            about=("activation_offload_num_layers",),
+        ),
+    ),
+    full_rules=(
+        no_offload_rule(
+            "axolotl",
+            "activation_offload_num_layers",
+            "activation_offloading recomputes every layer unless it trains adapters",
+            f"{_AXOLOTL}: loaders/model.py, _apply_activation_checkpointing",
+        ),
     ),
     shards_over_context_parallel=True,
     precisions=("bf16", "fp16"),

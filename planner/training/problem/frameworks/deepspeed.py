@@ -13,6 +13,7 @@ from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWOR
 from meshplan.planner.training.problem.frameworks.legality import (
     capacity_rule,
     expert_transport_rules,
+    no_offload_rule,
     no_vocabulary_parallel,
     offload_rule,
     own_loss_rules,
@@ -72,6 +73,12 @@ DEEPSPEED = without_stages(
         whole_weights_rule("deepspeed", f"{_SPEED}: runtime/config.py (weights are those of the user's script)"),
         *plain_sharding("deepspeed", f"{_SPEED}: runtime/zero/config.py", hpz=True),
         no_vocabulary_parallel("deepspeed"),
+        no_offload_rule(
+            "deepspeed",
+            "activation_offload_num_layers",
+            "cpu_checkpointing moves the inputs of recomputed layers alone",
+            f"{_SPEED}: runtime/activation_checkpointing/config.py",
+        ),
         offload_rule("deepspeed", (1, 2, 3), f"{_SPEED}: runtime/zero/offload_config.py"),
         LegalityRule(
             name="part_of_the_states_needs_zero_3",

@@ -238,14 +238,22 @@ def joint_offload_rule(framework: str, source: str) -> LegalityRule:
     )
 
 
+def layers_wait_elsewhere(shape: ModelShape, config: Any) -> Any:
+    """Layers whose activations are offloaded are of one stage that recomputes nothing."""
+    count = config.activation_offload_num_layers
+    is_plain = np.equal(config.activation_recompute, "none") & (config.pipeline_parallel == 1)
+    return (count == 0) | (is_plain & (count <= shape.num_hidden_layers))
+
+
 def no_offload_rule(framework: str, choice: str, reason: str, source: str) -> LegalityRule:
-    """The framework has no flag for an offload: ``parameter_offload`` or ``activation_offload``."""
+    """The framework has no flag for an offload: of parameters, or one of the two ways to offload activations."""
     return LegalityRule(
         name=f"{framework}_has_no_{choice}",
         holds=lambda _, config: np.logical_not(getattr(config, choice)),
         message=f"{choice}: {reason}",
         stage="parser",
         source=source,
+        about=(choice,),
     )
 
 

@@ -22,6 +22,8 @@ from meshplan.planner.training.problem.precisions import PRECISIONS
 from meshplan.planner.training.problem.switches import ADAMW_BF16_MOMENTS, FRAMEWORKS_OWN
 
 _ZERO_2 = 2
+# Layers that stay: the one in use, and the one whose activations are copied.
+LAYERS_IN_TRANSFER = 2
 _LAYERS = f"{CORE}: core/tensor_parallel/layers.py, divide"
 
 _OWN = (
@@ -233,6 +235,23 @@ _OWN = (
         "activation_offload",
         "--cpu-offloading and --fine-grained-activation-offloading exclude recompute of whole layers",
         CONFIG,
+    ),
+    LegalityRule(
+        name="megatron_offloads_layers",
+        holds=lambda shape, config: (
+            (config.activation_offload_num_layers == 0)
+            | (
+                (config.activation_offload_num_layers <= shape.num_hidden_layers - LAYERS_IN_TRANSFER)
+                & (config.zero_stage <= 1)
+                & np.not_equal(config.cuda_graphs, "partial")
+            )
+        ),
+        message="activation_offload_num_layers leaves two layers of the model on the device, with zero_stage 0 or 1 "
+        "and without cuda_graphs partial",
+        stage="parser",
+        source=f"{CONFIG}, cpu_offloading_num_layers (all but one layer would copy and compute in turn; Megatron-FSDP "
+        "was not tried)",
+        about=("activation_offload_num_layers",),
     ),
     legality.host_only_rule("megatron", VALIDATE),
 )

@@ -96,6 +96,7 @@ def without_stages(
     precisions: tuple[str, ...],
     quantised_weights: bool = False,
     is_eager: bool = False,
+    full_rules: tuple[LegalityRule, ...] = (),
 ) -> FrameworkRules:
     """A framework without pipeline stages: layers are recomputed whole or not at all, and no norm is split."""
     return FrameworkRules(
@@ -112,4 +113,5 @@ def without_stages(
         sequence_parallel=False,
         quantised_weights=quantised_weights,
         is_eager=is_eager,
+        full_rules=full_rules,
     )

@@ -42,6 +42,7 @@ class FrameworkRules:
         sequence_parallel: norms may be split over the tensor-parallel devices; off where there is no flag for it.
         quantised_weights: frozen weights may be kept in four bits.
         document_rules: rules that come in addition where attention keeps to documents of a sequence.
+        full_rules: rules that come in addition where every weight is trained, not adapters.
         is_eager: what is written for it runs PyTorch's operators one by one; otherwise they are compiled or fused.
     """
 
@@ -59,6 +60,7 @@ class FrameworkRules:
     sequence_parallel: bool = True
     quantised_weights: bool = False
     document_rules: tuple[LegalityRule, ...] = ()
+    full_rules: tuple[LegalityRule, ...] = ()
     is_eager: bool = False
 
     def broken(self, shape: ModelShape, config: Any) -> tuple[LegalityRule, ...]:
@@ -112,3 +114,8 @@ def without_layer_recompute(rules: FrameworkRules) -> FrameworkRules:
 def keeping_to_documents(rules: FrameworkRules) -> FrameworkRules:
     """The framework where several documents share a sequence and attention keeps to each."""
     return replace(rules, rules=(*rules.rules, *rules.document_rules), document_rules=())
+
+
+def training_every_weight(rules: FrameworkRules) -> FrameworkRules:
+    """The framework where no adapters are trained in place of the weights."""
+    return replace(rules, rules=(*rules.rules, *rules.full_rules), full_rules=())

@@ -138,6 +138,7 @@ TORCHTITAN = FrameworkRules(
         no_vocabulary_parallel("torchtitan"),
         joint_offload_rule("torchtitan", f"{_TITAN}: config/configs.py, enable_cpu_offload"),
         no_offload_rule("torchtitan", "activation_offload", "it has no word", f"{_TITAN}: distributed/"),
+        no_offload_rule("torchtitan", "activation_offload_num_layers", "it has no word", f"{_TITAN}: distributed/"),
         host_only_rule("torchtitan", f"{_TITAN}: config/configs.py"),
     ),
     rank_orders=MESH_ORDERS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.rules import LegalityRule
-from meshplan.planner.training.problem.frameworks.legality import own_optimizer_rule
+from meshplan.planner.training.problem.frameworks.legality import no_offload_rule, own_optimizer_rule
 from meshplan.planner.training.problem.frameworks.pytorch import ZERO_2, data_parallel_only, without_stages
 
 _TUNE = "torchtune 0.6.1"
@@ -62,6 +62,12 @@ TORCHTUNE = without_stages(
             "device never (zero_stage 0)",
             stage="run time",
             source=f"{_TUNE}: recipes/lora_finetune_distributed.py, _setup_model",
+        ),
+        no_offload_rule(
+            "torchtune",
+            "activation_offload_num_layers",
+            "enable_activation_offloading needs enable_activation_checkpointing",
+            f"{_TUNE}: recipes/lora_finetune_single_device.py",
         ),
         LegalityRule(
             name="offload_needs_shards",

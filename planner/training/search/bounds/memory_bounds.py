@@ -28,7 +28,7 @@ from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, layer_kinds, split_layers
 from meshplan.planner.training.estimator.parameters import ZERO_GRADIENTS, ZERO_OPTIMIZER, ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
-from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
+from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.bounds.cell_bounds import CellBounds
 from meshplan.planner.training.search.layers.least_recompute import (
     LEAST_IN_FLIGHT,
@@ -58,9 +58,10 @@ class MemoryBounds:
     def __init__(self, problem: TrainingProblem, columns: Mapping[str, IntArray], layers: CellBounds) -> None:
         self.problem = problem
         self._columns, self._layers = columns, layers
-        moves = problem.limits.offload or any(problem.fixed.get(choice) for choice in OFFLOADS.values())
         style = "context_parallel_style" in problem.fixed
-        self._applies = not (problem.search_over or moves or style or problem.calibration.recipe.loads_whole)
+        self._applies = not (
+            problem.search_over or problem.moves_off_devices or style or problem.calibration.recipe.loads_whole
+        )
         self._by_layer = takes_blocks(problem) and int(Recompute.SELECTIVE) not in recompute_modes(problem)
         self._stages: dict[int, int | None] = {}
         self._tables: dict[tuple[int, bool], _Table] = {}

@@ -127,6 +127,7 @@ ONE_OF_EACH = st.fixed_dictionaries(
         "zero_stage": st.integers(min_value=0, max_value=3),
         "optimizer_offload": st.booleans(),
         "activation_offload": st.booleans(),
+        "activation_offload_num_layers": st.integers(min_value=0, max_value=8),
         "vocabulary_parallel": st.booleans(),
         "zero_hpz_partition_size": st.integers(min_value=1, max_value=8),
     }
@@ -135,7 +136,7 @@ ONE_OF_EACH = st.fixed_dictionaries(
 
 @given(chosen=ONE_OF_EACH, on_nvme=st.booleans())
 def test_a_configuration_survives_being_a_candidate(chosen: dict[str, Any], *, on_nvme: bool) -> None:
-    if on_nvme and chosen["optimizer_offload"]:
+    if on_nvme and (chosen["optimizer_offload"] or chosen["activation_offload_num_layers"]):
         chosen["offload_to"] = "nvme"
     problem = problem_of()
     config = configured(problem, **chosen)

@@ -37,6 +37,7 @@ CONFIGS = st.builds(
     optimizer_offload=st.booleans(),
     parameter_offload=st.booleans(),
     activation_offload=st.booleans(),
+    activation_offload_num_layers=st.sampled_from((0, 0, 4, 80)),
     offload_to=st.sampled_from(("host", "nvme")),
     activation_recompute=st.sampled_from(("none", "full")),
     expert_capacity_factor=st.sampled_from((0.0, 1.0, 1.25)),
