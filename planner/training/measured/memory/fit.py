@@ -97,19 +97,19 @@ def _prior(framework: str, start: MemoryConstants | None = None) -> Prior:
 def _solve(peaks: Sequence[Peak], prior: Prior) -> FloatArray:
     """Most probable constants, none below zero: the best of the solutions of one fullest rank after the other."""
 
-    def counted(theta: FloatArray) -> list[Peak]:
+    def told(theta: FloatArray) -> list[Peak]:
         return [peak for peak in peaks if peak.counts(theta)]
 
     def error(theta: FloatArray) -> float:
-        off = [
-            (float(peak.linear(theta)[0] @ theta) + peak.linear(theta)[1] - peak.measured) / _noise(peak)
-            for peak in counted(theta)
-        ]
+        off = []
+        for peak in told(theta):
+            slope, base = peak.linear(theta)
+            off.append((float(slope @ theta) + base - peak.measured) / _noise(peak))
         return float(np.square(off).sum() + np.square((theta - prior.mean) / prior.spread).sum())
 
     theta = best = prior.mean
     for _ in range(ITERATIONS):
-        known = counted(theta)
+        known = told(theta)
         if not known:
             break
         worst = [peak.linear(theta) for peak in known]
