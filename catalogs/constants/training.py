@@ -195,6 +195,10 @@ class FrameworkRecipe:
             until its last micro-batch (torch.distributed.pipelining, stage.py, backward_maybe_with_nosync).
         accumulates_whole: FSDP synchronises after the last micro-batch of a step only (``no_sync``), so that gradients
             are whole until then; counted where ``frees_gradients``.
+        reduces_after_backward: gradients are reduced together once the last backward pass has ended, so that a rank
+            holds whole ones though ZeRO gives it a shard.
+        recomputes_halves: full recompute repeats the attention and the MLP of a layer one after the other, and keeps
+            the input of each.
         shards_embedding: under FSDP the embedding is a unit of its own, resharded once it has run; otherwise it stays
             gathered with the LM head.
         source: citation.
@@ -234,6 +238,8 @@ class FrameworkRecipe:
     loads_whole: bool = False
     is_fsdp: bool = False
     accumulates_whole: bool = False
+    reduces_after_backward: bool = False
+    recomputes_halves: bool = False
     shards_embedding: bool = False
     source: str = ""
 

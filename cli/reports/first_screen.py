@@ -20,7 +20,7 @@ from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text
 from meshplan.cli.reports.serving import advice, certainty
 from meshplan.cli.reports.serving import plan as serving
 from meshplan.cli.reports.serving.advice import images_text, speculation_text
-from meshplan.cli.reports.whole_run.far_apart import devices_text, far_apart_sentence, far_apart_table
+from meshplan.cli.reports.whole_run.far_apart import devices_text, far_apart_answer, far_apart_sentence
 from meshplan.cli.reports.whole_run.forecast import run_sentence
 from meshplan.cli.reports.whole_run.lengths import lengths_sentence
 from meshplan.planner.core.plan import Plan
@@ -129,7 +129,7 @@ def _training_table(plan: Plan, count: int, width: int) -> str:
     if mixed.is_mixed(plan.config):
         return mixed.stages_section(plan, width) + mixed.alone_section(plan, width)
     if plan.far_apart is not None:
-        return far_apart_table(plan, width)
+        return far_apart_answer(plan, width)
     rows = training.top_rows(plan)[:count]
     return rendered_rows(rows, TOP_COLUMNS, Format.TABLE, width=width)
 

@@ -18,6 +18,7 @@ Regression Using Iteratively Reweighted Least-Squares, Comm. Stat. A 6 (1977) 81
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -157,6 +158,27 @@ def most_probable(
         gradient = weighted.T @ residual - (theta - prior.mean) / prior.spread**2
         theta = theta + np.clip(np.linalg.solve(normal, gradient), -max_step, max_step)
     return theta
+
+
+def most_probable_non_negative(linear: Linear, prior: Prior) -> FloatArray:
+    """The minimum of the objective by least squares among constants of which none is below 0, [J].
+
+    Constants that the rows would have below 0 are 0, and the others are then solved for without them: to cut a solution
+    off at 0 moves what is predicted and leaves it there. Which constants are 0 is tried out, 2^J small systems.
+    """
+    scaled = linear.slope * (np.sqrt(linear.weight) / linear.noise)[:, None]
+    wanted = (linear.residual + linear.slope @ linear.at) * np.sqrt(linear.weight) / linear.noise
+    rows = np.vstack([scaled, np.diag(1.0 / prior.spread)])
+    wanted = np.append(wanted, prior.mean / prior.spread)
+    best, least = np.zeros_like(prior.mean), float(wanted @ wanted)
+    for free in itertools.product((False, True), repeat=len(prior.mean)):
+        used = rows[:, np.array(free)] * prior.spread[np.array(free)]
+        found = np.linalg.solve(used.T @ used, used.T @ wanted)
+        error = float(np.sum((wanted - used @ found) ** 2))
+        if error < least and (found >= 0.0).all():
+            best, least = np.zeros_like(prior.mean), error
+            best[np.array(free)] = found * prior.spread[np.array(free)]
+    return best
 
 
 def most_probable_parts(

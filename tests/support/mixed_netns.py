@@ -5,10 +5,12 @@ computes at that speed, messages and all, and a profile of a host finds it; a sl
 makes sites is a line of its own for each host (:class:`netns.Sites`). Three scenarios have both, or one of them; they
 and the plans beside the chosen one were fixed before the first measurement.
 
-Known to the planner: the links as ``meshplan profile links`` measured them, that the program reduces its gradients
-after the last backward, which hides none of it, and of each type what one micro-batch of the model takes. The device
-that goes into the catalog has the rate and the memory bandwidth with which the estimator says that time, one factor on
-both. The chosen plan is what ``meshplan plan`` finds; the others are pinned.
+Known to the planner: the links as ``meshplan profile links`` measured them inside the shares, that the program reduces
+whole gradients after the last backward, which hides none of it, and of each type what micro-batches of one sequence and
+of four take. The first is more than a quarter of the second, because each operator costs the processor some time
+whatever its size. The device that goes into the catalog has the rate and the memory bandwidth, one factor on both, and
+its constants the host time of a layer, with which the estimator says both times. The chosen plan is what
+``meshplan plan`` finds; the others are pinned.
 """
 
 from __future__ import annotations
@@ -31,15 +33,14 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.validation.summary import spearman
 
 ONE, TWO = "type-one", "type-two"
-ARCHITECTURE = "lab"
+ARCHITECTURE = "lab"  # of a type: with its name, because each has constants of its own
 NEAR, LINE = 200_000_000, 4_000_000  # bit/s
 # A twentieth of a message between stages, so that the bucket does not carry it at the speed of the processor.
 LINE_SHAPING = Shaping(burst="12kb", latency="400ms")
 MODEL = small_llama(256)
-BATCH, LENGTH, STEPS, PROFILED_MICRO_BATCH = 16, 128, 3, 4
+BATCH, LENGTH, STEPS, PROFILED_MICRO_BATCHES = 16, 128, 3, (1, 4)
 # Where the catalog's numbers of a device start, before its profile says how far off they are.
 FLOPS_PER_S, BYTES_PER_S, MEMORY_BYTES = 1e11, 1e10, 8e9
-CORRECTIONS = 1
 NOMINAL_BYTES_PER_S = 1e9  # of the network; the profile replaces it
 DEADLINE_S, PORT = 300, 29_717
 PROGRAM = Path(__file__).parents[1] / "end_to_end" / "mixed_train.py"
@@ -106,6 +107,22 @@ class Outcome:
         return spearman([run.predicted_s for run in self.runs], [run.measured_s for run in self.runs]) or 0.0
 
 
+def device_and_host(of_device: Sequence[float], measured: Sequence[float]) -> tuple[float, float]:
+    """How much slower a device is than the estimator says, and the host time besides, from micro-batches of two sizes.
+
+    The estimator's time is √((f·d)² + h²) with d that of the device alone; so f² = (m₂² − m₁²)/(d₂² − d₁²), and h² is
+    what is left of m₁². Where nothing is left, f is that of the larger size.
+
+    Args:
+        of_device: d of the small and of the large micro-batch, s.
+        measured: m, s.
+    """
+    (small, large), (small_s, large_s) = of_device, measured
+    squared = (large_s**2 - small_s**2) / (large**2 - small**2)
+    host_squared = small_s**2 - squared * small**2
+    return (squared**0.5, host_squared**0.5) if host_squared > 0.0 else (large_s / large, 0.0)
+
+
 class Lab:
     """One scenario's hosts while they exist.
 
@@ -120,48 +137,61 @@ class Lab:
         (folder / "config.json").write_text(json.dumps(MODEL))
 
     def profile_links(self) -> None:
-        """Every pair of hosts, by ``meshplan profile links``."""
+        """Every pair of hosts, by ``meshplan profile links``, on hosts as fast as they are when they train."""
         arguments = ["profile", "links", "--name", "lab", "--rail", "eth0", "--db", str(self.folder / "catalog.sqlite")]
-        arguments += ["--quick", "--timeout", "60"]
-        started = [
-            self.net.start(host, arguments, log=self.folder / f"profile{host}.log") for host in range(len(self.groups))
-        ]
+        arguments += ["--timeout", str(DEADLINE_S)]  # a slow host takes most of a minute to begin
+        started = []
+        for host, group in enumerate(self.groups):
+            started.append(self.net.start(host, arguments, log=self.folder / f"profile{host}.log"))
+            group.write_text(str(started[-1].pid))
         self._ended(started, "profile0.log")
 
     def profile_devices(self) -> None:
-        """A micro-batch on a host of each type, and a device for the catalog that the estimator says takes as long."""
-        factors = dict.fromkeys((ONE, TWO), 1.0)
-        measured = {name: self._micro_batch_s(host) for name, host in ((ONE, 0), (TWO, 2))}
-        for _ in range(CORRECTIONS):
-            self._store(factors)
-            for name in factors:
-                plan = self.planned(f"profile of {name}", [(name, MODEL["num_hidden_layers"], 1, PROFILED_MICRO_BATCH)])
-                factors[name] *= plan["memory"]["stages"][0]["micro_batch_s"] / measured[name]
+        """Micro-batches on a host of each type, and the device and constants with which the estimator says as long."""
+        self._store(dict.fromkeys((ONE, TWO), 1.0))
+        self._store_constants(dict.fromkeys((ONE, TWO), 0.0))
+        factors, host_s = {}, {}
+        for name, host in ((ONE, 0), (TWO, 2)):
+            of_device = [self._device_s(name, size) for size in PROFILED_MICRO_BATCHES]
+            measured = [self._micro_batch_s(host, size) for size in PROFILED_MICRO_BATCHES]
+            slowness, own_s = device_and_host(of_device, measured)
+            factors[name], host_s[name] = 1.0 / slowness, own_s / MODEL["num_hidden_layers"]
         self._store(factors)
-        self._store_constants()
+        self._store_constants(host_s)
 
-    def _store_constants(self) -> None:
-        """The shipped constants, without a window behind which the program would reduce gradients."""
+    def _device_s(self, name: str, size: int) -> float:
+        """What the estimator says of a micro-batch through the whole model."""
+        plan = self.planned(f"profile of {name} {size}", [(name, MODEL["num_hidden_layers"], 1, size)])
+        return float(plan["memory"]["stages"][0]["micro_batch_s"])
+
+    def _store_constants(self, host_s: Mapping[str, float]) -> None:
+        """The shipped constants, with each type's own host time of a layer and no window to reduce gradients behind."""
         catalog = Catalog.open(str(self.folder / "catalog.sqlite"))
         shipped = catalog.calibration("any", "any") or {}
-        own = {**shipped, "architecture": ARCHITECTURE, "time": {**shipped["time"], "data_parallel_window": 0.0}}
-        catalog.put_calibration(
-            "any", ARCHITECTURE, own, source="the lab: mixed_train.py reduces after the last backward"
-        )
+        for name, seconds in host_s.items():
+            time_s = {**shipped["time"], "data_parallel_window": 0.0, "host_s_per_layer": seconds}
+            own = {**shipped, "architecture": f"{ARCHITECTURE}-{name}", "time": time_s}
+            source = "the lab: mixed_train.py reduces after the last backward; its micro-batches of two sizes"
+            catalog.put_calibration("any", own["architecture"], own, source=source)
 
     def planned(self, name: str, stages: Sequence[tuple[str, int, int, int]] | None) -> dict[str, Any]:
         """The plan of these stages, or the best one."""
         place = self.folder / name.replace(" ", "-")
         place.mkdir(exist_ok=True)
         names = ("node_type", "num_layers", "data_parallel", "micro_batch_size")
-        fixed = {"stages": [{**dict(zip(names, one, strict=True)), "tensor_parallel": 1} for one in stages or ()]}
+        # The program keeps all states on every replica and recomputes nothing.
+        fixed: dict[str, Any] = {"zero_stage": 0}
+        if stages is None:
+            fixed["activation_recompute"] = "none"
+        else:
+            fixed["stages"] = [{**dict(zip(names, one, strict=True)), "tensor_parallel": 1} for one in stages]
         spec = {
             "kind": "training",
             "model": str(self.folder / "config.json"),
             "cluster": {"nodes": [{"type": ONE, "count": 2}, {"type": TWO, "count": 2}], "profile": "lab"},
             "workload": {"sequence_length": LENGTH, "global_batch_size": BATCH},
             "constraints": {"target": "any"},
-            "fixed": {"zero_stage": 0, "activation_recompute": "none"} if stages is None else fixed,
+            "fixed": fixed,
         }
         (place / "spec.json").write_text(json.dumps(spec))
         text = self._meshplan("plan", str(place / "spec.json"), "--format", "json")
@@ -201,10 +231,10 @@ class Lab:
             stages=f"{parts}, {plan['config']['num_microbatches']} micro-batches",
         )
 
-    def _micro_batch_s(self, host: int) -> float:
+    def _micro_batch_s(self, host: int, sequences: int) -> float:
         """Forward and backward of a micro-batch through the whole model on one host."""
         result = self.folder / f"device{host}.json"
-        size = {"TEST_MICRO_BATCH": json.dumps([PROFILED_MICRO_BATCH, LENGTH])}
+        size = {"TEST_MICRO_BATCH": json.dumps([sequences, LENGTH])}
         command = [sys.executable, str(PROGRAM), str(result)]
         self._ended([self._inside(host, command, self.folder / f"device{host}.log", size)], f"device{host}.log")
         (few, few_s), (many, many_s) = ((int(layers), s) for layers, s in json.loads(result.read_text()).items())
@@ -226,7 +256,7 @@ class Lab:
                 f"device-{name}": {
                     "name": f"Host of {name}",
                     "vendor": "nvidia",
-                    "architecture": ARCHITECTURE,
+                    "architecture": f"{ARCHITECTURE}-{name}",
                     "facts": facts(
                         peak_flops_per_s__bf16=FLOPS_PER_S * factor,
                         memory_bandwidth_bytes_per_s=BYTES_PER_S * factor,

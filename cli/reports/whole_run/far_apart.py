@@ -52,6 +52,25 @@ def devices_text(plan: Plan) -> str:
     return f"{own}, the slowest of {len(sites)} sites"
 
 
+def far_apart_answer(plan: Plan, width: int) -> str:
+    """The table, what ``?`` stands for, and what was published of the loss of the way that is taken, and of the fastest
+    whose tokens nobody has counted.
+    """
+    section = plan.far_apart
+    if section is None:
+        return ""
+    unsaid = [row for row in section["ways"] if _more(row) == "?" and row["tokens_per_s"]]
+    lines = []
+    if unsaid:
+        lines.append(
+            "more: tokens for the same loss; ?: far_apart.more_tokens does not say how many, so it is not taken."
+        )
+    shown = [row for row in section["ways"] if row["name"] == section["chosen"] and _more(row) != " "]
+    shown += sorted(unsaid, key=lambda row: -row["tokens_per_s"])[:1]
+    lines += list(dict.fromkeys(_published(row) for row in shown))
+    return far_apart_table(plan, width) + "".join(paragraph(line, width) for line in lines)
+
+
 def far_apart_table(plan: Plan, width: int) -> str:
     """The ways beside the synchronous plan and each site alone; empty without sites."""
     section = plan.far_apart
@@ -113,15 +132,16 @@ def far_apart_section(plan: Plan, width: int) -> str:
     lines = [legend, f"{shares}." if shares else ""]
     lines += [_kept(row) for row in section["ways"] if row.get("state_bytes")]
     known = {row["way"]: row for row in section["ways"] if row["way"]}
-    lines += [f"Published, {way}: {_loss(row)}" for way, row in known.items()]
+    lines += [_published(row) for row in known.values()]
     return far_apart_table(plan, width) + "".join(paragraph(line, width) for line in lines if line)
 
 
-def _loss(row: Mapping[str, Any]) -> str:
+def _published(row: Mapping[str, Any]) -> str:
+    """What was published of the loss of a row's way."""
     source = f" ({row['source']})" if row["source"] else ""
     steps, most = row.get("sync_steps"), row["published_steps"][1]
     beyond = f"; H = {steps} is beyond what was published" if steps is not None and steps > most else ""
-    return f"{row['published_loss']}{source}{beyond}."
+    return f"Published, {row['way']}: {row['published_loss']}{source}{beyond}."
 
 
 def _kept(row: Mapping[str, Any]) -> str:

@@ -57,15 +57,19 @@ class _Layer:
         whole: without recompute.
         inputs: what recompute of the layer keeps.
         kept: of each candidate, as it recomputes all layers, modules of them, or none.
+        running: what is kept of the layer, or repeated at once, while its backward pass runs.
     """
 
     whole: FloatArray
     inputs: FloatArray
     kept: FloatArray
+    running: FloatArray
 
     def take(self, rows: BoolArray) -> _Layer:
         """The same for some candidates."""
-        return _Layer(whole=self.whole[rows], inputs=self.inputs[rows], kept=self.kept[rows])
+        return _Layer(
+            whole=self.whole[rows], inputs=self.inputs[rows], kept=self.kept[rows], running=self.running[rows]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,11 +256,17 @@ class LayerActivations:
             kind, recompute = self.candidates.split.kinds[index], self.candidates.recompute
             own = self._of(kind)
             whole, inputs = own.layer_bytes(kind), own.layer_input_bytes()
-            kept = np.where(recompute == Recompute.FULL, inputs, whole)
+            is_full, running = recompute == Recompute.FULL, whole
+            if self.calibration.recipe.recomputes_halves and kind.num_blocks > 1:
+                halves = (replace(kind, has_mlp=False), replace(kind, has_attention=False, has_recurrent=False))
+                inputs, once = len(halves) * inputs, inputs
+                largest = np.maximum.reduce([own.layer_bytes(half) for half in halves])
+                running = np.where(is_full, inputs - once + largest, whole)
+            kept = np.where(is_full, inputs, whole)
             is_selective = recompute == Recompute.SELECTIVE
             if is_selective.any():  # keeps named operators' outputs, fused or not
                 kept = np.where(is_selective, own._kept_by_selective(kind, own._fused_layer_bytes(kind)), kept)
-            self._layers[index] = _Layer(whole=whole, inputs=inputs, kept=kept)
+            self._layers[index] = _Layer(whole=whole, inputs=inputs, kept=kept, running=running)
         return self._layers[index]
 
     def layer_input_bytes(self) -> FloatArray:

@@ -39,6 +39,7 @@ class StageClass:
             the stage (what recompute in blocks of n recomputes); empty where no block is asked for.
         vocabulary_share: part of the embedding's and the LM head's vocabulary that the stage holds where it is split
             over all stages; then no stage has the whole of either.
+        in_flight: micro-batches whose activations it holds, where a measured run states them; 0: the schedule's.
     """
 
     layers: tuple[int, ...]
@@ -48,6 +49,7 @@ class StageClass:
     count: int
     first_layers: tuple[tuple[int, ...], ...] = ()
     vocabulary_share: float = 0.0
+    in_flight: int = 0
 
     def recomputed(self, num_layers: IntArray) -> IntArray:
         """Layers of each kind that recompute of the first ``num_layers`` of every chunk repeats, [kinds, n]."""

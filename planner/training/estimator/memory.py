@@ -192,7 +192,7 @@ class MemoryModel(LayerActivations):
                 continue
             layer = self._layer(index)
             held = held + count * layer.kept - again * (layer.whole - layer.inputs)
-            working = layer.whole - np.where(again > 0, layer.inputs, layer.kept)
+            working = layer.running - np.where(again > 0, layer.inputs, layer.kept)
             largest = np.maximum(largest, working * np.greater(count, 0))
         largest = largest + self._running_bytes()
         flying = self._in_flight(stage)
@@ -218,6 +218,8 @@ class MemoryModel(LayerActivations):
     def _in_flight(self, stage: StageClass) -> FloatArray:
         """Micro-batches whose activations the stage holds, [n]."""
         split = self.candidates.split
+        if stage.in_flight:
+            return np.minimum(float(stage.in_flight), self.candidates.num_microbatches)
         held = in_flight(
             split.schedule,
             pipeline_parallel=split.pipeline_parallel,

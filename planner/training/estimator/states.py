@@ -184,11 +184,12 @@ class StateModel(RankParameters):
         on_device = stays * self.optimizer_bytes
         outer = self.outer_copies
         has_shards = zero >= (ZERO_GRADIENTS if recipe.is_fsdp else ZERO_PARAMETERS)
+        has_gradient_shards = (zero >= ZERO_GRADIENTS) & (not recipe.reduces_after_backward)
         whole = self.accumulates_whole
         for parameters, trained, ranks in self._shares(stage):
             resident = self._weight_bytes(parameters, trained) + parameters * (copies + casts)
             weights = weights + resident / np.where(has_shards, ranks, 1)
-            sharded = trained * self.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
+            sharded = trained * self.gradient_bytes / np.where(has_gradient_shards, ranks, 1)
             sharded = sharded * (not self.workload.practice.optimizer_in_backward)
             gradients = gradients + np.where(whole, trained * self.gradient_reduce_bytes, sharded)
             states = on_device + extra

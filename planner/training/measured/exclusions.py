@@ -24,6 +24,8 @@ LEAST_PASSES = TRAINING_PASSES - 0.5
 PEAKS = ("peak_memory_bytes", "total_memory_bytes")
 # How published rows name what saves memory and is no choice of a plan.
 SAVERS = ("paged optimizer", "cpu offload")
+# How a row says that experts may be split over the devices in a way that it does not state.
+PLACED = "solver places experts"
 # A published peak is rounded, and counts GB or GiB.
 LEAST_SHARE = 0.9
 
@@ -83,7 +85,8 @@ def peak_left_out(
 ) -> str:
     """Why the measured peak is not compared; empty where it is.
 
-    A rank holds its weights and optimizer states all the time. A peak below their bytes is that of another run.
+    A rank holds its weights and optimizer states all the time. A peak below their bytes is that of another run, and so
+    is one of experts of which the row does not say how many ranks share them.
 
     Args:
         row: the observation.
@@ -100,6 +103,8 @@ def peak_left_out(
     used += ["cpu_offload"] * choices.flag("cpu_offload", default=False)
     if used:
         return f"the run saved memory in a way that plans do not: {', '.join(used)}"
+    if PLACED in said and problem.machine.num_devices > 1 and not choices.values.get("expert_parallel"):
+        return f"the {PLACED}, and the row does not say over how many devices"
     return below_states(problem, config, peak)
 
 

@@ -115,6 +115,7 @@ def _config(
                 tensor_parallel=tensor,
                 shares=shares,
                 activation_recompute=run.config.activation_recompute,
+                in_flight=int(stage.get("warmup_micro_batches") or 0),
             )
         )
     batch = run.problem.workload.global_batch_size

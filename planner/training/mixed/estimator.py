@@ -201,6 +201,7 @@ def _model(problem: MixedProblem, config: MixedConfig, index: int, share: Share)
         has_head=index == len(config.stages) - 1,
         first_index=index,
         count=1,
+        in_flight=stage.in_flight,
     )
     return stage_model(
         problem,

@@ -34,12 +34,14 @@ class Stage:
         tensor_parallel: devices that split each matrix product.
         shares: its data-parallel ranks, by pool; one share where the stage is on one type of device.
         activation_recompute: ``none``, ``selective`` or ``full``.
+        in_flight: micro-batches whose activations it holds, where a measured run states them; 0: the schedule's.
     """
 
     num_layers: float
     tensor_parallel: int
     shares: tuple[Share, ...]
     activation_recompute: str = "none"
+    in_flight: int = 0
 
     @property
     def data_parallel(self) -> int:

@@ -16,7 +16,7 @@ from meshplan.catalogs.constants.framework_recipes import recipe_named, recipe_o
         ("llm-foundry (Composer FSDP)", "DEFAULT", "composer"),
         ("llm-foundry (Composer FSDP)", None, "composer"),
         ("DeepSpeed + Megatron-LM 1.1.5", None, "megatron-2020"),
-        ("HARP (Alpa, JAX)", None, "alpa"),
+        ("HARP (Alpa, JAX)", None, "harp"),
         ("somebody's own", "PURE", "somebody's own"),
     ],
 )

@@ -19,6 +19,7 @@ from meshplan.planner.validation.fitting import (
     gauss_newton,
     limited,
     most_probable,
+    most_probable_non_negative,
     most_probable_parts,
 )
 
@@ -107,6 +108,27 @@ def test_no_neighbour_of_the_solution_is_better(seed: int) -> None:
     best = objective(found)
     for _ in range(20):
         assert objective(found + random.normal(size=3) * 10 ** random.uniform(-3, 0)) >= best - 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_constants_of_which_none_is_negative_are_the_best_of_those(seed: int) -> None:
+    """Where a constant is 0 the objective only grows with it, elsewhere it is level: no such point is better."""
+    random = np.random.default_rng(seed)
+    rows = Linear(
+        at=random.normal(size=4),
+        residual=random.normal(size=9),
+        slope=random.normal(size=(9, 4)),
+        noise=random.uniform(0.2, 2.0, 9),
+        weight=random.uniform(0.1, 1.0, 9),
+    )
+    prior = Prior(mean=random.normal(size=4), spread=random.uniform(0.3, 3.0, 4))
+    found = most_probable_non_negative(rows, prior)
+    off = rows.residual - rows.slope @ (found - rows.at)
+    gradient = (found - prior.mean) / prior.spread**2 - rows.slope.T @ (off * rows.weight / rows.noise**2)
+    assert (found >= 0.0).all()
+    assert gradient[found > 0.0] == pytest.approx(0.0, abs=1e-7)
+    assert (gradient[found == 0.0] >= -1e-7).all()
 
 
 def test_gauss_newton_solves_a_problem_that_is_not_linear() -> None:

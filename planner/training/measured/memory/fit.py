@@ -44,7 +44,7 @@ from meshplan.planner.training.measured.memory.peaks import (
     safe_factors,
 )
 from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.validation.fitting import LEAST_SQUARES, Linear, Prior, gauss_newton, most_probable
+from meshplan.planner.validation.fitting import Linear, Prior, most_probable_non_negative
 from meshplan.planner.validation.held_out import leave_one_out
 
 NOISE = 0.03  # relative: peaks printed in whole GB, fragmentation
@@ -95,24 +95,42 @@ def _prior(framework: str, start: MemoryConstants | None = None) -> Prior:
 
 
 def _solve(peaks: Sequence[Peak], prior: Prior) -> FloatArray:
-    """Most probable constants, none below zero."""
+    """Most probable constants, none below zero: the best of the solutions of one fullest rank after the other."""
 
-    def step(theta: FloatArray) -> FloatArray:
-        counted = [peak for peak in peaks if peak.counts(theta)]
-        if not counted:
-            return theta
-        worst = [peak.linear(theta) for peak in counted]
-        measured = np.array([peak.measured for peak in counted])
+    def told(theta: FloatArray) -> list[Peak]:
+        return [peak for peak in peaks if peak.counts(theta)]
+
+    def error(theta: FloatArray) -> float:
+        off = []
+        for peak in told(theta):
+            slope, base = peak.linear(theta)
+            off.append((float(slope @ theta) + base - peak.measured) / _noise(peak))
+        return float(np.square(off).sum() + np.square((theta - prior.mean) / prior.spread).sum())
+
+    theta = best = prior.mean
+    for _ in range(ITERATIONS):
+        known = told(theta)
+        if not known:
+            break
+        worst = [peak.linear(theta) for peak in known]
         linear = Linear(
             at=np.zeros_like(theta),
-            residual=measured - np.array([base for _, base in worst]),
+            residual=np.array([peak.measured for peak in known]) - np.array([base for _, base in worst]),
             slope=np.array([slope for slope, _ in worst]),
-            noise=measured * np.array([LIMIT_NOISE if peak.is_limit else NOISE for peak in counted]),
-            weight=np.ones(len(counted)),
+            noise=np.array([_noise(peak) for peak in known]),
+            weight=np.ones(len(known)),
         )
-        return np.maximum(most_probable(linear, prior, LEAST_SQUARES, rounds=1), 0.0)
+        before, theta = theta, most_probable_non_negative(linear, prior)
+        if error(theta) < error(best):
+            best = theta
+        if np.max(np.abs(theta - before)) < CONVERGED:
+            break
+    return best
 
-    return gauss_newton(step, prior.mean, iterations=ITERATIONS, converged=CONVERGED)
+
+def _noise(peak: Peak) -> float:
+    """Standard deviation of what is read of a peak, bytes."""
+    return peak.measured * (LIMIT_NOISE if peak.is_limit else NOISE)
 
 
 def _constants(theta: FloatArray, factors: SafeFactors) -> MemoryConstants:

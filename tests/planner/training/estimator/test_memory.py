@@ -116,6 +116,54 @@ def test_activations_agree_with_figure_1(name: str) -> None:
     assert found == pytest.approx(selective, rel=0.07)
 
 
+# --- peaks that the XLA allocator reported of Alpa (Lssyes/harp, benchmark/alpa/default.tsv), fp16, all recomputed ---
+
+# (heads, hidden size), sequences of a micro-batch and micro-batches, pipeline and data parallel → GiB.
+ALPA = [((16, 1024), (2, 512), (1, 1), 7.053), ((32, 2048), (4, 128), (2, 2), 8.371)]
+
+
+@pytest.mark.parametrize(("sizes", "batch", "degrees", "gib"), ALPA)
+def test_whole_gradients_and_no_process_are_what_alpa_reports(
+    sizes: tuple[int, int], batch: tuple[int, int], degrees: tuple[int, int], gib: float
+) -> None:
+    shape = replace(gpt(sizes[0], sizes[1], 24), tie_word_embeddings=False, vocab_size=51200)
+    memory = replace(BARE, logits_bytes_per_entry=12.0)
+    problem = problem_of(
+        shape,
+        num_devices=degrees[0] * degrees[1],
+        global_batch_size=batch[0] * batch[1] * degrees[1],
+        sequence_length=1024,
+        calibration=replace(bare("alpa"), memory=memory),
+    )
+    config = configured(
+        problem,
+        pipeline_parallel=degrees[0],
+        data_parallel=degrees[1],
+        micro_batch_size=batch[0],
+        zero_stage=2,
+        activation_recompute="full",
+    )
+    priced = price(problem, config)
+    assert priced.typical_bytes == pytest.approx(gib * 2**30, rel=0.02)
+    last = priced.stages[-1].components
+    assert last["gradients"] == pytest.approx(last["weights"])
+
+
+def test_halves_of_a_layer_keep_two_inputs_and_repeat_less_at_once() -> None:
+    def activations(framework: str, micro_batches: int) -> float:
+        problem = problem_of(
+            gpt(16, 1536, 24), num_devices=2, global_batch_size=micro_batches, calibration=bare(framework)
+        )
+        config = configured(problem, pipeline_parallel=2, zero_stage=0, activation_recompute="full")
+        return price(problem, config).stages[0].components["activations"]
+
+    kept = {name: activations(name, 2) - activations(name, 1) for name in ("alpa", "harp")}
+    # A micro-batch more is held: 12 inputs of layers, or 24 of halves, and what was embedded.
+    assert kept["harp"] / kept["alpa"] == pytest.approx((24 + 1) / (12 + 1))
+    running = {name: activations(name, 1) - kept[name] for name in kept}
+    assert 0.0 < running["harp"] < running["alpa"]
+
+
 # --- states ---
 
 

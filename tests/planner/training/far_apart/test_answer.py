@@ -10,6 +10,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SolverError, SpecError
+from meshplan.cli.reports.first_screen import MOST_LINES, first_screen
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import estimate_plan, make_plan
@@ -50,6 +51,20 @@ def rows(plan: Plan) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def equal(catalog: Catalog) -> Plan:
     return make_plan(question(1, 1, more_tokens={"diloco": 0.02}), catalog)
+
+
+def test_the_first_screen_says_what_a_question_mark_is_and_what_was_published(equal: Plan) -> None:
+    """Of the way that is taken, and of the fastest that is not because nobody has said its tokens."""
+    screen = first_screen(equal)
+    assert screen is not None
+    assert len(screen.splitlines()) <= MOST_LINES
+    told = " ".join(screen.split())
+    unsaid = [row for row in rows(equal).values() if row["way"] not in (None, "data-parallel", "diloco")]
+    fastest = max(unsaid, key=lambda row: row["tokens_per_s"] or 0.0)
+    assert "?: far_apart.more_tokens does not say" in told
+    assert "Published, diloco: loss" in told
+    assert f"Published, {fastest['way']}: " in told
+    assert told.count("Published") == 2
 
 
 def test_a_way_with_a_number_is_chosen_where_it_is_better(equal: Plan) -> None:

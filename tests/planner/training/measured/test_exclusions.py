@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core_cases import DENSE, configured, machine_with, problem_of
+from measured_rows import TRAINING_ROW
 
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.training.estimator.flops import forward_flops_per_token
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.exclusions import exclusion
-from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.measured.validate import validate_run
 from meshplan.planner.training.problem.problem import Phase
 
@@ -45,6 +48,21 @@ def test_beyond_the_peak_nothing_was_measured() -> None:
     assert "peak" in reason
     validated = validate_run(run_of(0.9, "full"))
     assert (validated.status, validated.reason) == ("excluded", reason)
+
+
+def test_a_peak_of_experts_that_a_solver_placed_is_not_compared(catalog: Catalog) -> None:
+    """Alpa's solver puts experts on devices, and its table does not say how many share them."""
+
+    def compared(caveats: list[str], **experts: int) -> str:
+        model = TRAINING_ROW["model"] | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+        row = TRAINING_ROW | {"model": model, "measured": {"peak_memory_bytes": 70e9}, "caveats": caveats}
+        row["parallelism"] = TRAINING_ROW["parallelism"] | experts
+        calibration = Calibration(framework="any", architecture="any")
+        return ObservationReader(catalog).training_run(row, calibration).peak_left_out
+
+    placed = ["with such a mesh the solver places experts over the devices"]
+    assert "places experts" in compared(placed)
+    assert compared([]) == compared(placed, expert_parallel=1) == ""
 
 
 def test_without_a_step_time_there_is_nothing_to_say() -> None:

@@ -10,6 +10,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.measured.observations import ObservationReader
 from meshplan.planner.training.measured.pools import pooled_run
+from meshplan.planner.training.mixed.estimator import price_mixed
 from meshplan.planner.training.mixed.stages import MixedProblem
 
 # NVLink 2 between a pair of V100, as a broadcast between two ranks attains it.
@@ -69,8 +70,26 @@ def test_a_stated_rate_is_that_of_a_pair(catalog: Catalog) -> None:
     assert pair_bytes_per_s(stated) == pytest.approx(PAIR_BYTES_PER_S)
 
 
+def test_a_stage_holds_the_micro_batches_that_its_row_states(catalog: Catalog) -> None:
+    """HARP's schedule launches more of them than 1F1B, one layer of recomputed inputs each."""
+    plain = row_of("HARP (Alpa, JAX)")
+    plain["parallelism"] |= {"activation_recompute": "full", "num_microbatches": 64}
+    stages = plain["parallelism"]["stages"]
+    stated = plain | {
+        "parallelism": plain["parallelism"] | {"stages": [stages[0] | {"warmup_micro_batches": 5}, stages[1]]}
+    }
+    held = []
+    for row in (plain, stated):
+        problem, plan, _ = pooled_run(ObservationReader(catalog), row, catalog)
+        held.append(price_mixed(problem, plan).shares[0].memory.components["activations"][0])
+    # Two inputs of a layer in 16 bits, of attention and of the MLP, and once what was embedded.
+    inputs = (2 * 12 + 1) * 2.0 * 1024 * 1024
+    factor = float(problem.pools[0].calibration.memory.activation_factor)
+    assert held[1] - held[0] == pytest.approx((5 - 2) * inputs * factor)
+
+
 def test_gradients_are_sharded_where_the_framework_shards_them(catalog: Catalog) -> None:
-    """Alpa's benchmarks reduce-scatter (ZeRO-2), HARP's with them: two replicas keep half of the gradients each."""
+    """Alpa's benchmarks reduce-scatter (ZeRO-2), HARP's with them."""
     _, plan, _ = pooled_run(ObservationReader(catalog), row_of("HARP (Alpa, JAX)"), catalog)
     assert plan.zero_stage == 2
     _, plain, _ = pooled_run(ObservationReader(catalog), row_of(), catalog)
