@@ -20,10 +20,10 @@ pass k + p of the first. With F_s(n) and B_s(n) the ends of both passes,
 waits for its own stage alone). T is the end of the last pass: two array operations over the stages per slot, exact. A
 group of p micro-batches, p·v slots, adds the same time as the fourth does, within 1 % of the step (tests).
 
-*Bound.* T of up to four groups is a longest path, which grows with the time of each chunk. What the fourth group adds is
-a difference of two longest paths, B_0 at its end and at that of the third, and may fall where a chunk takes longer. The
-longest path from the one end to the other is no more than that, as the first of them lies on a way to the second; and
-it grows. With it, chunks that are too short bound all longer ones.
+*Bound.* T of up to four groups is a longest path, which grows with the time of each chunk. What the fourth group adds
+is a difference of two longest paths, B_0 at its end and at that of the third, and may fall where a chunk takes longer.
+The longest path from the one end to the other is no more than that, as the first lies on a way to the second; and it
+grows. With it in place of the difference, chunks that are too short bound all longer ones.
 
 Assumes: messages are priced elsewhere; of m micro-batches, not a multiple of p, the last group lacks some.
 """

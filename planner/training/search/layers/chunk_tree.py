@@ -1,10 +1,10 @@
 """What no split of a candidate's layers beats: all numbers of layers of the stages, then all chunks of those.
 
-The dynamic programme (:mod:`.recurrence`) knows how long a stage takes, not what its chunks make others wait, and of the
-bubble of interleaved 1F1B only the part before a stage. This is for the few candidates that it leaves open.
+The dynamic programme (:mod:`.recurrence`) knows how long a stage takes, not what its chunks make others wait, and of
+the bubble of interleaved 1F1B only what is before a stage. This is for the few candidates that it leaves open.
 
-*Notation.* As in :mod:`.uneven`. The first r layers of each chunk are recomputed. Stage i may hold the *options* o: x_1 …
-x_v layers of the main kind on its chunks, n = Σ x in all, that stay within memory with r. On chunk c an option takes
+*Notation.* As in :mod:`.uneven`. The first r layers of each chunk are recomputed. Stage i may hold the *options* o: x_1
+… x_v layers of the main kind on its chunks, n = Σ x, that stay within memory with r. On chunk c an option takes
 
     f_c = φ·(x_c·τ + e_c)      b_c = (1 − φ)·(x_c·τ + e_c) + min(x_c, max(r − l_c, 0))·ρ
 
@@ -14,23 +14,24 @@ other kinds take that lead the model; in which ways these lie on the first chunk
 *Stages.* All n_1 … n_p with Σ n = L whose stages take less, by their quickest option, than the best step leaves them
 (:func:`~.compositions.compositions`). Each has a bound: the closed form of the pipeline for these times.
 
-*Chunks.* Of those that the bound leaves, a tree over the stages, breadth first. A node holds an option of each of the
-stages 0 … s; the later ones take, on each chunk, the least of any option. Its bound is the recurrence over slots for
-these times (:func:`~meshplan.planner.training.pipeline.unlike_chunks.unlike_chunks_s`, ``least``). A stage whose chunks
-are unlike makes its neighbours wait whatever the others do: of 16 stages of (2, 2) layers, one with (1, 3) costs 4 to 20
-per cent of the step, so that few nodes are left on each level.
+*Chunks.* Of those that it leaves, a tree over the stages, breadth first. A node holds an option of each of the stages
+0 … s; the later ones take, on each chunk, the least of any option. Its bound is the recurrence over slots for these
+times (:func:`~meshplan.planner.training.pipeline.unlike_chunks.unlike_chunks_s`, ``least``). A stage of unlike chunks
+makes its neighbours wait whatever the others hold: of 16 stages of (2, 2) layers and 64 micro-batches, one with (1, 3)
+costs 4 to 20 % of the pipeline's time, so that few nodes are left on each level.
 
-*Proof.* The pipeline is priced as the larger of both, of which the closed form alone counts where all chunks of each stage
-are alike. Both grow with each f and b. Every plan of the candidate is, with the r that it has, a leaf: its chunks take
-what its options say, or more (leading layers are recomputed for nothing and keep what recompute leaves; memory that
-recompute saves is the most that a layer can save). Each node takes no more than any leaf below it, so that
-no plan beats A + the least leaf, nor, of what is cut, the step it was cut at.
+*Proof.* The pipeline is priced as the larger of both, of which the closed form alone counts where all chunks of each
+stage are alike. Both grow with each f and b. A plan of the candidate is a leaf, that of its split and of the least r
+within memory: its chunks take what their options say or more, as leading layers are recomputed for nothing and keep
+what recompute leaves, and recompute saves the most that a layer can save. A node takes no more than any leaf below it.
+So no plan beats A and the least leaf, nor, of what is cut, the step at which it was.
 
 Assumes: layers of other kinds lead the model; no transfers of ZeRO-3, which are no sum over chunks.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -73,7 +74,7 @@ class Closed(NamedTuple):
 
 
 class _Option(NamedTuple):
-    """Layers of the main kind on each chunk of a stage; f and b of these chunks, [v] each; the least r within memory."""
+    """Layers of the main kind on each chunk of a stage; f and b of the chunks, [v] each; the least r within memory."""
 
     sizes: tuple[int, ...]
     forward_s: FloatArray
@@ -112,6 +113,13 @@ def closed(splits: UnevenSplits, most_s: float, outside_s: float) -> Closed:
     return Closed(leaves[:MOST_LEAVES], min(most_s, *beyond))
 
 
+class _Others(NamedTuple):
+    """Kinds of the layers that lead the model on the first chunk of a stage; whether more follow on the next stage."""
+
+    kinds: tuple[int, ...] = ()
+    more_follow: bool = False
+
+
 class _Candidate:
     """What the stages of one candidate may hold.
 
@@ -123,76 +131,83 @@ class _Candidate:
     def __init__(self, splits: UnevenSplits, most_s: float) -> None:
         self.split, self.most_s = splits.split, most_s
         self.m = int(splits.batch.num_microbatches[0])
-        self.costs = splits.stages.costs()
-        self.memory_bytes = splits.problem.limits.memory_bytes
-        self.share = float(np.broadcast_to(splits.model.forward_share, 1)[0])
-        self.main = self.costs.kind_of[-1]
-        self.layers = self.costs.kind_of.count(self.main)
-        self._longest = self.layers - 1 + takes_whole_chunks(splits.problem)
+        self._costs = splits.stages.costs()
+        self._memory_bytes = splits.problem.limits.memory_bytes
+        self._share = float(splits.model.forward_share[0])
+        self._main = self._costs.kind_of[-1]
+        self.layers = self._costs.kind_of.count(self._main)
+        self._most_again = self.layers - 1 + takes_whole_chunks(splits.problem)
+        self._known: dict[tuple[int, _Others, int | None], list[_Option]] = {}  # most ways share most stages
 
     def parts(self) -> Iterator[_Part]:
         """A search for each way in which other kinds lie on the first chunks, and each number r that is the least."""
-        leading = len(self.costs.kind_of) - self.layers
-        for lead in first_chunks(leading) if leading else ((),):
-            stages = [list(self._options(stage, lead)) for stage in range(self.split.pipeline_parallel)]
-            for again in sorted({one.again for options in stages for one in options}):
-                yield _Part(self, lead, again, [self._timed(options, lead, again) for options in stages])
+        kinds = self._costs.kind_of[: -self.layers]
+        for lead in first_chunks(len(kinds)) if kinds else ((),):
+            ends = np.cumsum((0, *lead)).tolist()
+            first = [_Others(kinds[begin:end], end < len(kinds)) for begin, end in itertools.pairwise(ends)]
+            others = first + [_Others()] * (self.split.pipeline_parallel - len(first))
+            options = [self._options(stage, own) for stage, own in enumerate(others)]
+            for again in sorted({one.again for own in options for one in own}):
+                timed = [self._options(stage, own, again) for stage, own in enumerate(others)]
+                yield _Part(self, lead, again, timed)
 
-    def _options(self, stage: int, lead: tuple[int, ...]) -> Iterator[_Option]:
-        """What a stage may hold by itself in time and memory; times without recompute."""
-        costs, split = self.costs, self.split
-        v, last = split.virtual_pipeline_stages, len(costs.base_s) * split.virtual_pipeline_stages - 1
-        chunks = [row * len(costs.base_s) + stage for row in range(v)]
-        ends = () if split.vocabulary_parallel else (0, last)
-        held = [lead[chunk] if chunk < len(lead) else 0 for chunk in chunks]
-        fewest = [int(chunk not in ends and not own) for chunk, own in zip(chunks, held, strict=True)]
-        around_s = np.array([self._other_kinds_s(chunk, lead) for chunk in chunks])
+    def _options(self, stage: int, others: _Others, again: int | None = None) -> list[_Option]:
+        """What a stage may hold by itself in time and memory, without recompute; or with ``again`` layers of a chunk.
+
+        Of what is recomputed the main kind counts, which follows the other kinds on its chunk.
+        """
+        if (stage, others, again) not in self._known:
+            if again is None:
+                found = list(self._possible(stage, others))
+            else:
+                inside = np.full(self.split.virtual_pipeline_stages, again)
+                inside[0] = max(again - len(others.kinds), 0)
+                more_s = float(self._costs.again_s[self._main, 0])
+                found = [
+                    one._replace(backward_s=one.backward_s + np.minimum(one.sizes, inside) * more_s)
+                    for one in self._options(stage, others)
+                    if one.again <= again
+                ]
+            self._known[stage, others, again] = found
+        return self._known[stage, others, again]
+
+    def _possible(self, stage: int, others: _Others) -> Iterator[_Option]:
+        costs, split = self._costs, self.split
+        p, v = split.pipeline_parallel, split.virtual_pipeline_stages
+        ends = () if split.vocabulary_parallel else (0, p * v - 1)
+        fewest = [int(chunk not in ends) for chunk in range(stage, p * v, p)]
+        around_s = np.zeros(v)
         if split.vocabulary_parallel:
             around_s += costs.base_s[stage, 0] / v
-        else:
-            around_s[0] += costs.base_s[stage, 0] if stage == 0 else 0.0
-            around_s[-1] += costs.base_s[stage, 0] if chunks[-1] == last else 0.0
-        layer_s = float(costs.layer_s[self.main, 0])
+        else:  # the embedding is on the first chunk, the head on the last one
+            around_s[0 if stage == 0 else -1] += costs.base_s[stage, 0]
+        around_s[0] += sum(float(costs.layer_s[kind, 0]) for kind in others.kinds)
+        fewest[0] = 0 if others.kinds else fewest[0]
+        layer_s = float(costs.layer_s[self._main, 0])
         most = min(int((self.most_s / self.m - around_s.sum()) / layer_s * (1.0 + ROUNDING)), self.layers)
         for count in range(sum(fewest), most + 1):
             for sizes in _compositions(count, fewest):
-                if chunks[0] < len(lead) - 1 and sizes[0]:  # other layers follow on the next chunk
+                if others.more_follow and sizes[0]:
                     continue
-                again = self._least_again(stage, sizes, lead)
-                if again is not None:
+                least = self._least_again(stage, sizes, others)
+                if least is not None:
                     plain = np.array(sizes) * layer_s + around_s
-                    yield _Option(sizes, self.share * plain, (1.0 - self.share) * plain, again)
+                    yield _Option(sizes, self._share * plain, (1.0 - self._share) * plain, least)
 
-    def _other_kinds_s(self, chunk: int, lead: tuple[int, ...]) -> float:
-        """What the layers of other kinds on a chunk take."""
-        before = sum(lead[:chunk])
-        kinds = self.costs.kind_of[before : before + (lead[chunk] if chunk < len(lead) else 0)]
-        return float(sum(self.costs.layer_s[kind, 0] for kind in kinds))
-
-    def _least_again(self, stage: int, sizes: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
+    def _least_again(self, stage: int, sizes: tuple[int, ...], others: _Others) -> int | None:
         """The least r with which a stage is within memory; None where none is enough."""
-        costs, before = self.costs, sum(lead[:stage])
-        others = costs.kind_of[before : before + (lead[stage] if stage < len(lead) else 0)]
-        if not sum(sizes) + len(others):  # another bound knows what an end alone needs
+        costs, count = self._costs, sum(sizes)
+        if not count + len(others.kinds):  # another bound knows what an end alone needs
             return 0
-        needed = costs.base_bytes[stage, 0] + sum(sizes) * costs.layer_bytes[stage, self.main, 0]
-        needed += sum(costs.layer_bytes[stage, kind, 0] - costs.saved_bytes[stage, kind, 0] for kind in others)
-        lacking = needed - self.memory_bytes * (1.0 + ROUNDING)
-        saved = costs.saved_bytes[stage, self.main, 0]
-        for again in range(min(max(sizes), self._longest) + 1):
+        needed = costs.base_bytes[stage, 0] + count * costs.layer_bytes[stage, self._main, 0]
+        needed += sum(costs.layer_bytes[stage, kind, 0] - costs.saved_bytes[stage, kind, 0] for kind in others.kinds)
+        lacking = needed - self._memory_bytes * (1.0 + ROUNDING)
+        saved = costs.saved_bytes[stage, self._main, 0]
+        longest = max(sizes) + len(others.kinds)
+        for again in range(min(longest, self._most_again) + 1):
             if lacking <= sum(min(size, again) for size in sizes) * saved:
                 return again
         return None
-
-    def _timed(self, options: Sequence[_Option], lead: tuple[int, ...], again: int) -> list[_Option]:
-        """The options that r layers recomputed keep within memory, with the time of that."""
-        again_s = float(self.costs.again_s[self.main, 0])
-        timed = []
-        for one in options:
-            if one.again <= again:
-                counts = np.minimum(one.sizes, again)
-                timed.append(one._replace(backward_s=one.backward_s + counts * again_s))
-        return timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +227,10 @@ class _Part:
     stages: Sequence[Sequence[_Option]]
 
     def solve(self) -> tuple[list[Leaf], float]:
-        """Leaves whose pipeline may take less than is of use, by what it takes; no other split takes less than …"""
+        """Leaves of which a pipeline may be of use, with what it takes; and what that of any other split takes.
+
+        Infinite where no other split is of use, −∞ where there are too many to tell.
+        """
         counts, least_s = self._open_counts()
         if counts is None:
             return [], -np.inf
@@ -292,7 +310,7 @@ class _Part:
         ]
 
     def _lowest(self, counts: IntArray) -> tuple[FloatArray, FloatArray]:
-        """f and b of each chunk at least, whatever its stage holds, [v, p] each."""
+        """Times f and b of each chunk at least, whatever its stage holds, [v, p] each."""
         possible = [
             [option for option in options if sum(option.sizes) in held]
             for options, held in zip(self.stages, map(set, counts.tolist()), strict=True)
