@@ -117,14 +117,15 @@ def with_deepep(problem: TrainingProblem, chosen: Priced) -> list[Alternative]:
         problem: the question, under the mapping of its answer where links differ.
         chosen: its answer.
     """
-    machine, choices = problem.machine, {"expert_dispatcher": DEEPEP}
+    machine = problem.machine
     if chosen.config.expert_dispatcher != ALL_TO_ALL or "expert_dispatcher" in problem.fixed:
         return []
     if machine.device.architecture not in DEEPEP_ARCHITECTURES or machine.scale_up_technology != DEEPEP_LINK:
         return []
-    config = replace(chosen.config, **choices)
+    config = replace(chosen.config, expert_dispatcher=DEEPEP)
     if problem.shape.moe is None or problem.rules.broken(problem.shape, config):
         return []
+    choices: Choices = {"expert_dispatcher": DEEPEP}
     other = price(problem.with_fixed({**problem.fixed, **choices}), config)
     if other.safe_bytes > problem.limits.memory_bytes:
         return []
