@@ -5,6 +5,9 @@ comparison is with that choice at its best, not with the chosen plan bent. The t
 usual splits of the layers. Where links differ it searches under the chosen plan's mapping and under rates that no
 mapping beats, and maps those of the best few of both whose mapping could be seen in the comparison; a question of its
 own is searched as a whole.
+
+One choice is the other way round: DeepEP carries tokens to experts faster than the all-to-all, but has to be installed.
+It is no plan until somebody says that it is there; what it would gain is told of the chosen plan as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +26,7 @@ from meshplan.planner.cluster.network.network_model import BestLinks
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.switches import ALL_TO_ALL
 from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
 from meshplan.planner.training.search.joint import place_config, placed_problem, search_plans, under_links
@@ -35,6 +39,9 @@ Choices = Mapping[str, int | str | bool]
 NAMED_SHARE = 0.005
 # Candidates of an alternative that get a rank mapping of their own, where links differ.
 MAPPED_ALTERNATIVES = 4
+# Who carries tokens to experts where it is installed, and what it runs on: Hopper or newer, NVLink inside a node, RDMA
+# between nodes (deepseek-ai/DeepEP, README.md, "Requirements").
+DEEPEP, DEEPEP_ARCHITECTURES, DEEPEP_LINK = "deepep", frozenset({"hopper", "blackwell"}), "nvlink"
 # Changes of the step are shown to a tenth of a per cent: no mapping is looked for that gains less than half of it.
 SHOWN = 0.0005
 
@@ -100,7 +107,30 @@ def alternatives(
             other = instead(problem, chosen, choices, name=name, space=space, budget=budget)
             if not budget.stopped:
                 found.append(other)
-    return found
+    return found if budget.stopped else [*found, *with_deepep(problem, chosen)]
+
+
+def with_deepep(problem: TrainingProblem, chosen: Priced) -> list[Alternative]:
+    """The chosen plan with DeepEP, where it is a mixture of experts that sends its tokens round otherwise.
+
+    Args:
+        problem: the question, under the mapping of its answer where links differ.
+        chosen: its answer.
+    """
+    machine = problem.machine
+    if chosen.config.expert_dispatcher != ALL_TO_ALL or "expert_dispatcher" in problem.fixed:
+        return []
+    if machine.device.architecture not in DEEPEP_ARCHITECTURES or machine.scale_up_technology != DEEPEP_LINK:
+        return []
+    config = replace(chosen.config, expert_dispatcher=DEEPEP)
+    if problem.shape.moe is None or problem.rules.broken(problem.shape, config):
+        return []
+    choices: Choices = {"expert_dispatcher": DEEPEP}
+    other = price(problem.with_fixed({**problem.fixed, **choices}), config)
+    if other.safe_bytes > problem.limits.memory_bytes:
+        return []
+    reason = f"{why_slower(chosen, other)}; the same plan where DeepEP is installed, with RDMA between nodes"
+    return [Alternative(name="DeepEP for the all-to-all of experts", choices=choices, priced=other, reason=reason)]
 
 
 def instead(

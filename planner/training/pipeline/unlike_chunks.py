@@ -20,6 +20,11 @@ pass k + p of the first. With F_s(n) and B_s(n) the ends of both passes,
 waits for its own stage alone). T is the end of the last pass: two array operations over the stages per slot, exact. A
 group of p micro-batches, p·v slots, adds the same time as the fourth does, within 1 % of the step (tests).
 
+*Bound.* T of up to four groups is a longest path, which grows with the time of each chunk. What the fourth group adds
+is a difference of two longest paths, B_0 at its end and at that of the third, and may fall where a chunk takes longer.
+The longest path from the one end to the other is no more than that, as the first lies on a way to the second; and it
+grows. With it in place of the difference, chunks that are too short bound all longer ones.
+
 Assumes: messages are priced elsewhere; of m micro-batches, not a multiple of p, the last group lacks some.
 """
 
@@ -35,13 +40,16 @@ GROUPS = 4
 ROWS_AT_ONCE = 256
 
 
-def unlike_chunks_s(forward_s: FloatArray, backward_s: FloatArray, num_microbatches: IntArray) -> FloatArray:
+def unlike_chunks_s(
+    forward_s: FloatArray, backward_s: FloatArray, num_microbatches: IntArray, *, least: bool = False
+) -> FloatArray:
     """Time of interleaved 1F1B from the first forward to the last backward, [n].
 
     Args:
         forward_s: of a micro-batch on each chunk, [v, p, n].
         backward_s: the same backward, [v, p, n].
         num_microbatches: m, [n].
+        least: a bound of the time that grows with that of each chunk, see the module docstring.
     """
     _, p, n = forward_s.shape
     # One candidate may be priced under many constants at once; then times have more columns than m.
@@ -52,34 +60,57 @@ def unlike_chunks_s(forward_s: FloatArray, backward_s: FloatArray, num_microbatc
         own = np.flatnonzero(few == count)
         for begin in range(0, len(own), ROWS_AT_ONCE):
             rows = own[begin : begin + ROWS_AT_ONCE]
-            end, group = _slots_s(forward_s[..., rows], backward_s[..., rows], count)
-            seconds[rows] = end + further[rows] * group
+            slots = _Slots(forward_s[..., rows], backward_s[..., rows], count)
+            end, group = slots.end_and_group()
+            if further[rows].any():
+                end = end + further[rows] * (slots.least_group() if least else group)
+            seconds[rows] = end
     return seconds
 
 
-def _slots_s(forward_s: FloatArray, backward_s: FloatArray, m: int) -> tuple[FloatArray, FloatArray]:
-    """T of m micro-batches by the recurrence of the module docstring, and what a group adds in the middle, [n] each."""
-    v, p, n = forward_s.shape
-    groups, stages, last = -(-m // p), np.arange(p), p - 1
-    slots = np.arange(groups * p * v + 2 * last + (v - 1) * p)[:, None]
-    ahead, behind = slots - stages, slots + stages - 2 * last - (v - 1) * p
-    row, row_back = ahead // p % v, v - 1 - behind // p % v
-    runs, runs_back = _exists(ahead, p, v, m), _exists(behind, p, v, m)
-    forward = forward_s[row, stages] * runs[..., None]
-    backward = backward_s[row_back, stages] * runs_back[..., None]
-    # A pass that there is none of, or that comes from no other stage, waits for nobody: times are 0 or more.
-    waits = (runs & ((stages > 0) | (row > 0)))[..., None] * 1.0
-    waits_back = (runs_back & ((stages < last) | (row_back < v - 1)))[..., None] * 1.0
-    left, right = np.roll(stages, 1), np.roll(stages, -1)
-    forward_end = backward_end = np.zeros((p, n))
-    middle = {groups * p * v - 1: np.zeros(n), (groups - 1) * p * v - 1: np.zeros(n)}  # slots with the last forwards
-    for slot in range(len(slots)):
-        forward_end = np.maximum(backward_end, forward_end[left] * waits[slot]) + forward[slot]
-        backward_end = np.maximum(forward_end, backward_end[right] * waits_back[slot]) + backward[slot]
-        if slot in middle:
-            middle[slot] = backward_end[0]
-    later, earlier = middle.values()
-    return backward_end.max(axis=0), later - earlier
+class _Slots:
+    """The recurrence of the module docstring for m micro-batches; times are [v, p, n]."""
+
+    def __init__(self, forward_s: FloatArray, backward_s: FloatArray, m: int) -> None:
+        v, p, _ = forward_s.shape
+        groups, stages, last = -(-m // p), np.arange(p), p - 1
+        slots = np.arange(groups * p * v + 2 * last + (v - 1) * p)[:, None]
+        ahead, behind = slots - stages, slots + stages - 2 * last - (v - 1) * p
+        row, row_back = ahead // p % v, v - 1 - behind // p % v
+        runs, runs_back = _exists(ahead, p, v, m), _exists(behind, p, v, m)
+        self._forward = forward_s[row, stages] * runs[..., None]
+        self._backward = backward_s[row_back, stages] * runs_back[..., None]
+        # A pass that there is none of, or that comes from no other stage, waits for its own stage alone.
+        waits, waits_back = runs & ((stages > 0) | (row > 0)), runs_back & ((stages < last) | (row_back < v - 1))
+        self._own, self._own_back = (np.where(own, 0.0, -np.inf)[..., None] for own in (waits, waits_back))
+        self._left, self._right = np.roll(stages, 1), np.roll(stages, -1)
+        self._group = (groups - 1) * p * v, groups * p * v  # slots of the first stage's last group of forwards
+
+    def end_and_group(self) -> tuple[FloatArray, FloatArray]:
+        """T, and what a group adds in the middle, [n] each."""
+        begin, end = self._group
+        earlier = self._run(np.zeros(self._forward.shape[1:]), np.zeros(self._forward.shape[1:]), 0, begin)
+        later = self._run(*earlier, begin, end)
+        _, backward_end = self._run(*later, end, len(self._forward))
+        return backward_end.max(axis=0), later[1][0] - earlier[1][0]
+
+    def least_group(self) -> FloatArray:
+        """The longest path between those two ends of the first stage, [n]."""
+        nowhere = np.full(self._forward.shape[1:], -np.inf)
+        begin = nowhere.copy()
+        begin[0] = 0.0
+        return np.asarray(self._run(nowhere, begin, *self._group)[1][0])
+
+    def _run(
+        self, forward_end: FloatArray, backward_end: FloatArray, begin: int, end: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """F and B after some slots, [p, n] each."""
+        for slot in range(begin, end):
+            waited = np.maximum(backward_end, forward_end[self._left] + self._own[slot])
+            forward_end = waited + self._forward[slot]
+            waited = np.maximum(forward_end, backward_end[self._right] + self._own_back[slot])
+            backward_end = waited + self._backward[slot]
+        return forward_end, backward_end
 
 
 def _exists(passes: IntArray, p: int, v: int, m: int) -> BoolArray:

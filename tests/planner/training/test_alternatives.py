@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from core_cases import DENSE, MOE, configured, problem_of
 
-from meshplan.planner.training.alternatives import alternatives, instead, well_known, why_slower
+from meshplan.planner.training.alternatives import alternatives, instead, well_known, why_slower, with_deepep
 from meshplan.planner.training.estimator.priced import Priced, price
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 
@@ -95,3 +97,31 @@ def test_by_another_objective_the_chosen_plan_may_be_slower() -> None:
     for other in alternatives(problem, chosen):
         if other.priced is not None:
             assert other.priced.config.world_size >= 1
+
+
+def on(problem: TrainingProblem, *, architecture: str, link: str) -> TrainingProblem:
+    """The same question on another generation of devices, joined by another kind of link inside a node."""
+    device = replace(problem.machine.device, architecture=architecture)
+    return replace(problem, machine=replace(problem.machine, device=device, scale_up_technology=link))
+
+
+def test_deepep_is_told_of_the_same_plan_where_it_runs() -> None:
+    problem = on(problem_of(MOE, rules=MEGATRON), architecture="hopper", link="nvlink")
+    chosen = price(problem, configured(problem, data_parallel=8, expert_parallel=8))
+    (other,) = with_deepep(problem, chosen)
+    assert other.priced is not None
+    assert other.priced.config == replace(chosen.config, expert_dispatcher="deepep")
+    asked = problem.with_fixed({"expert_dispatcher": "deepep"})
+    assert other.priced.step_s == price(asked, other.priced.config).step_s != chosen.step_s
+    assert "DeepEP is installed" in other.reason
+    assert with_deepep(asked, other.priced) == []
+    for elsewhere in (
+        on(problem, architecture="ampere", link="nvlink"),
+        on(problem, architecture="hopper", link="pcie"),
+        replace(problem, rules=TORCHTITAN),
+        replace(problem, fixed={"expert_dispatcher": "alltoall"}),
+        replace(problem, limits=replace(problem.limits, memory_bytes=1e9)),
+    ):
+        assert with_deepep(elsewhere, chosen) == [], elsewhere
+    whole = price(problem, configured(problem, data_parallel=8))
+    assert with_deepep(problem, whole) == []

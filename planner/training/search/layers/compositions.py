@@ -15,7 +15,13 @@ MOST_ENUMERATED = 2_000
 
 
 def compositions(
-    seconds: FloatArray, most_s: float, *, first: int, fewest: Sequence[int], layers: int
+    seconds: FloatArray,
+    most_s: float,
+    *,
+    first: int,
+    fewest: Sequence[int],
+    layers: int,
+    most_found: int = MOST_ENUMERATED,
 ) -> IntArray | None:
     """All splits whose stages take no longer than ``most_s``: layers of each, [p, N]; None where N is too large.
 
@@ -25,6 +31,7 @@ def compositions(
         first: layers of the first column of ``seconds``.
         fewest: layers of each stage at least.
         layers: of all stages together.
+        most_found: N is too large beyond.
 
     >>> compositions(np.array([[1.0, 2.0, 3.0]] * 2), 2.0, first=1, fewest=[1, 1], layers=3).T.tolist()
     [[2, 1], [1, 2]]
@@ -51,7 +58,7 @@ def compositions(
             taken = counts[:, fits]
             grown.append(np.concatenate([taken, np.full((1, taken.shape[1]), count)]))
         counts = np.concatenate(grown, axis=1)
-        if counts.shape[1] > MOST_ENUMERATED:
+        if counts.shape[1] > most_found:
             return None
     return counts
 

@@ -191,7 +191,7 @@ class _Splits:
                 blocks = self._chunks(number).reshape(held.shape)[way[own]]
                 more[..., own] = np.einsum("svpk,ks->vps", blocks, costs.again_s[:, row[own]])
         forward = self.stages.model.forward_share[row] * seconds
-        pipeline_s = unlike_chunks_s(forward, seconds - forward + more, batch.num_microbatches[row])
+        pipeline_s = unlike_chunks_s(forward, seconds - forward + more, batch.num_microbatches[row], least=True)
         least[way, row] = np.maximum(least[way, row], pipeline_s + outside_s[row])
 
     def _stages_s(self) -> tuple[FloatArray, FloatArray, IntArray]:

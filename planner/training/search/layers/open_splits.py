@@ -3,7 +3,8 @@
 Candidates are noted with the quick bound of :class:`~.uneven.UnevenSplits`. When all usual splits are priced, those
 that may still beat the best, with the least recompute that brings any split within memory (:mod:`.least_recompute`),
 are looked at, the least bound first: the dynamic programme gives a sharper bound and the splits that attain it, which
-the search prices. What is left open bounds the answer.
+the search prices. Of those that are open when all have been looked at, every split is (:mod:`.chunk_tree`), one
+candidate for all that take no less. What is left open bounds the answer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined, split_layers
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.layers.chunk_tree import Closed, closed, may_be_closed
 from meshplan.planner.training.search.layers.every_split import every_split_s
 from meshplan.planner.training.search.layers.least_recompute import (
     fewest_in_flight,
@@ -38,6 +40,8 @@ MOST_WAITING = 16_384
 ROUNDING = 1e-9
 # Splits tried, at most, where no usual split is within the limits.
 MOST_TRIED = 40
+# Candidates of which every split is looked at, at most: a third of a second each at 16 stages of 2 chunks.
+MOST_CLOSED = 16
 
 # () → objective of the incumbent; (candidates) → the legal ones among them and their smaller sharding groups;
 # (candidates) → None, prices them.
@@ -75,6 +79,7 @@ class OpenSplits:
         self.applies = applies and may_be_uneven(problem)
         self._waiting: dict[PipelineSplit, list[Candidates]] = {}
         self._open: list[_Noted] = []
+        self._still_open: list[tuple[FloatArray, UnevenSplits]] = []  # objective at least, and the candidates
         self._left = MOST_PRICED  # of pipelines whose splits are all tried
         self.bound = math.inf
 
@@ -131,7 +136,8 @@ class OpenSplits:
             self.bound = min(self.bound, float(np.delete(least, rows).min(initial=math.inf)))
             if len(rows):
                 budget -= self._close(splits.take(rows), least[rows], best, price, budget)
-        self._open = []
+        self._close_the_rest(best, price)
+        self._open, self._still_open = [], []
 
     def _sharpened(self, batch: Candidates, worthwhile: float) -> tuple[FloatArray, UnevenSplits]:
         """The candidates that may still beat ``worthwhile`` with what their sharding adds, and their bounds."""
@@ -190,7 +196,10 @@ class OpenSplits:
         rows = np.flatnonzero(least < worthwhile_of(best))
         if len(rows):
             least[rows] = self._try_all(splits.take(rows), least[rows], best, price)
-        self.bound = min(self.bound, float(least.min(initial=math.inf)))
+        is_open = least < worthwhile_of(best)
+        self.bound = min(self.bound, float(least[~is_open].min(initial=math.inf)))
+        if is_open.any():
+            self._still_open.append((least[is_open], splits.take(np.flatnonzero(is_open))))
         return priced
 
     def _try_all(self, splits: UnevenSplits, known: FloatArray, best: Best, price: Price) -> FloatArray:
@@ -209,6 +218,35 @@ class OpenSplits:
             least[way, takers] = math.inf
             self._left -= 1
         return np.asarray(least.min(axis=0, initial=math.inf))
+
+    def _close_the_rest(self, best: Best, price: Price) -> None:
+        """Look at every split of the candidates that are still open, the least bound first, while work is left."""
+        left = MOST_CLOSED
+        for least, splits in sorted(self._still_open, key=lambda item: float(item[0].min())):
+            waiting = may_be_closed(splits)
+            while left and (waiting & (least < worthwhile_of(best))).any():
+                row = int(np.argmin(np.where(waiting, least, np.inf)))
+                most_s = self._most_s(worthwhile_of(best), splits.batch)
+                outside_s = splits.outside_s(most_s)
+                found = closed(splits.take(np.array([row])), float(most_s[row]), float(outside_s[row]))
+                rows = np.flatnonzero(waiting & splits.no_less_than(row, outside_s))
+                bound_s = self._price_leaves(found, splits.batch.take(rows), best, price)
+                sizes = splits.batch.world_size[rows]
+                beyond = bound_s > self.problem.longest_step_s(sizes)
+                least[rows] = np.maximum(least[rows], np.where(beyond, np.inf, self.objective.of(bound_s, sizes)))
+                waiting[rows] = False
+                left -= 1
+            self.bound = min(self.bound, float(least.min()))
+
+    def _price_leaves(self, found: Closed, batch: Candidates, best: Best, price: Price) -> FloatArray:
+        """Price the splits that may win; no other split of the candidates is faster than what is returned, s [n]."""
+        for sizes, least_s in found.leaves:
+            bound_s = np.full(len(batch), least_s)
+            if self._left <= 0 or (self.objective.of(bound_s, batch.world_size) >= worthwhile_of(best)).all():
+                return np.minimum(bound_s, found.beyond_s)
+            price(replace(batch, split=self._split(batch.split, sizes)))
+            self._left -= 1
+        return np.full(len(batch), found.beyond_s)
 
     def _most_s(self, worthwhile: float, batch: Candidates) -> FloatArray:
         """Steps that are no shorter than this are of no use, or beyond a limit, [n]."""

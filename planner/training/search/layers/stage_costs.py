@@ -123,6 +123,15 @@ class StageTable:
     exposed_s: FloatArray
     optimizer_s: FloatArray
 
+    def take(self, rows: IntArray) -> StageTable:
+        """The same for some candidates."""
+        return replace(
+            self,
+            seconds=self.seconds[:, rows],
+            exposed_s=self.exposed_s[:, rows],
+            optimizer_s=self.optimizer_s[:, rows],
+        )
+
 
 class SplitCosts:
     """What the stages of one batch of candidates take, for any number of layers on each of them.

@@ -96,9 +96,28 @@ class UnevenSplits:
         other._endings = tuple(known[rows] for known in self._endings)
         other.stages = self.stages.take(rows)
         other.model = other.stages.model
+        other.tables = {ends: table.take(rows) for ends, table in self.tables.items()}
         if "around_s" in self.__dict__:
             other.__dict__["around_s"] = self.around_s[rows]
         return other
+
+    def no_less_than(self, row: int, outside_s: FloatArray) -> BoolArray:
+        """Candidates that take no less time and memory than one of them whatever their split, so that its bounds are
+        theirs, [n].
+
+        Args:
+            row: that one.
+            outside_s: A of each candidate, [n].
+        """
+        costs, batch = self.stages.costs(), self.batch
+        backward_s = (1.0 - self.model.forward_share) * costs.layer_s + costs.again_s  # of a layer that is recomputed
+        grow = (costs.layer_s, costs.base_s, backward_s, costs.layer_bytes, costs.base_bytes, -costs.saved_bytes)
+        is_more = outside_s >= outside_s[row]
+        for column in (batch.num_microbatches, self.model.forward_share, batch.zero_stage >= ZERO_PARAMETERS):
+            is_more &= np.broadcast_to(column, len(batch)) == np.broadcast_to(column, len(batch))[row]
+        for own in grow:
+            is_more &= (own >= own[..., [row]]).reshape(-1, len(batch)).all(axis=0)
+        return is_more
 
     @cached_property
     def around_s(self) -> FloatArray:

@@ -69,6 +69,19 @@ def test_further_groups_add_what_the_last_one_did(case: tuple[Times, Times, int]
     assert np.isclose(found[0], simulated_s(forward, backward, groups * p), rtol=1e-2)
 
 
+@settings(max_examples=15, deadline=None)
+@given(pipelines(most_groups=1), st.integers(5, 9), st.data())
+def test_the_bound_of_shorter_chunks_bounds_longer_ones(
+    case: tuple[Times, Times, int], groups: int, data: st.DataObject
+) -> None:
+    forward, backward, m = case[0][..., None], case[1][..., None], np.array([groups * case[0].shape[1]])
+    flat = st.lists(st.integers(0, 3), min_size=forward.size, max_size=forward.size)
+    more = np.array(data.draw(flat), dtype=float).reshape(forward.shape)
+    bound = unlike_chunks_s(forward, backward, m, least=True)
+    assert bound <= unlike_chunks_s(forward, backward, m) * (1.0 + 1e-12)
+    assert bound <= unlike_chunks_s(forward + more, backward + more, m) * (1.0 + 1e-12)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=2, max_size=6), st.integers(2, 4), st.integers(1, 6))
 def test_alike_chunks_take_what_the_closed_form_says(stages: list[int], v: int, groups: int) -> None:
