@@ -101,9 +101,9 @@ class StageMemory:
 class MemoryModel(LayerActivations):
     """Memory of a batch of candidates; what its stages share is worked out once."""
 
-    def stages(self) -> tuple[StageMemory, ...]:
-        """Memory of every distinct stage."""
-        classes, found = self.candidates.split.classes, []
+    def stages(self, asked: Sequence[StageClass] | None = None) -> tuple[StageMemory, ...]:
+        """Memory of every distinct stage, or of those that are asked for."""
+        classes, found = self.candidates.split.classes if asked is None else asked, []
         at_once = classes_at_once(len(self.candidates))
         for begin in range(0, len(classes), at_once):
             few = classes[begin : begin + at_once]
