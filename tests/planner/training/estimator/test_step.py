@@ -116,6 +116,18 @@ def test_the_bound_holds_for_every_shipped_calibration(catalog: Catalog) -> None
                     assert work <= step_s(problem, configured(problem, micro_batch_size=micro)), slug
 
 
+def test_the_bound_holds_where_a_device_has_a_single_expert(catalog: Catalog) -> None:
+    """Its products are those of an MLP, quicker than grouped ones: more than a third of Mixtral's work."""
+    shape, document = catalog.model_shape("mixtral-8x7b"), catalog.calibration("megatron", "hopper")
+    assert document is not None
+    machine = replace(machine_with(8), device=catalog.node_type("dgx-h100").device)
+    constants = Calibration.from_document(document)
+    problem = problem_of(shape, machine=machine, calibration=constants, sequence_length=4096, global_batch_size=256)
+    work = work_device_s(shape, machine, problem.workload, problem.calibration)
+    alone = configured(problem, data_parallel=8, expert_parallel=8, micro_batch_size=2)
+    assert work <= step_s(problem, alone) * alone.world_size
+
+
 @settings(deadline=None)
 @given(question=questions(), drops=st.booleans())
 def test_no_switch_makes_a_step_slower(question: Question, drops: bool) -> None:
