@@ -2,9 +2,9 @@
 
 Each alternative is the same question with one choice pinned: the search finds the best plan that has it, so the
 comparison is with that choice at its best, not with the chosen plan bent. The table of well-known choices compares the
-usual splits of the layers. Where links differ it searches under the chosen plan's mapping and under rates that no
-mapping beats, and maps those of the best few of both whose mapping could be seen in the comparison; a question of its
-own is searched as a whole.
+usual splits of the layers, and begins with the best that the search of the answer has priced. Where links differ it
+searches under the chosen plan's mapping and under rates that no mapping beats, and maps those of the best few of both
+whose mapping could be seen in the comparison; a question of its own is searched as a whole.
 
 One choice is the other way round: DeepEP carries tokens to experts faster than the all-to-all, but has to be installed.
 It is no plan until somebody says that it is there; what it would gain is told of the chosen plan as it is.
@@ -82,19 +82,19 @@ def well_known(problem: TrainingProblem) -> dict[str, Choices]:
 
 
 def alternatives(
-    problem: TrainingProblem, chosen: Priced, *, space: Space | None = None, budget: Budget | None = None
+    problem: TrainingProblem, chosen: Priced, *, search: DegreeSearch | None = None, budget: Budget | None = None
 ) -> list[Alternative]:
     """Every well-known choice that the chosen plan did not make and the user did not pin.
 
     Args:
         problem: the question, under the mapping of its answer where links differ.
         chosen: its answer.
-        space: what the search of the answer looked through; None to make it again.
+        search: the search of the answer; None to make its space again.
         budget: what is left of it after the answer. Once it is spent no other choice is looked at, after Ctrl-C none
             either: the answer is there already.
     """
     found = []
-    budget, space = budget or Budget(), space or DegreeSearch(problem).space
+    budget, search = budget or Budget(), search or DegreeSearch(problem)
     for name, choices in well_known(problem).items():
         if budget.stopped:
             break
@@ -104,7 +104,7 @@ def alternatives(
         if has_it or pinned:
             continue
         with budget.keeping(), suppress(SolverError):
-            other = instead(problem, chosen, choices, name=name, space=space, budget=budget)
+            other = instead(problem, chosen, choices, name=name, search=search, budget=budget)
             if not budget.stopped:
                 found.append(other)
     return found if budget.stopped else [*found, *with_deepep(problem, chosen)]
@@ -139,7 +139,7 @@ def instead(
     choices: Choices,
     *,
     name: str = "",
-    space: Space | None = None,
+    search: DegreeSearch | None = None,
     budget: Budget | None = None,
 ) -> Alternative:
     """The best plan with ``choices`` pinned, compared with the chosen one.
@@ -149,16 +149,17 @@ def instead(
         chosen: its answer; None where there is none to compare with.
         choices: choice → value.
         name: what the choice is called; its values where empty.
-        space: what the search of the answer looked through; None to make it again.
+        search: the search of the answer, part of whose space is looked through; None to make a space.
         budget: what the search may spend.
     """
     label = name or ", ".join(f"{key}={value}" for key, value in choices.items())
     pinned = problem.with_fixed({**problem.fixed, **choices})
-    if space is not None:
-        pinned, config, report = _best_of(space.pinned(pinned, choices), pinned, budget)
+    if search is not None:
+        own = search.space.pinned(pinned, choices)
+        pinned, config, report = _best_of(own, pinned, search.incumbents.least_with(choices, own.splits), budget)
     elif problem.machine.network_model is None:
-        solution, search = search_degrees(pinned, keep=1, budget=budget)
-        report, config = search.report, None if solution.assignment is None else solution.assignment.config
+        solution, alone = search_degrees(pinned, keep=1, budget=budget)
+        report, config = alone.report, None if solution.assignment is None else solution.assignment.config
     else:
         found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES, budget=budget)
         report = found.search.report
@@ -173,16 +174,22 @@ def instead(
 
 
 def _best_of(
-    space: Space, pinned: TrainingProblem, budget: Budget | None
+    space: Space, pinned: TrainingProblem, known: float, budget: Budget | None
 ) -> tuple[TrainingProblem, TrainingConfig | None, SearchReport]:
     """The best configuration of a part of the space, with the usual splits of the layers.
+
+    Args:
+        space: the part.
+        pinned: the question with the choices of the part.
+        known: objective of one of its candidates under the links of the answer; infinite where none is known.
+        budget: what the search may spend.
 
     Returns:
         The question under the mapping of that configuration, the configuration, and what the search saw.
     """
     network = pinned.machine.network
     if pinned.machine.network_model is None or network is None:
-        _, search = search_degrees(pinned, keep=1, space=space, usual_splits=True, budget=budget)
+        _, search = search_degrees(pinned, keep=1, space=space, usual_splits=True, cutoff=known, budget=budget)
         return pinned, search.best[0].config if search.best else None, search.report
     objective, found = Objective(pinned), _Mapped(pinned, network)
     for links in (pinned, under_links(pinned, BestLinks(network=network, domain_size=pinned.machine.domain_size))):

@@ -112,14 +112,13 @@ def plan(question: Question) -> Plan:
     common["placement"] = found.placement
     is_generous = problem is not resolved.problem
     problem = placed(problem, found.placement)
-    space = found.search.space
     resolved = replace(resolved, problem=placed(resolved.problem, found.placement))
     chosen = price(resolved.problem, solution.assignment.config)
     best = _with_safe_bounds(resolved.problem, found.best) if is_generous else found.best
     rows = runner_up_rows(best, top=question.top)
     judged = price(problem, solution.assignment.config)
     if question.beyond:
-        rows += alternative_rows(judged, alternatives(problem, judged, space=space, budget=question.budget))
+        rows += alternative_rows(judged, alternatives(problem, judged, search=found.search, budget=question.budget))
     report |= _admitted(resolved.problem, chosen)
     made = make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
     return _under_availability(question, resolved, made)

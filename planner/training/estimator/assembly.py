@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.candidates import of_class
 from meshplan.planner.training.estimator.memory import StageMemory
 from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 
@@ -65,6 +66,20 @@ class StageFigures:
     exposed_s: FloatArray
     reduce_s: FloatArray
     optimizer_s: FloatArray
+
+    def of_each(self, count: int) -> list[StageFigures]:
+        """The figures of each of ``count`` classes of stages that are held as one here."""
+        return [
+            StageFigures(
+                parts={name: of_class(seconds, index) for name, seconds in self.parts.items()},
+                seconds=of_class(self.seconds, index),
+                forward_share=of_class(self.forward_share, index),
+                exposed_s=of_class(self.exposed_s, index),
+                reduce_s=of_class(self.reduce_s, index),
+                optimizer_s=of_class(self.optimizer_s, index),
+            )
+            for index in range(count)
+        ]
 
 
 def assembled(

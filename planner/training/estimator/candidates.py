@@ -23,11 +23,14 @@ from meshplan.planner.training.problem.choice import Choice, ContextStyle
 from meshplan.planner.training.problem.choices import ALL_STATES, COLUMNS, SPLIT
 
 _COLUMN_NAMES = tuple(one.column for one in COLUMNS)
+NUMBERS_AT_ONCE = 4096  # of an array, up to which a pass costs little more than one over a few
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageClass:
     """Stages that cost the same: the same layers, the same ends.
+
+    Several classes may be held as one (:func:`as_one`): then fields are columns, and what is worked out [classes, n].
 
     Args:
         layers: layers of each kind (see :func:`layer_kinds`) on the stage, all its chunks together.
@@ -56,11 +59,40 @@ class StageClass:
         return self.first(num_layers)
 
     def first(self, num_layers: IntArray) -> IntArray:
-        """Layers of each kind among the first ``num_layers`` of the stage's chunks, [kinds, n]."""
+        """Layers of each kind among the first ``num_layers`` of the stage's chunks, [kinds, n]; of several classes
+        held as one [kinds, classes, n].
+        """
         if not num_layers.any():
             return np.zeros((len(self.layers), len(num_layers)), dtype=np.int64)
         table = np.array(self.first_layers, dtype=np.int64)
         return table[np.minimum(num_layers, len(table) - 1)].T
+
+
+def classes_at_once(rows: int) -> int:
+    """Classes of stages that are worked out together for so many candidates."""
+    return max(NUMBERS_AT_ONCE // max(rows, 1), 1)
+
+
+def as_one(classes: Sequence[StageClass]) -> StageClass:
+    """Several classes of one pipeline held as one, each field a column [classes, 1].
+
+    Estimators are sums over layers and ends, so that they take a column where they take a number: one pass over small
+    arrays instead of one for each class.
+    """
+    depth = max(len(one.first_layers) for one in classes)
+    tables = [one.first_layers + one.first_layers[-1:] * (depth - len(one.first_layers)) for one in classes]
+    columns: dict[str, Any] = {
+        name: np.array([getattr(one, name) for one in classes])[:, None]
+        for name in ("has_embedding", "has_head", "first_index", "count")
+    }
+    columns["layers"] = tuple(np.array([one.layers for one in classes]).T[..., None])
+    columns["first_layers"] = np.array(tables).swapaxes(0, 1)  # [depth, classes, kinds]
+    return StageClass(vocabulary_share=classes[0].vocabulary_share, **columns)
+
+
+def of_class(figures: FloatArray, index: int) -> FloatArray:
+    """Figures of one of several classes that were worked out as one; themselves where they are alike in all, [n]."""
+    return figures[index] if figures.ndim > 1 else figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ PRODUCTS_PER_EXPERT = 2.0
 BLOCKS_OF_A_LAYER = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ComputeModel(MixingCosts):
     """Compute times of the layers of a batch of candidates."""
 

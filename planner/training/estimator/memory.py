@@ -19,7 +19,7 @@ from meshplan.planner.training.estimator.activations import (
     EAGER_ATTENTION_BACKWARD_BYTES_PER_SCORE,
     LayerActivations,
 )
-from meshplan.planner.training.estimator.candidates import StageClass
+from meshplan.planner.training.estimator.candidates import StageClass, as_one, classes_at_once, of_class
 from meshplan.planner.training.estimator.exchange.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS, nextn_layers
@@ -71,6 +71,20 @@ class StageMemory:
     host_bytes: FloatArray
     nvme_bytes: FloatArray
 
+    def of_each(self, classes: Sequence[StageClass]) -> list[StageMemory]:
+        """The memory of each of the classes that are held as one here."""
+        return [
+            StageMemory(
+                stage=stage,
+                components={name: of_class(held, index) for name, held in self.components.items()},
+                typical_bytes=of_class(self.typical_bytes, index),
+                safe_bytes=of_class(self.safe_bytes, index),
+                host_bytes=of_class(self.host_bytes, index),
+                nvme_bytes=of_class(self.nvme_bytes, index),
+            )
+            for index, stage in enumerate(classes)
+        ]
+
     def take(self, rows: BoolArray) -> StageMemory:
         """The same for some candidates."""
         return StageMemory(
@@ -87,9 +101,14 @@ class StageMemory:
 class MemoryModel(LayerActivations):
     """Memory of a batch of candidates; what its stages share is worked out once."""
 
-    def stages(self) -> tuple[StageMemory, ...]:
-        """Memory of every distinct stage."""
-        return tuple(self.stage(stage) for stage in self.candidates.split.classes)
+    def stages(self, asked: Sequence[StageClass] | None = None) -> tuple[StageMemory, ...]:
+        """Memory of every distinct stage, or of those that are asked for."""
+        classes, found = self.candidates.split.classes if asked is None else asked, []
+        at_once = classes_at_once(len(self.candidates))
+        for begin in range(0, len(classes), at_once):
+            few = classes[begin : begin + at_once]
+            found += [self.stage(few[0])] if len(few) == 1 else self.stage(as_one(few)).of_each(few)
+        return tuple(found)
 
     def stage(self, stage: StageClass) -> StageMemory:
         """Memory of one rank of ``stage``."""
@@ -199,7 +218,7 @@ class MemoryModel(LayerActivations):
         entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
         if self.of_encoder is not None:  # what it embedded, and its output
             entering = entering + 2.0 * self.of_encoder.layer_input_bytes()
-        embedded = entering * (stage.has_embedding or stage.vocabulary_share > 0.0)
+        embedded = entering * (stage.has_embedding | (stage.vocabulary_share > 0.0))
         if batch.activation_offload.any():
             away = batch.activation_offload & (batch.recompute == Recompute.FULL)
             buffers = np.minimum(ACTIVATION_BUFFERS * self.layer_input_bytes(), flying * held)
@@ -282,12 +301,7 @@ class MemoryModel(LayerActivations):
 
     def _logits(self, stage: StageClass) -> FloatArray:
         """Logits of one micro-batch on a rank, in entries of an eager fp32 loss, [n]."""
-        if stage.vocabulary_share:
-            heads = stage.vocabulary_share
-        elif stage.has_head:
-            heads = 1.0 + self.shape.num_nextn_predict_layers
-        else:
-            return np.zeros(len(self.candidates))
+        heads = stage.vocabulary_share or stage.has_head * (1.0 + self.shape.num_nextn_predict_layers)
         own = self.calibration.recipe.logits_share
         shares = {WHOLE: 1.0, CHUNKED: min(own, FUSED_LOSS_SHARE), NARROW: min(own, NARROW_LOSS_SHARE)}
         share = shares.get(self.workload.practice.loss, own)

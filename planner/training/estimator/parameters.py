@@ -84,10 +84,9 @@ class RankParameters:
             split += count * layer_split
             whole += count * layer_whole
         split += self._vocabulary_parameters(stage)
-        if stage.has_head:
-            # A multi-token-prediction layer also has a 2h-to-h projection and three more norms.
-            split += shape.num_nextn_predict_layers * 2 * shape.hidden_size**2
-            whole += shape.num_nextn_predict_layers * 3 * shape.norm_parameters
+        # A multi-token-prediction layer also has a 2h-to-h projection and three more norms.
+        split += nextn_layers(shape, stage) * 2 * shape.hidden_size**2
+        whole += nextn_layers(shape, stage) * 3 * shape.norm_parameters
         return split / t + whole
 
     def _vocabulary_parameters(self, stage: StageClass) -> float:
@@ -95,11 +94,9 @@ class RankParameters:
         shape, tied = self.shape, self.shape.tie_word_embeddings
         if stage.vocabulary_share:
             return stage.vocabulary_share * (shape.embedding_parameters + (0 if tied else shape.lm_head_parameters))
-        held = float(shape.embedding_parameters) if stage.has_embedding else 0.0
-        if not stage.has_head:
-            return held
         copies_tied = tied and self.candidates.split.pipeline_parallel > 1
-        return held + (shape.vocab_size * shape.hidden_size if copies_tied else shape.lm_head_parameters)
+        head = shape.vocab_size * shape.hidden_size if copies_tied else shape.lm_head_parameters
+        return stage.has_embedding * float(shape.embedding_parameters) + stage.has_head * head
 
     def expert_parameters(self, stage: StageClass) -> FloatArray:
         """Parameters of the routed experts on one rank, [n]."""
@@ -190,8 +187,8 @@ class RankParameters:
         if not recipe.is_fsdp or stage.vocabulary_share:
             return 0.0, 0.0
         apart = kept = self._vocabulary_parameters(stage)
-        if recipe.shards_embedding and stage.has_embedding and not shape.tie_word_embeddings:
-            kept -= float(shape.embedding_parameters)
+        if recipe.shards_embedding and not shape.tie_word_embeddings:
+            kept = apart - stage.has_embedding * float(shape.embedding_parameters)
         t = self.candidates.tensor_parallel
         return apart / t, kept / t
 

@@ -27,8 +27,10 @@ from meshplan.planner.training.estimator.assembly import StageFigures, TrainingE
 from meshplan.planner.training.estimator.candidates import (
     Candidates,
     StageClass,
+    as_one,
     attention_windows,
     chunk_classes,
+    classes_at_once,
 )
 from meshplan.planner.training.estimator.compute import ComputeModel
 from meshplan.planner.training.estimator.exchange.boundaries import (
@@ -48,6 +50,7 @@ from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTime
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.operators.attention import forward_time_share
 from meshplan.planner.training.estimator.operators.products import activation_bytes
+from meshplan.planner.training.estimator.parameters import nextn_layers
 from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
 from meshplan.planner.training.pipeline.waiting import Layout, least_waiting_s, waiting_s
 from meshplan.planner.training.problem.choice import Recompute
@@ -191,15 +194,15 @@ class TrainingModel:
                 parts[name] = parts.get(name, zero) + count * seconds
                 if in_block is not layers:
                     parts[name] = parts[name] + counts[index] * (in_block[index].parts[name] - seconds)
+        predicted = nextn_layers(self.shape, stage)
+        if np.any(predicted):  # a multi-token-prediction layer is one more layer of the last kind
+            for name, seconds in layers[len(layers) - 1].parts.items():
+                parts[name] = parts[name] + predicted * seconds
         ends = zero
-        if stage.has_embedding:
-            ends = ends + self._compute.embedding().total_s
-        if stage.has_head:
-            predicted_tokens = 1 + self.shape.num_nextn_predict_layers
-            ends = ends + predicted_tokens * self._compute.head().total_s
-            extra = layers[len(layers) - 1]  # a multi-token-prediction layer is one more layer of the last kind
-            for name, seconds in extra.parts.items():
-                parts[name] = parts[name] + self.shape.num_nextn_predict_layers * seconds
+        if np.any(stage.has_embedding):
+            ends = ends + stage.has_embedding * self._compute.embedding().total_s
+        if np.any(stage.has_head):
+            ends = ends + (stage.has_head + predicted) * self._compute.head().total_s
         if stage.vocabulary_share:  # every stage looks up and adds a full tensor, mostly zeros
             head = self._compute.head(stage.vocabulary_share)
             ends = ends + self._compute.embedding().total_s + head.total_s
@@ -395,26 +398,30 @@ class TrainingModel:
 
     def figures(self, stages: Sequence[StageClass]) -> list[StageFigures]:
         """What the parts of a step take on each of some stages."""
-        layers, in_block = self._layers
-        states, share = self._data_parallel, self.forward_share
-        found = []
-        for stage in stages:
-            parts = self._stage(stage, layers, in_block)
-            seconds = sum(parts.values(), np.zeros_like(layers[0].total_s))
-            exposed, reduced = states.exposed_s(stage, seconds)
-            found.append(
-                StageFigures(
-                    parts=parts,
-                    seconds=seconds,
-                    forward_share=share
-                    if in_block is layers
-                    else self._forward_shares(seconds, self._block_s(stage, layers, in_block)),
-                    exposed_s=exposed,
-                    reduce_s=reduced,
-                    optimizer_s=states.optimizer_s(stage),
-                )
-            )
+        at_once = classes_at_once(len(self.candidates))
+        found: list[StageFigures] = []
+        for begin in range(0, len(stages), at_once):
+            few = stages[begin : begin + at_once]
+            found += [self._figures(few[0])] if len(few) == 1 else self._figures(as_one(few)).of_each(len(few))
         return found
+
+    def _figures(self, stage: StageClass) -> StageFigures:
+        """What the parts of a step take on a stage."""
+        layers, in_block = self._layers
+        parts = self._stage(stage, layers, in_block)
+        seconds = sum(parts.values(), np.zeros_like(layers[0].total_s))
+        shares = self.forward_share
+        if in_block is not layers:
+            shares = self._forward_shares(seconds, self._block_s(stage, layers, in_block))
+        exposed, reduced = self._data_parallel.exposed_s(stage, seconds)
+        return StageFigures(
+            parts=parts,
+            seconds=seconds,
+            forward_share=shares,
+            exposed_s=exposed,
+            reduce_s=reduced,
+            optimizer_s=self._data_parallel.optimizer_s(stage),
+        )
 
     def estimate(self, *, with_memory: bool = True) -> TrainingEstimate:
         """Price the batch; without its memory where that is known already."""

@@ -277,8 +277,14 @@ class _RunningAhead:
 
 
 def in_flight(
-    schedule: str, *, pipeline_parallel: int, virtual_pipeline_stages: int, stage: int, num_microbatches: IntArray
+    schedule: str,
+    *,
+    pipeline_parallel: int,
+    virtual_pipeline_stages: int,
+    stage: int | IntArray,
+    num_microbatches: IntArray,
 ) -> FloatArray:
-    """Micro-batches whose activations stage ``stage`` holds at its peak, [n]."""
-    held = CLOSED_FORMS[schedule].in_flight(pipeline_parallel, virtual_pipeline_stages, stage)
-    return np.minimum(held, num_microbatches.astype(np.float64))
+    """Micro-batches whose activations stage ``stage`` holds at its peak, [n]; of a column of stages [stages, n]."""
+    on_stage = CLOSED_FORMS[schedule].in_flight
+    each = [on_stage(pipeline_parallel, virtual_pipeline_stages, one) for one in np.ravel(stage).tolist()]
+    return np.minimum(np.reshape(each, np.shape(stage)), num_microbatches.astype(np.float64))

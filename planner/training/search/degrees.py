@@ -428,6 +428,7 @@ def search_degrees(
     keep: int = KEEP,
     space: Space | None = None,
     usual_splits: bool = False,
+    cutoff: float = math.inf,
     budget: Budget | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Solution[ScoredConfig], DegreeSearch]:
@@ -438,11 +439,12 @@ def search_degrees(
         keep: incumbents to keep.
         space: what there is to search; None to make it.
         usual_splits: see :class:`DegreeSearch`.
+        cutoff: see :class:`DegreeSearch`.
         budget: what it may spend.
         on_progress: called with incumbent and bound during the search.
 
     Returns:
         The solution, and the search with its incumbents (``best``) and its ``report``.
     """
-    search = DegreeSearch(problem, keep=keep, space=space, usual_splits=usual_splits)
+    search = DegreeSearch(problem, keep=keep, space=space, usual_splits=usual_splits, cutoff=cutoff)
     return search.run(budget, on_progress), search

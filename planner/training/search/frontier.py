@@ -215,8 +215,8 @@ class Frontier:
             p, count = stages.pipeline_parallel, len(stages.splits)
             fits = self.space.templates.between(1, self.problem.limits.max_devices / p)
             window = self.space.templates.between(least / p, most / p)
-            self._rule_out(np.arange(fits.start, fits.stop), count)
-            self._rule_out(np.arange(window.start, window.stop), -count)
+            self._rule_out(fits, count)
+            self._rule_out(window, -count)
             if window.stop > window.start:
                 bounds = self._first_bounds(stages, window)
                 self._push(float(np.min(bounds)), stages, window)
@@ -272,7 +272,7 @@ class Frontier:
         least, _, item, _ = entry
         return isinstance(item, _Ordered) and (not len(item.bounds) or item.bounds[0] != least)
 
-    def _rule_out(self, rows: IntArray, times: int = 1) -> None:
+    def _rule_out(self, rows: slice | IntArray, times: int = 1) -> None:
         count = times * int(self.space.templates.num_variants[rows].sum())
         self.incumbents.report.considered += count
         self.incumbents.report.ruled_out += count

@@ -11,16 +11,18 @@ money. Each candidate beyond one is counted under the first that it exceeds, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray, FloatArray
-from meshplan.planner.training.estimator.candidates import Candidates
+from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
 from meshplan.planner.training.estimator.exchange.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.memory import StageMemory
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.choices import COLUMNS
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import ScoredConfig, SearchReport, config_of, order_of
@@ -54,6 +56,7 @@ class Incumbents:
         self.report = report
         self.keep, self.cutoff = keep, cutoff
         self.best: list[ScoredConfig] = []
+        self._priced: list[tuple[Candidates, FloatArray]] = []
 
     # --- what can still win -----------------------------------------------------------------------------------------
 
@@ -177,11 +180,24 @@ class Incumbents:
             safe: M, bytes, [n].
         """
         objective = self.objective.of(step_s, batch.world_size)
+        self._priced.append((batch, objective))
         rows = np.flatnonzero(objective <= self.limit)
         rows = rows[np.argsort(objective[rows], kind="stable")][: 4 * self.keep]
         self.best += [scored_row(self.problem, batch, int(row), objective, step_s, safe) for row in rows]
         self.best.sort(key=lambda scored: order_of(scored, self.problem.objective))
         del self.best[self.keep :]
+
+    def least_with(self, choices: Mapping[str, Any], splits: Sequence[PipelineSplit]) -> float:
+        """F of the best that was priced with some choices under one of some splits, kept or not; else infinite."""
+        usual, least = set(map(id, splits)), math.inf
+        for batch, objective in self._priced:
+            if id(batch.split) in usual:
+                has_them = np.ones(len(batch), dtype=bool)
+                for one in COLUMNS:
+                    if one.name in choices:
+                        has_them &= batch.codes(one) == one.encode(choices[one.name])
+                least = min(least, float(objective[has_them].min(initial=math.inf)))
+        return least
 
 
 def scored_row(

@@ -128,7 +128,7 @@ def work_device_s(
     flops = forward_flops_per_token(
         shape, workload.sequence_length, workload.documents, decoder_length=workload.decoder_sequence_length
     )
-    experts_rate = rate * float(np.max(constants.expert_gemm_efficiency))
+    experts_rate = rate * max(1.0, float(np.max(constants.expert_gemm_efficiency)))  # a single one is an MLP
     experts = flops.experts * leaving_load(workload)
     layers = (flops.matrix - flops.experts) / rate + experts / experts_rate
     attention = 0.0

@@ -8,6 +8,7 @@ over the calibrated share of the memory bandwidth.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -30,7 +31,7 @@ from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, GPTQ_UN
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OperatorCosts:
     """Operators of a batch of candidates.
 
@@ -53,20 +54,20 @@ class OperatorCosts:
         """Bytes of one element of the activations."""
         return activation_bytes(self.workload)
 
-    @property
+    @cached_property
     def tokens(self) -> FloatArray:
         """T, tokens of a micro-batch on one device, [n]."""
         batch = self.candidates
         return batch.micro_batch_size * self.workload.decoder_length / batch.context_parallel
 
-    @property
+    @cached_property
     def of_encoder(self) -> Self:
         """The same of the layers of the encoder in front."""
         if self.shape.encoder is None:
             raise AssertionError(f"{self.shape.name} has no encoder")
         return replace(self, shape=self.shape.encoder, workload=self.workload.of_encoder)
 
-    @property
+    @cached_property
     def sharded_tokens(self) -> FloatArray:
         """Tokens that one device normalises: T/t with sequence parallelism, else T, [n]."""
         batch = self.candidates

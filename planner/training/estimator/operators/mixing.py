@@ -38,7 +38,7 @@ PLAIN_ATTENTION_PASSES = {BYTES_16_BIT: 6.0, BYTES_32_BIT: 8.0}
 FUSED_SOFTMAX_PASSES = 4.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MixingCosts(OperatorCosts):
     """Mixers of tokens of a batch of candidates, besides single operators."""
 

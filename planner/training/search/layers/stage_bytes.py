@@ -17,7 +17,7 @@ from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.problem.choice import Recompute
-from meshplan.planner.training.search.layers.counted_stages import stages_of, unit
+from meshplan.planner.training.search.layers.counted_stages import stage_of, unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,13 @@ def stage_bytes(
     contents = [unit(kind, kinds, count) for kind in range(kinds) for count in (1, 2)]
     # The first rows say what ends add to one layer of the first kind and to as many as there are, and need alone.
     contents = [unit(0, kinds), unit(0, kinds, layers), unit(0, kinds, 0), *contents]
-    plain = {index: memory.stage(stages_of(contents, index=index)).safe_bytes for index in sorted({0, p - 1, *ends})}
+    places = sorted({0, p - 1, *ends})
+    asked = [[stage_of(counts, index=index) for counts in contents] for index in places]
+    for stage, (first, head) in ends.items():
+        asked.append([stage_of(counts, first=first, head=head, index=stage) for counts in contents[:3]])
+    safe = np.stack([own.safe_bytes for own in memory.stages([stage for group in asked for stage in group])])
+    each = np.split(safe, np.cumsum([len(group) for group in asked])[:-1])
+    plain, with_ends = dict(zip(places, each, strict=False)), dict(zip(ends, each[len(places) :], strict=True))
     one, two = ({index: of[3 + more :: 2] for index, of in plain.items()} for more in (0, 1))
     flying = np.stack([flying_on(memory, stage) for stage in range(p)])
     spread = np.maximum(flying[0] - flying[-1], 1e-9)
@@ -93,8 +99,7 @@ def stage_bytes(
     slope = weight * (two[0] - one[0]) + (1.0 - weight) * (two[p - 1] - one[p - 1])
     base = np.broadcast_to((2.0 * one[0] - two[0]).min(axis=0), (p, len(batch))).copy()
     gathers, empty = batch.zero_stage >= ZERO_PARAMETERS, {}
-    for stage, (first, head) in ends.items():
-        held = memory.stage(stages_of(contents[:3], first=first, head=head, index=stage)).safe_bytes
+    for stage, held in with_ends.items():
         added = held - plain[stage][:3]
         # A fully sharded rank gathers a layer's share of all parameters of its stage, the ends' among them: that of a
         # stage with all layers is the smallest.
