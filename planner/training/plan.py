@@ -19,6 +19,7 @@ from meshplan.planner.training.alternatives import Alternative
 from meshplan.planner.training.estimator.assembly import WAITING
 from meshplan.planner.training.estimator.operators.products import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
+from meshplan.planner.training.power import energy_j_per_step
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.schedules import SCHEDULES
 from meshplan.planner.training.resolve import Resolved
@@ -84,13 +85,14 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
         times["run_time_s"] = priced.step_s * steps
         if price is not None:
             times["usd_per_run"] = priced.step_s * steps * price * devices / SECONDS_PER_HOUR
-    if problem.machine.device.tdp_w is not None:
-        times["energy_j_per_step"] = priced.step_s * devices * problem.machine.device.tdp_w
     unmeasured = unmeasured_share(problem, priced)
     metrics = {
         name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=unmeasured)
         for name, value in times.items()
     }
+    energy = energy_j_per_step(problem, priced, metrics["iteration_s"])
+    if energy is not None:
+        metrics["energy_j_per_step"] = energy
     end = _run_ending(problem, metrics["iteration_s"], devices)
     if end is not None and problem.run is not None:
         metrics |= run_metrics(problem.run.setting, devices, end, price)
