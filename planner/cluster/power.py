@@ -10,7 +10,7 @@ of its board limit, and the board holds it there: k is large, so that P follows 
 means over time, waiting included: held out, (model, device) groups are met better so than by a curve for each kind of
 iteration, as boards limit averages over more than one iteration. Constants, source and error:
 :mod:`meshplan.catalogs.constants.power`. What serving keeps busy: :mod:`meshplan.planner.serving.estimator.power.work`;
-what a training step does: :mod:`meshplan.planner.training.power`.
+what a training step does: :mod:`meshplan.planner.training.plan`.
 """
 
 from __future__ import annotations

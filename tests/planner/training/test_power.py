@@ -13,8 +13,7 @@ from meshplan.catalogs.constants.power import PowerConstants, power_calibration
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.core.plan import Interval
 from meshplan.planner.training.estimator.priced import Priced, price
-from meshplan.planner.training.plan import time_interval
-from meshplan.planner.training.power import energy_j_per_step
+from meshplan.planner.training.plan import energy_j_per_step, time_interval
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.service import resolve
 
