@@ -1,6 +1,6 @@
 """Power of a device under load: constants that turn how busy its memory and its matrix units are into watts.
 
-The curve is in :mod:`meshplan.planner.serving.estimator.power.energy`. Its constants are shares of the board limit,
+The curve is in :mod:`meshplan.planner.cluster.power`. Its constants are shares of the board limit,
 the same for all devices: fitted to measured runs by ``meshplan calibrate --power`` and shipped as
 ``seed/power_calibrations.yaml``.
 """
@@ -22,8 +22,8 @@ class PowerConstants:
     """Power over the board's limit, by what keeps the device busy; the defaults are where a fit starts.
 
     Args:
-        waiting_share: of a device that holds a running engine, whatever it does.
-        memory_share: added where 16-bit weights and KV cache stream at the peak bandwidth.
+        waiting_share: of a device that holds a running engine or job, whatever it does.
+        memory_share: added where what is 16 bits wide or wider streams at the peak bandwidth.
         narrow_share: added where weights of 8 bits or fewer do: a byte holds more of them to be converted and used.
         compute_share: added where matrix units run at their peak rate.
         compute_exponent: the last grows with the utilisation to this power: units that run at a small part of their

@@ -156,6 +156,9 @@ class FrameworkRecipe:
         gradient_reduce_bytes: size of one gradient on the wire.
         parameter_gather_bytes: size of one parameter on the wire.
         overlaps_data_parallel: gradient and parameter collectives run behind compute.
+        schedules_by_profile: the compiler places gathers and scatters of sharded parameters behind the layers around
+            them by times that it measured (XLA's latency-hiding scheduler with profile-guided estimates and
+            double-buffered loops), so that what is longer than the work stays exposed, and the first and last ones.
         overlaps_pipeline: messages of a schedule that can hide them run behind compute.
         sends_whole_gradients: every tensor-parallel rank of a stage sends the whole gradient of its input to the stage
             before, not its part.
@@ -216,6 +219,7 @@ class FrameworkRecipe:
     gradient_reduce_bytes: float = 4.0
     parameter_gather_bytes: float = 2.0
     overlaps_data_parallel: bool = True
+    schedules_by_profile: bool = False
     overlaps_pipeline: bool = True
     sends_whole_gradients: bool = False
     sends_attention_mask: bool = False

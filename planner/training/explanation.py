@@ -13,6 +13,7 @@ from meshplan.catalogs.constants.training import Basis
 from meshplan.catalogs.units import format_bytes
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
+from meshplan.planner.training.problem.frameworks.table import framework_rules
 
 # A limit binds where the plan uses this share of it or more.
 BINDING_SHARE = 0.9
@@ -150,7 +151,9 @@ def _width(spread: float) -> str:
 
 
 def assumptions(plan: Plan) -> Iterator[str]:
-    """How tokens were taken to reach the experts, and what the plan says it has not validated."""
+    """How operators run, how tokens were taken to reach the experts, and what the plan says it has not validated."""
+    rules = framework_rules((plan.spec.get("constraints") or {}).get("target") or "")
+    yield from () if rules is None else rules.kernel_notes
     experts = (plan.provenance.get("model") or {}).get("moe")
     workload = plan.spec.get("workload", {})
     if experts:

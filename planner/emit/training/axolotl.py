@@ -247,6 +247,7 @@ def job(request: TrainingRequest) -> Job:
         settings=_settings(request),
         data="the small data set of Axolotl's examples",
         notes=(
+            *AXOLOTL.kernel_notes,
             "attn_implementation flash_attention_2 needs the package flash-attn (axolotl[flash-attn]).",
             "Axolotl turns its own kernels for adapters on (lora_*_kernel); the estimate does not count their gain.",
         ),

@@ -100,7 +100,7 @@ def script_job(
         program=program(request) + more_bash,
         files=(*files, config_file(request, verified), *ours),
         settings=TRAIN_SETTINGS if ours else (script_setting(request.script),),
-        notes=tuple(notes),
+        notes=(*rules.kernel_notes, *notes),
         starter=starter,
     )
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshplan.planner.cluster.power import DeviceWork
 from meshplan.planner.serving.estimator.iteration import Worker
-from meshplan.planner.serving.estimator.power.work import DeviceWork, iteration_work
+from meshplan.planner.serving.estimator.power.work import iteration_work
 from meshplan.planner.serving.simulation.metrics import steady_window_s
 from meshplan.planner.serving.simulation.run import Segments, ServingRun
 

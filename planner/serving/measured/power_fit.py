@@ -16,9 +16,8 @@ import numpy as np
 
 from meshplan.catalogs.constants.power import PowerCalibration, PowerConstants
 from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.planner.cluster.power import DeviceWork, power_share
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.estimator.power.energy import power_share
-from meshplan.planner.serving.estimator.power.work import DeviceWork
 from meshplan.planner.serving.measured.evidence import UNJUDGED_P90
 from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.measured.prediction import PreparedRun

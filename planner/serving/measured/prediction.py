@@ -10,10 +10,10 @@ import numpy as np
 
 from meshplan.catalogs.constants.power import power_calibration
 from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.planner.cluster.power import power_share
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import worker_memory
 from meshplan.planner.serving.estimator.pools import pool_worker
-from meshplan.planner.serving.estimator.power.energy import power_share
 from meshplan.planner.serving.measured.observations import ServedRun
 from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.problem.problem import Site

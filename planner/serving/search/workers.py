@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.constants.power import PowerConstants
+from meshplan.planner.cluster.power import DeviceWork, average_power_w
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.bounds.rate_bound import (
     Work,
@@ -27,8 +28,7 @@ from meshplan.planner.serving.estimator.bounds.rate_bound import (
 )
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.pools import pool_worker, scheduled
-from meshplan.planner.serving.estimator.power.energy import average_power_w
-from meshplan.planner.serving.estimator.power.work import DeviceWork, request_work
+from meshplan.planner.serving.estimator.power.work import request_work
 from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill_s, steady_state
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role

@@ -108,7 +108,7 @@ class ComputeModel(MixingCosts):
         if shape.latent is None:
             width = ((1 + shape.has_output_gate) * a + 2 * shape.num_key_value_heads) * shape.head_dim / t
             inputs = self.gemm(tokens, width, h * ones)
-            return inputs + self.gemm(tokens, h * ones, a * shape.head_dim / t)
+            return inputs + self.attention_output()
         latent = shape.latent
         if latent.q_lora_rank is None:
             query_width = a * (latent.qk_nope_head_dim + latent.qk_rope_head_dim) / t
@@ -118,6 +118,11 @@ class ComputeModel(MixingCosts):
             cost = self.gemm(tokens, rank, h * ones)
         cost = cost + self.gemm(tokens, (latent.kv_lora_rank + latent.qk_rope_head_dim) * ones, h * ones)
         return cost + self.latent_expansion() + self.gemm(tokens, h * ones, a * latent.v_head_dim / t)
+
+    def attention_output(self) -> Cost:
+        """The product that brings the heads of plain attention back to the hidden size."""
+        width = self.shape.num_attention_heads * self.shape.head_dim / self.candidates.tensor_parallel
+        return self.gemm(self.tokens, np.full_like(self.tokens, float(self.shape.hidden_size)), width)
 
     def latent_expansion(self) -> Cost:
         """The products of latent attention that expand compressed queries, keys and values."""
@@ -176,7 +181,7 @@ class ComputeModel(MixingCosts):
         recurrent = None if shape.blocks is None else shape.blocks.recurrent
         if kind.has_recurrent and recurrent is not None:
             return self.gemm(self.tokens, hidden, recurrent.output_inputs / t)
-        return self.gemm(self.tokens, hidden, shape.num_attention_heads * shape.head_dim / t)
+        return self.attention_output()
 
     def latent_experts(self, moe: MixtureOfExperts) -> Cost:
         """The products that bring tokens to the width of latent experts and back."""

@@ -108,7 +108,7 @@ class LayerModel:
         selective = batch.recompute == Recompute.SELECTIVE
         modules = self._modules
         fused = self.workload.practice.fuses_attention(recipe.flash_attention) or not modules.repeats_attention
-        core_again = again if fused else np.maximum(again, selective)
+        core_again = np.maximum(again, selective) if modules.repeats_fused_attention or not fused else again
         again = again + selective * (1.0 - recipe.selective_kept_share)
         modules_s = zero if modules.is_usual else selective * modules.again_s(kind, compute)
         parts = {

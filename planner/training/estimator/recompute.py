@@ -10,6 +10,13 @@ and layer, in bytes of 16-bit activations (h hidden, t tensor-parallel devices, 
     shared_experts  the shared expert, 2·matrices·w/t              again: the shared expert
     moe             all of the experts' activations                again: experts, their exchange and sorting
     core_attn       scores, where attention is not fused           again: attention (see :mod:`.memory`)
+
+JAX's policies name what is saved instead (:data:`~meshplan.planner.training.problem.switches.SAVING_POLICIES`), so
+that more is computed again, a query heads of d:
+
+    fused_attn      output of attention, 2·a·d/t                   again: attention
+    out_proj        sum of its product and the residual, 2h/s      again: the product
+    mlp_act         output of the activation function, 2w/t        again: the function
 """
 
 from __future__ import annotations
@@ -31,8 +38,11 @@ from meshplan.planner.training.problem.switches import (
     DENSE_MLP,
     EXPERT_ACTIVATION,
     EXPERT_LAYER,
+    FUSED_ATTENTION,
     LATENT_PROJECTION,
     LAYER_NORM,
+    MLP_ACTIVATION,
+    OUTPUT_PROJECTION,
     SHARED_EXPERTS,
     USUAL_MODULES,
 )
@@ -65,6 +75,11 @@ class ModuleRecompute:
         return self._has(CORE_ATTENTION)
 
     @property
+    def repeats_fused_attention(self) -> bool:
+        """Attention is computed again though its kernels keep no scores."""
+        return self._has(FUSED_ATTENTION)
+
+    @property
     def repeats_experts(self) -> FloatArray:
         """How often experts and their exchange run again in the backward pass, [n]."""
         chosen = self.candidates.recompute == Recompute.SELECTIVE
@@ -85,9 +100,13 @@ class ModuleRecompute:
             latent = shape.latent
             query_key = latent.qk_nope_head_dim + latent.qk_rope_head_dim
             dropped = dropped + BYTES_16_BIT * shape.num_attention_heads * (2 * query_key + latent.v_head_dim) / t
+        if kind.has_attention:
+            heads = self._has(FUSED_ATTENTION) * shape.num_attention_heads * shape.head_dim / t
+            summed = self._has(OUTPUT_PROJECTION) * shape.hidden_size / sequence_shards
+            dropped = dropped + BYTES_16_BIT * (heads + summed)
         if not kind.is_moe or shape.moe is None:
-            repeats = self._has(DENSE_MLP) and kind.has_mlp
-            return dropped + repeats * BYTES_16_BIT * shape.mlp_matrices * shape.intermediate_size / t
+            tensors = shape.mlp_matrices * self._has(DENSE_MLP) + self._has(MLP_ACTIVATION)
+            return dropped + kind.has_mlp * tensors * BYTES_16_BIT * shape.intermediate_size / t
         shared = BYTES_16_BIT * shape.mlp_matrices * shape.moe.shared_intermediate_size / t
         if self._has(EXPERT_LAYER):
             return dropped + self.expert_bytes_per_token() + shared
@@ -122,9 +141,10 @@ class ModuleRecompute:
             again = again + compute.memory_op(moved).forward_s
         if self._has(LATENT_PROJECTION) and kind.has_attention:
             again = again + compute.latent_expansion().forward_s
+        if self._has(OUTPUT_PROJECTION) and kind.has_attention:
+            again = again + compute.attention_output().forward_s
         if not kind.is_moe or shape.moe is None:
-            repeats = self._has(DENSE_MLP) and kind.has_mlp
-            return again + (self._mlp_s(shape.intermediate_size, compute) if repeats else 0.0)
+            return again + (self._dense_mlp_s(kind, compute) if kind.has_mlp else 0.0)
         shared = shape.moe.shared_intermediate_size
         if shared and (self._has(SHARED_EXPERTS) or self._has(EXPERT_LAYER)):
             again = again + self._mlp_s(shared, compute)
@@ -134,6 +154,15 @@ class ModuleRecompute:
             width = shape.moe.expert_intermediate_size / self.candidates.expert_tensor_parallel
             again = again + compute.activation(self._copies() * width).forward_s
         return again
+
+    def _dense_mlp_s(self, kind: LayerKind, compute: ComputeModel) -> FloatArray:
+        """What is computed again of a dense MLP; its last product only by frameworks that run a block to its end."""
+        width = self.shape.intermediate_size
+        if not self._has(DENSE_MLP):
+            activated = compute.activation(width / self.candidates.tensor_parallel).forward_s
+            return self._has(MLP_ACTIVATION) * activated
+        left_out = compute.calibration.recipe.recomputes_only_needed and not self.workload.adapts_mlp
+        return self._mlp_s(width, compute) - left_out * compute.closing_product(kind).forward_s
 
     def _mlp_s(self, width: int, compute: ComputeModel) -> FloatArray:
         """Forward pass of a dense or shared MLP."""

@@ -34,7 +34,7 @@ from meshplan.planner.training.problem.problem import (
     TrainingProblem,
     TrainingWorkload,
 )
-from meshplan.planner.training.problem.switches import RECOMPUTE_MODULES
+from meshplan.planner.training.problem.switches import RECOMPUTE_MODULES, SAVING_POLICIES
 from meshplan.planner.validation.fields import Section, UnsupportedError, caveats, row_id, shown
 from meshplan.planner.validation.machines import MachineReader
 
@@ -257,7 +257,7 @@ def _recompute(choices: Section, filled: list[str], recipe: Recipe) -> str:
     mode = stated.replace(",", " ").lower().partition(" ")[0]
     if mode in ("none", "full", "selective"):
         return mode
-    if mode in RECOMPUTE_MODULES:
+    if mode in RECOMPUTE_MODULES or mode in SAVING_POLICIES:
         return "selective"
     raise UnsupportedError(f"recompute {shown(stated)} is not modelled")
 

@@ -18,6 +18,7 @@ from meshplan.planner.training.problem.switches import (
     LAYER_NORM,
     LOSSES,
     OPTIMIZERS,
+    SAVING_POLICIES,
     SHARED_EXPERTS,
     USUAL_MODULES,
     WHOLE,
@@ -71,9 +72,11 @@ CAVEATS: Mapping[str, Mapping[str, Any]] = {
 def observed_modules(choices: Section) -> tuple[str, ...]:
     """What selective recompute repeats in a measured run, such as ``selective (norm, act)`` or ``mlp, moe_act``.
 
-    Words that name no module, such as the name of a framework's own policy, leave the usual attention core.
+    A policy of JAX leaves what it does not save. Words that name nothing leave the usual attention core.
     """
     stated = str(choices.values.get("activation_recompute") or "").lower()
+    if stated in SAVING_POLICIES:
+        return SAVING_POLICIES[stated]
     words = re.findall(r"[a-z_]+", stated)
     named = {MODULE_WORDS.get(word, word) for word in words}
     return in_order(named) or USUAL_MODULES

@@ -38,6 +38,16 @@ RECOMPUTE_MODULES = (
     EXPERT_LAYER,
 )
 USUAL_MODULES = (CORE_ATTENTION,)
+# What JAX computes again of a layer whose checkpoint policy names what is saved; no plan asks for it: fused attention
+# from its kept inputs, the product behind it, the activation function of a dense MLP.
+FUSED_ATTENTION, OUTPUT_PROJECTION, MLP_ACTIVATION = "fused_attn", "out_proj", "mlp_act"
+# Policy → what is not saved (MaxText, layers/decoders.py, 2025; praxis, layers/checkpoint_policy.py). A last product
+# that nothing reads is left out, see ``recomputes_only_needed``.
+SAVING_POLICIES: Mapping[str, tuple[str, ...]] = {
+    "save_qkv_proj": (FUSED_ATTENTION, LAYER_NORM, OUTPUT_PROJECTION, DENSE_MLP),
+    "save_qkv_out_proj": (FUSED_ATTENTION, LAYER_NORM, DENSE_MLP),
+    "save_dot_only": (FUSED_ATTENTION, LAYER_NORM, MLP_ACTIVATION),
+}
 
 
 def in_order(modules: Iterable[str]) -> tuple[str, ...]:

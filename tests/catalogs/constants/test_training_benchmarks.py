@@ -62,8 +62,9 @@ def test_choices_hold_where_no_release_is_asked_for() -> None:
 
 def test_choices_of_large_jobs_and_of_pipelines() -> None:
     jax = replace(RUN, observed_as="MaxText (JAX)", model="Llama-3-70B", release="recipe 25.04")
-    assert choices_of(replace(jax, num_devices=256)) == {"activation_recompute": "full"}
-    assert choices_of(replace(jax, num_devices=512)) == {"activation_recompute": "full", "fsdp_group_size": 128}
+    saving = {"activation_recompute": "save_qkv_proj"}
+    assert choices_of(replace(jax, num_devices=256)) == saving
+    assert choices_of(replace(jax, num_devices=512)) == {**saving, "fsdp_group_size": 128}
     tuned = replace(RUN, observed_as="NeMo AutoModel (PyTorch FSDP2)", release="", model="Qwen2.5-32B", phase="lora")
     eager = {"torch_compile": False, "sequence_parallel": False}
     assert choices_of(tuned) == {"activation_recompute": "full"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshplan.catalogs.constants.power import power_calibration
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
@@ -90,7 +91,8 @@ def _of_training(plan: Plan, metric: str) -> Badge:
             str(known.get("source", "")),
         )
     if metric == "energy_j_per_step":
-        return badge(DATASHEET, "The boards' power limit for the time of a step.", _sources(plan, "device"))
+        words = "Average power by how busy matrix units and memory are, fitted to serving runs, for the time of a step."
+        return badge(CALIBRATED, words, power_calibration().source)
     if known.get("num_runs"):
         words = (
             f"Constants fitted to {counted(known['num_runs'], 'published run')} "

@@ -27,9 +27,9 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.catalogs.constants.power import PowerConstants
+from meshplan.planner.cluster.power import power_share
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.iteration import Worker
-from meshplan.planner.serving.estimator.power.energy import power_share
 from meshplan.planner.serving.estimator.power.work import request_work
 from meshplan.planner.serving.estimator.steady_state import steady_state
 from meshplan.planner.serving.estimator.step_cost import Slowdown

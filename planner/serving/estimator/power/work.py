@@ -12,11 +12,10 @@ Divided by the time of the iteration these are the utilisations that power depen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.power import DeviceWork
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.attention import compressed_entries
@@ -32,39 +31,6 @@ from meshplan.planner.serving.estimator.memory import (
 from meshplan.planner.serving.estimator.operators import distinct_experts, peak_flops_per_s
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.quantization import SCHEMES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceWork:
-    """Work of one device, each in seconds at its peak rate; numbers or arrays of one shape.
-
-    Divided by the time that it took: utilisations.
-
-    Args:
-        wide_s: reading 16-bit weights and KV cache.
-        narrow_s: reading weights of 8 bits or fewer.
-        compute_s: multiplying.
-    """
-
-    wide_s: FloatArray
-    narrow_s: FloatArray
-    compute_s: FloatArray
-
-    def times(self, factor: FloatArray | float) -> DeviceWork:
-        """So many times the work; divide by a time for utilisations."""
-        return DeviceWork(
-            wide_s=self.wide_s * factor, narrow_s=self.narrow_s * factor, compute_s=self.compute_s * factor
-        )
-
-    def sum(self) -> DeviceWork:
-        """All of an array."""
-        return DeviceWork(wide_s=np.sum(self.wide_s), narrow_s=np.sum(self.narrow_s), compute_s=np.sum(self.compute_s))
-
-    def at(self, place: float, places: FloatArray) -> DeviceWork:
-        """Interpolated between rising places; the ends go on as they are."""
-        parts = (self.wide_s, self.narrow_s, self.compute_s)
-        wide, narrow, compute = (np.asarray(np.interp(place, places, part)) for part in parts)
-        return DeviceWork(wide_s=wide, narrow_s=narrow, compute_s=compute)
 
 
 def iteration_work(

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass
@@ -80,9 +80,16 @@ class DataParallelModel:
         moved = np.where(self.states.accumulates_whole, gather, moved)
         if batch.parameter_offload.any():
             moved = moved + np.where(batch.parameter_offload, self._fetch_s(stage), 0.0)
-        overlap = self.calibration.time.fully_sharded_overlap if recipe.overlaps_data_parallel else 0.0
-        hidden = overlap * np.minimum(moved, busy)
+        hidden = self._fully_sharded_overlap * np.minimum(moved, busy)
         return np.where(batch.zero_stage >= ZERO_PARAMETERS, moved - hidden, 0.0)
+
+    @property
+    def _fully_sharded_overlap(self) -> Constant:
+        """Share of the transfers that runs behind the work, as far as that is as long."""
+        recipe = self.calibration.recipe
+        if not recipe.overlaps_data_parallel:
+            return 0.0
+        return 1.0 - UNHIDDEN_SHARE if recipe.schedules_by_profile else self.calibration.time.fully_sharded_overlap
 
     @property
     def _hierarchical(self) -> BoolArray:

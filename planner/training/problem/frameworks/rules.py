@@ -21,6 +21,11 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.layers import split_layers_evenly
 
+ONE_BY_ONE = (
+    "The estimate has PyTorch's operators run one by one, as this target's files run them; with torch.compile a step "
+    "takes less time and memory than predicted."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkRules:
@@ -62,6 +67,11 @@ class FrameworkRules:
     document_rules: tuple[LegalityRule, ...] = ()
     full_rules: tuple[LegalityRule, ...] = ()
     is_eager: bool = False
+
+    @property
+    def kernel_notes(self) -> tuple[str, ...]:
+        """What a plan's reader should know of its kernels; empty where they are compiled or fused."""
+        return (ONE_BY_ONE,) if self.is_eager else ()
 
     def broken(self, shape: ModelShape, config: Any) -> tuple[LegalityRule, ...]:
         """The rules that ONE configuration breaks; empty when the framework takes it."""

@@ -23,6 +23,7 @@ from meshplan.planner.emit.training import axolotl, torchtune
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit
+from meshplan.planner.training.problem.frameworks.rules import ONE_BY_ONE
 
 FILES = {"axolotl": axolotl.CONFIG_FILE, "torchtune": torchtune.CONFIG_FILE}
 NOTE = """#!/usr/bin/env bash
@@ -62,6 +63,10 @@ def test_what_is_emitted_is_read_back(target: str, tmp_path: Path) -> None:
             assert reading.values["lora_rank"] == workload["lora_rank"]
             usual = "all-linear" if workload["phase"] == "qlora" else "attention"
             assert reading.values["lora_targets"] == workload.get("lora_targets", usual)
+
+
+def test_axolotls_readers_are_told_that_operators_run_one_by_one() -> None:
+    assert ONE_BY_ONE in emit("axolotl", tuning()).notes
 
 
 def test_axolotl_trains_the_adapters_that_the_plan_counts() -> None:

@@ -25,6 +25,8 @@ from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import TARGETS, emit, target_names
 from meshplan.planner.launch.support import support_matrix
+from meshplan.planner.training.explanation import assumptions
+from meshplan.planner.training.problem.frameworks.rules import ONE_BY_ONE
 from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -74,6 +76,14 @@ def test_golden(target: str, golden) -> None:
     for artifact in emit(target, request(target)).artifacts:
         if artifact.path.name in {"README.md", "launch.sh", str(FILES[target])}:
             golden(f"emit/{target}/{artifact.path}", artifact.content)
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_readers_are_told_that_operators_run_one_by_one(target: str) -> None:
+    asked = request(target)
+    plan = replace(asked.plan, spec={**asked.plan.spec, "constraints": {"target": target}})
+    is_eager = FRAMEWORKS[target].is_eager
+    assert (ONE_BY_ONE in emit(target, asked).notes) == (ONE_BY_ONE in set(assumptions(plan))) == is_eager
 
 
 @pytest.mark.parametrize("target", FILES)

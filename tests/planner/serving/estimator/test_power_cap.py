@@ -14,10 +14,10 @@ import pytest
 from meshplan.catalogs.constants.power import PowerConstants, power_calibration
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.cluster.power import capped_share
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import emit_plan, make_plan
 from meshplan.planner.serving.estimator.power.cap import LEAST_CAP_SHARE, capped_clock
-from meshplan.planner.serving.estimator.power.energy import capped_share
 from meshplan.planner.serving.problem.config import Role, serving_config_document, serving_config_from_document
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving

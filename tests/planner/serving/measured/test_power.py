@@ -10,8 +10,7 @@ import pytest
 
 from meshplan.catalogs.constants.power import PowerConstants, power_calibration
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.serving.estimator.power.energy import power_share
-from meshplan.planner.serving.estimator.power.work import DeviceWork
+from meshplan.planner.cluster.power import DeviceWork, power_share
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.measured.power_fit import PREDICTED, PowerRow, calibrate_power, fitted, power_rows

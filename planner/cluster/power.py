@@ -1,7 +1,7 @@
-"""Average power of a serving device, from how busy its memory and its matrix units are.
+"""Average power of a device, from how busy its memory and its matrix units are.
 
-With u the shares of time for which a device would be busy at its peak rates (reading 16-bit weights and KV cache,
-reading narrower weights, multiplying; :mod:`meshplan.planner.serving.estimator.power.work`), it asks for the share::
+With u the shares of time for which a device would be busy at its peak rates (moving what is 16 bits wide or wider,
+reading narrower weights, multiplying), it asks for the share::
 
     a = waiting + memory·u_wide + narrow·u_narrow + compute·u_compute^exponent
     P = limit·a / (1 + a^k)^(1/k)
@@ -9,20 +9,55 @@ reading narrower weights, multiplying; :mod:`meshplan.planner.serving.estimator.
 of its board limit, and the board holds it there: k is large, so that P follows a until the limit. The utilisations are
 means over time, waiting included: held out, (model, device) groups are met better so than by a curve for each kind of
 iteration, as boards limit averages over more than one iteration. Constants, source and error:
-:mod:`meshplan.catalogs.constants.power`.
+:mod:`meshplan.catalogs.constants.power`. What serving keeps busy: :mod:`meshplan.planner.serving.estimator.power.work`;
+what a training step does: :mod:`meshplan.planner.training.plan`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from meshplan.catalogs.constants.power import PowerConstants
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.estimator.power.work import DeviceWork
 
 # k of the limit: asked for 90 % of it a board gives 2 % less, for 100 % 6 % less; measured averages reach 98 %.
 LIMIT_SHARPNESS = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWork:
+    """Work of one device, each in seconds at its peak rate; numbers or arrays of one shape.
+
+    Divided by the time that it took: utilisations.
+
+    Args:
+        wide_s: reading and writing 16-bit weights, KV cache, activations, optimizer states.
+        narrow_s: reading weights of 8 bits or fewer.
+        compute_s: multiplying.
+    """
+
+    wide_s: FloatArray
+    narrow_s: FloatArray
+    compute_s: FloatArray
+
+    def times(self, factor: FloatArray | float) -> DeviceWork:
+        """So many times the work; divide by a time for utilisations."""
+        return DeviceWork(
+            wide_s=self.wide_s * factor, narrow_s=self.narrow_s * factor, compute_s=self.compute_s * factor
+        )
+
+    def sum(self) -> DeviceWork:
+        """All of an array."""
+        return DeviceWork(wide_s=np.sum(self.wide_s), narrow_s=np.sum(self.narrow_s), compute_s=np.sum(self.compute_s))
+
+    def at(self, place: float, places: FloatArray) -> DeviceWork:
+        """Interpolated between rising places; the ends go on as they are."""
+        parts = (self.wide_s, self.narrow_s, self.compute_s)
+        wide, narrow, compute = (np.asarray(np.interp(place, places, part)) for part in parts)
+        return DeviceWork(wide_s=wide, narrow_s=narrow, compute_s=compute)
 
 
 def power_share(constants: PowerConstants, use: DeviceWork) -> FloatArray:
@@ -53,7 +88,7 @@ def average_power_w(
     Args:
         device: the board.
         constants: of the curve.
-        use: utilisations. Under a lower limit they are those of a slower device: see :mod:`.cap`.
+        use: utilisations. Under a lower limit they are those of a slower device.
         cap_w: power limit that is set, W; None for the board's own.
     """
     if device.tdp_w is None:
@@ -67,7 +102,7 @@ def capped_share(share: FloatArray, cap_share: float) -> FloatArray:
 
     A board below the limit keeps its clock, so that a limit saves nothing where the load is low; one that asks for more
     is held where :data:`LIMIT_SHARPNESS` says that a board stays which asks for just its limit. Of 290 published epochs
-    under limits that bind (Zeus, see :mod:`.cap`) power is met within 3 % and energy within 7 % (medians).
+    under limits that bind (Zeus, NSDI 2023) power is met within 3 % and energy within 7 % (medians).
 
     >>> capped_share(np.array([0.4, 0.6, 0.9]), 0.6).round(3).tolist()
     [0.4, 0.566, 0.566]
