@@ -116,7 +116,7 @@ def activation_offload_s(input_bytes: FloatArray, device: Device) -> FloatArray:
 def layers_offload_s(
     kept_bytes: FloatArray,
     layers_s: FloatArray,
-    num_layers: int,
+    num_layers: int | IntArray,
     forward_share: FloatArray,
     *,
     bytes_per_s: FloatArray,
@@ -126,12 +126,12 @@ def layers_offload_s(
     Args:
         kept_bytes: S, what the offloaded layers keep, [n].
         layers_s: forward and backward passes of all layers, s, [n].
-        num_layers: L.
+        num_layers: L, of all candidates or [n].
         forward_share: of ``layers_s``, [n].
         bytes_per_s: B of :func:`away_bytes_per_s`, [n].
     """
     copied = kept_bytes / bytes_per_s
-    hiding = layers_s * max(0.0, 1.0 - ACTIVATION_BUFFERS / max(num_layers, 1))
+    hiding = layers_s * np.maximum(0.0, 1.0 - ACTIVATION_BUFFERS / np.maximum(num_layers, 1))
     forward, backward = hiding * forward_share, hiding * (1.0 - forward_share)
     return np.maximum(copied - forward, 0.0) + np.maximum(copied - backward, 0.0)
 
