@@ -41,6 +41,8 @@ class EngineRecipe:
             configured.
         graphed_tokens: iterations with prompts are replayed from graphs, too, where they have at most so many tokens
             and at most two for each request that may run; 0 where all of them are launched kernel by kernel.
+        prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
+            arrives meanwhile is in neither; the others prepare none.
         receive_interval: decode iterations between two looks for new requests.
         batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
         batch_wait_share: share of the token budget at which that wait is over.
@@ -72,6 +74,7 @@ class EngineRecipe:
     reserves_output: bool = False
     quantized_kv_cache: str = "bf16"
     graphed_tokens: int = 0
+    prepares_ahead: tuple[str, ...] = ()
     receive_interval: int = 1
     batch_wait_steps: int = 0
     batch_wait_share: float = 1.0

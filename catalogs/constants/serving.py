@@ -23,11 +23,11 @@ class ServingConstants:
         host_s_per_seq: growth of that time with each running request (sampling, detokenisation), s.
         launch_s_per_layer: time to launch one layer kernel by kernel, s: iterations with prompt tokens are not replayed
             from a graph, so they last no less than this times the layers.
-        first_token_steps: iterations that pass before one can hold a request that has arrived: engines that prepare
-            them ahead prepare one (vLLM, SGLang and TensorRT-LLM with their overlap schedulers), and some
-            stream what they gave at intervals.
-        first_token_offset_s: fixed time of a request outside the engine (HTTP, processes), s; tokenizing its prompt
-            comes on top.
+        first_token_steps: iterations that pass before one can hold a request that has arrived, of engines that prepare
+            them ahead (``prepares_ahead`` of their release): those prepare one, and some stream what they gave at
+            intervals.
+        first_token_offset_s: time of a request outside the engine (HTTP, processes), s, fixed under open arrivals; a
+            closed loop's next request comes as late on average. Tokenizing its prompt comes on top.
     """
 
     decode_factor: float = 1.0

@@ -183,8 +183,7 @@ def _worth_it(places: list[PlacedWorker], most_devices: int | None) -> list[Plac
 
 def _curve(service: Service, bucket: SizedBucket, priced: PricedWorker, first_alone_s: float) -> Curve:
     steady, place = priced.steady, priced.placed
-    constants = service.problem.calibrations[place.node_type].constants
-    first = first_alone_s + constants.first_token_steps * (steady.tpot_s - steady.tpot_s[0])
+    first = first_alone_s + priced.cost.admission_steps * (steady.tpot_s - steady.tpot_s[0])
     if place.role is Role.PREFILL:
         moved = kv_bytes_per_token(service.problem.shape, place.quantization) * bucket.range.input_tokens[1]
         first = first + Exchange(machine=place.machine).transfer_s(moved, devices=place.layout.num_devices)

@@ -59,15 +59,16 @@ def random_requests(
     num_priorities: int = 1,
     cached: bool = False,
 ) -> Requests:
-    """Requests of any length from one token on; Poisson arrivals, or a closed loop."""
+    """Requests of any length from one token on; Poisson arrivals, or a closed loop with ``think_s`` on average."""
     rng = np.random.default_rng(seed)
     inputs = rng.integers(1, longest_input + 1, num)
+    shares = np.random.default_rng(seed).uniform(0.5, 1.5, num)
     return Requests(
         arrival_s=np.arange(num) * ramp_s if concurrency else np.cumsum(rng.exponential(1.0 / rate_per_s, num)),
         input_length=inputs,
         output_length=rng.integers(shortest_output, longest_output + 1, num),
         concurrency=concurrency,
-        think_s=think_s,
+        think_s=think_s * shares,
         cached_tokens=rng.integers(0, inputs + 1) if cached else None,
         priority=rng.integers(0, num_priorities, num) if num_priorities > 1 else None,
     )

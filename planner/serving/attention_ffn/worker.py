@@ -170,7 +170,7 @@ class SeparatedWorker(Worker):
             prefill_pair_s=use.prefill_factor * self._prefill_line()[0],
             prefill_least_s=use.host_step_s + launch,
             graphed_tokens=self.captured_tokens,
-            admission_steps=use.first_token_steps,
+            admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
         )
 
     def own_resources(self, running: FloatArray) -> dict[str, FloatArray]:

@@ -83,6 +83,7 @@ class Worker(WorkerParts):
         slowdown: under a power limit; None at full clocks.
         graphed_tokens: an iteration with prompts is replayed from graphs where a batch has at most so many tokens, and
             at most two for each request that may run.
+        prepares_ahead: the engine prepares iterations while others run.
         one_batch: stages are passed by one batch at a time, not by a batch each.
         images: of each prompt; None: text alone.
     """
@@ -93,6 +94,7 @@ class Worker(WorkerParts):
     speculation: Speculation | None = None
     slowdown: Slowdown | None = None
     graphed_tokens: int = 0
+    prepares_ahead: bool = False
     one_batch: bool = False
     images: Images | None = None
 
@@ -212,7 +214,7 @@ class Worker(WorkerParts):
             prefill_pair_s=prefill * times.prefill_pair_s,
             prefill_least_s=use.host_step_s + launch,
             graphed_tokens=self.captured_tokens,
-            admission_steps=use.first_token_steps,
+            admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,
         )

@@ -36,6 +36,7 @@ from meshplan.catalogs.constants.engine_recipes import engine_of_constants
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.prediction import FITTED_METRICS, TAIL_METRICS, PreparedRun
+from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.validation.fitting import (
     Linear,
     Loss,
@@ -222,8 +223,10 @@ class Row:
         """Ln f [M] and its derivatives [M, constants] at θ."""
         here = self.log_predicted(theta)
         slope = np.zeros((len(here), len(theta)))
+        is_closed = self.prepared.run.workload.arrival is Arrival.CLOSED_LOOP
         for j, name in enumerate(FITTED):
-            if name == "first_token_offset_s":  # it is added to the engine's time: ∂ ln f/∂θ = offset/f
+            # Time outside is only added to the engine's, ∂ ln f/∂θ = offset/f, where no request waits for an answer.
+            if name == "first_token_offset_s" and not is_closed:
                 added = np.array([metric in ("ttft_s", "latency_s") for metric in self.metrics])
                 slope[:, j] = np.where(added & self.prepared.run.workload.has_front_end, np.exp(theta[j] - here), 0.0)
                 continue

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 # Requests simulated under open arrivals where the workload gives no number: ten lie beyond the 99th percentile.
@@ -62,7 +64,8 @@ class Requests:
         input_length: [n] prompt tokens, ≥ 1.
         output_length: [n] generated tokens, ≥ 1; the first comes out of prefill.
         concurrency: requests in flight of a closed loop; None for open arrivals.
-        think_s: time from a completion to the request that it starts, in a closed loop.
+        think_s: time from a completion to the request that it starts, in a closed loop; [n] of each request that is
+            started, or one for all.
         cached_tokens: [n] prompt tokens whose KV a worker may hold already; None for none.
         prefix: [n] identity of the shared prefix, for routing; −1 without one. None for none.
         priority: [n] smaller goes first; None where all are equal.
@@ -72,13 +75,17 @@ class Requests:
     input_length: IntArray
     output_length: IntArray
     concurrency: int | None = None
-    think_s: float = 0.0
+    think_s: FloatArray | float = 0.0
     cached_tokens: IntArray | None = None
     prefix: IntArray | None = None
     priority: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    def think_times_s(self) -> FloatArray:
+        """``think_s`` of each request, [n]."""
+        return np.broadcast_to(np.asarray(self.think_s, dtype=np.float64), len(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,10 @@ Clients see more than the engine. A prompt of p tokens of text reaches it, and i
 
 c is fitted (:class:`~meshplan.catalogs.constants.serving.ServingConstants`): the slowest server of a role, and once for
 prefill and once for decode servers, because the router sends a disaggregated request to one and then to the other.
-s is published. Assumptions: prompts do not wait for each other's tokenizing, and tokens of images are not text.
+s is published. In a closed loop the next request reaches the engine as much later on average: the answer's last token
+goes to the client, who then sends it. Only such gaps vary (:func:`gaps_s`): requests of one length would otherwise stay
+in step for ever, and queue or not by a hair. Assumptions: prompts do not wait for each other's tokenizing, and tokens
+of images are not text.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from meshplan.planner.serving.simulation.run import ServingRun
 # tokens (ray-project/ray, pull request 64049; vLLM's chat requests, 256 clients). A tokenizer alone takes 1.1 µs (1.1 s
 # for a million tokens, charlesxu.io/parallel-tokenizer). The published time is that of a loaded server, as here.
 TOKENIZE_S_PER_TOKEN = 0.164 / 37_000
+GAP_SEED = 0  # of the order in which gaps are dealt out
 
 
 def serve(
@@ -75,6 +79,8 @@ def server(
 
     def served(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
         later_s = outside_s(site, config, workload, requests.input_length)
+        if requests.concurrency is not None:
+            requests = replace(requests, think_s=requests.think_s + gaps_s(later_s))
         if stopping is not None:  # no request is seen earlier than that: a run that is stopped violates its SLO
             stopping = stopping.later(float(later_s.min()))
         return seen_by_clients(simulate_system(requests, system, stopping), later_s)
@@ -99,6 +105,18 @@ def simulated_pool(site: Site, pool: Pool, workload: ServingWorkload, cost: Step
 def seen_by_clients(run: ServingRun, later_s: FloatArray) -> ServingRun:
     """The run with the time that each request spends outside the engines, s, [n], added to its tokens' times."""
     return replace(run, first_token_s=run.first_token_s + later_s, finish_s=run.finish_s + later_s)
+
+
+def gaps_s(later_s: FloatArray) -> FloatArray:
+    """Times from an answer of a closed loop to the request that it starts, s, [n].
+
+    A request that arrives by itself spends ``later_s`` outside the engines, [n]. Such times are waits for processes and
+    sockets, of which the mean alone is known: exponential, the distribution of most entropy. Its quantiles are dealt
+    out at random, always in the same order, so that what follows moves smoothly with the mean.
+    """
+    quantiles = (np.arange(len(later_s)) + 0.5) / len(later_s)
+    shares = -np.log1p(-np.random.default_rng(GAP_SEED).permutation(quantiles))
+    return np.asarray(later_s * shares)
 
 
 def outside_s(

@@ -186,7 +186,7 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
     )
     alone = prefill_s(cost, prompt, cached=cached, budget=limits.max_batched_tokens)
     seen = alone + constants.first_token_offset_s + float(tokenize_s(workload, np.asarray(prompt)))
-    first = seen + constants.first_token_steps * steady.tpot_s
+    first = seen + cost.admission_steps * steady.tpot_s
     feasible = np.ones(len(steady.num_seqs), dtype=bool)
     if placed.role is not Role.PREFILL:
         feasible &= steady.tpot_s <= problem.tpot_limit_s

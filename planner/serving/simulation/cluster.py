@@ -201,6 +201,7 @@ class _Cluster:
     def __init__(self, requests: Requests, system: ServingSystem) -> None:
         self.requests, self.system = requests, system
         self.state = RequestState(requests)
+        self.think_s = requests.think_times_s().tolist()
         # (time, kind, request or worker, worker that is left or pool that is arrived at).
         self.events: list[tuple[float, int, int, int]] = []
         roles = dict.fromkeys(pool.role for pool in system.pools)
@@ -312,7 +313,7 @@ class _Cluster:
             return
         following = next(self.following, None)
         if following is not None:
-            heapq.heappush(self.events, (now + self.requests.think_s, ARRIVES, following, 0))
+            heapq.heappush(self.events, (now + self.think_s[following], ARRIVES, following, 0))
 
     def _transfer(self, request: int, now: float, number: int) -> None:
         link = self.system.link

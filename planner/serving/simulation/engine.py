@@ -97,10 +97,12 @@ def _event_by_event(
             state.arrive_prefilled(request, at_s)
         worker.submit(request, at_s)
 
+    think_s = requests.think_times_s().tolist()
+
     def start_next(_: int, at_s: float) -> None:
         request = next(following, None)
         if request is not None:
-            submit(request, at_s + requests.think_s)
+            submit(request, at_s + think_s[request])
 
     worker = Worker(
         cost,

@@ -26,6 +26,7 @@ class ReferenceRequest:
         prompt: prompt tokens.
         answer: tokens to generate.
         cached: prompt tokens that need no prefill.
+        think_s: time from the completion that starts it, in a closed loop.
         generated: tokens generated so far.
         prefilled: tokens of the current prefill that are done; None outside of prefill.
         kv: tokens of KV cache held.
@@ -42,6 +43,7 @@ class ReferenceRequest:
     prompt: int
     answer: int
     cached: int
+    think_s: float = 0.0
     generated: int = 0
     prefilled: int | None = None
     kv: int = 0
@@ -74,7 +76,6 @@ class ReferenceWorker:
         role: see :class:`Role`.
         coming: requests still to arrive.
         backlog: requests of a closed loop that each wait for a completion.
-        think_s: time from a completion in a closed loop to the request that it starts.
         now: start of the next iteration.
         steps: decode iterations so far.
         iterations: so far, of any kind.
@@ -98,7 +99,6 @@ class ReferenceWorker:
     role: Role
     coming: deque[ReferenceRequest]
     backlog: deque[ReferenceRequest]
-    think_s: float = 0.0
     now: float = 0.0
     steps: int = 0
     iterations: int = 0
@@ -275,7 +275,7 @@ class ReferenceWorker:
         request.finish_s = self.now
         if self.backlog:
             following = self.backlog.popleft()
-            following.arrival_s = self.now + self.think_s
+            following.arrival_s = self.now + following.think_s
             self.coming.append(following)
             self.coming = deque(sorted(self.coming, key=lambda coming: coming.arrival_s))
 
@@ -290,7 +290,7 @@ def reference_run(
     role: Role = Role.MIXED,
 ) -> tuple[list[ReferenceRequest], int]:
     """Serve the requests iteration by iteration; returns them and the number of preemptions."""
-    num = len(requests)
+    num, think_s = len(requests), requests.think_times_s()
     cached = requests.cached_tokens if requests.cached_tokens is not None else [0] * num
     priority = requests.priority if requests.priority is not None else [0] * num
     all_requests = [
@@ -301,6 +301,7 @@ def reference_run(
             prompt=int(requests.input_length[i]),
             answer=int(requests.output_length[i]),
             cached=int(cached[i]),
+            think_s=float(think_s[i]),
             generated=int(role is Role.DECODE),
             has_kv=role is Role.DECODE,
         )
@@ -324,7 +325,6 @@ def reference_run(
         role=role,
         coming=coming,
         backlog=served,
-        think_s=requests.think_s,
     )
     worker.run()
     return all_requests, worker.num_preemptions

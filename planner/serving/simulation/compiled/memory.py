@@ -41,7 +41,7 @@ _COUNT, _REAL = np.int64, np.float64
 _REQUEST = np.dtype(
     [
         *((name, _REAL) for name in ("planned_s", "arrival_s", "admitted_s", "first_token_s", "finish_s")),
-        *((name, _REAL) for name in ("joined_s", "last_token_s", "anchor")),
+        *((name, _REAL) for name in ("joined_s", "last_token_s", "anchor", "think_s")),
         *((name, _COUNT) for name in ("input_length", "output_length", "cached_tokens", "found_tokens", "rank")),
         *((name, _COUNT) for name in ("by_rank", "generated", "target", "offset", "following", "routed_to")),
     ]
@@ -65,7 +65,7 @@ _WORKER = np.dtype(
 )
 _LEDGER = np.dtype(
     [
-        *((name, _REAL) for name in ("until_s", "expected_output", "think_s")),
+        *((name, _REAL) for name in ("until_s", "expected_output")),
         *((name, _COUNT) for name in ("may_pass", "router", "num_routed", "position", "num_records", "num_gaps")),
         *((name, _COUNT) for name in ("num_leaving", "worker", "lazily", "request", "is_closed")),
     ]
@@ -128,7 +128,7 @@ def memory_of(
     ledger["may_pass"] = requests.priority is not None
     ledger["expected_output"] = float(np.mean(requests.output_length))
     order, is_closed = np.flatnonzero(served).astype(_COUNT), requests.concurrency is not None
-    ledger["is_closed"], ledger["think_s"] = is_closed, requests.think_s
+    ledger["is_closed"] = is_closed
     if router == NONE:  # no arrival is an event: the worker has them in its queue, or gets them as others leave
         ledger["position"] = min(requests.concurrency or len(order), len(order))
     return Memory(
@@ -153,7 +153,7 @@ def _requests(requests: Requests) -> NDArray[Any]:
     found = np.zeros(len(requests), dtype=_REQUEST)
     for name in ("arrival_s", "admitted_s", "first_token_s", "finish_s", "joined_s", "last_token_s"):
         found[name] = math.inf
-    found["planned_s"], found["following"] = requests.arrival_s, NONE
+    found["planned_s"], found["think_s"], found["following"] = requests.arrival_s, requests.think_times_s(), NONE
     for name in ("input_length", "output_length", "cached_tokens", "rank", "by_rank"):
         found[name] = getattr(state, name)
     return found

@@ -45,15 +45,25 @@ from meshplan.planner.serving.simulation.compiled.memory import (
 
 @machine_code
 def submit(m: Memory, worker: Any, number: int) -> None:
-    """Queue a request, which comes after all that were queued before."""
+    """Queue a request by its time of arrival, after those of the same time."""
     request = m.requests[number]
     if worker.is_caching:
         request.found_tokens = request.cached_tokens
     if worker.head == NONE:
-        worker.head, worker.next_arrival = number, request.arrival_s
-    else:
+        worker.head = worker.tail = number
+    elif request.arrival_s >= m.requests[worker.tail].arrival_s:
         m.requests[worker.tail].following = number
-    worker.tail = number
+        worker.tail = number
+    elif request.arrival_s < m.requests[worker.head].arrival_s:
+        request.following = worker.head
+        worker.head = number
+    else:
+        before = worker.head
+        while m.requests[m.requests[before].following].arrival_s <= request.arrival_s:
+            before = m.requests[before].following
+        request.following = m.requests[before].following
+        m.requests[before].following = number
+    worker.next_arrival = m.requests[worker.head].arrival_s
     worker.wake_s = max(worker.clock, worker.next_arrival) if is_idle(worker) else worker.clock
 
 
@@ -324,7 +334,7 @@ def _leave(m: Memory, worker: Any, number: int, end: float) -> None:
     if ledger.is_closed and ledger.position < len(m.order):  # its successor
         following = m.order[ledger.position]
         ledger.position += 1
-        m.requests[following].arrival_s = end + ledger.think_s
+        m.requests[following].arrival_s = end + m.requests[following].think_s
         submit(m, worker, following)
     if worker.pauses:
         push_timed(m.leaving_s, m.leaving, ledger.num_leaving, end, number * len(m.workers) + worker.number)

@@ -139,7 +139,9 @@ def test_constants_enter_where_they_say(llama: ModelShape, machine: Machine) -> 
     slow = worker.step_cost(replace(plain, launch_s_per_layer=1e-2))
     assert slow.step_s(0, 0, 1, 10, 55.0) == pytest.approx(1e-2 * llama.num_hidden_layers)
     assert slow.decode_s(8) == base.decode_s(8)
-    assert worker.step_cost(replace(plain, first_token_steps=2.5)).admission_steps == 2.5
+    late = replace(plain, first_token_steps=2.5)
+    assert worker.step_cost(late).admission_steps == 0.0
+    assert replace(worker, prepares_ahead=True).step_cost(late).admission_steps == 2.5
     eager = worker_of(llama, machine, limits=EngineLimits(max_num_seqs=64, cuda_graphs=False))
     assert eager.step_cost(replace(plain, launch_s_per_layer=1e-3)).decode_s(8) > base.decode_s(8) + 0.07
 

@@ -76,10 +76,13 @@ def test_planted_constants_predict_what_they_made(reader: MachineReader) -> None
 def test_static_batches_pass_no_front_end(reader: MachineReader) -> None:
     """They are handed to the engine by a script: no time outside of it explains them, nor do they tell that time."""
     (loop,) = prepared(reader, (8,), "a")
-    batch = PreparedRun(replace(loop.run, workload=replace(loop.run.workload, arrival=Arrival.STATIC_BATCH)))
+    batch, at_a_rate = (
+        PreparedRun(replace(loop.run, workload=replace(loop.run.workload, arrival=arrival, request_rate_per_s=5.0)))
+        for arrival in (Arrival.STATIC_BATCH, Arrival.POISSON)
+    )
     slow = replace(PLANTED, first_token_offset_s=PLANTED.first_token_offset_s + 1.0)
     assert batch.predicted(slow)["ttft_s"] == batch.predicted(PLANTED)["ttft_s"]
-    assert loop.predicted(slow)["ttft_s"] == pytest.approx(loop.predicted(PLANTED)["ttft_s"] + 1.0)
+    assert at_a_rate.predicted(slow)["ttft_s"] == pytest.approx(at_a_rate.predicted(PLANTED)["ttft_s"] + 1.0)
     _, slope = Row(batch, NOISE).linear(PARAMETERS.vector(PLANTED))
     assert not slope[:, list(FITTED).index("first_token_offset_s")].any()
 

@@ -39,7 +39,31 @@ def test_tokens_of_images_are_not_text(loop: PreparedRun) -> None:
 
 def test_clients_see_every_token_later_by_it(loop: PreparedRun) -> None:
     """The time per token is the engine's: first and last token are as late."""
+    arrivals = replace(loop.run.workload, arrival=Arrival.POISSON, request_rate_per_s=5.0, concurrency=None)
+    open_loop = PreparedRun(replace(loop.run, workload=arrivals))
     free = replace(PLANTED, first_token_offset_s=0.0)
-    slow, fast = (loop.predicted(constants) for constants in (PLANTED, free))
+    slow, fast = (open_loop.predicted(constants) for constants in (PLANTED, free))
     assert slow["ttft_s"] - fast["ttft_s"] == pytest.approx(PLANTED.first_token_offset_s)
     assert slow["tpot_s"] == pytest.approx(fast["tpot_s"])
+
+
+def test_the_next_request_of_a_closed_loop_comes_when_its_client_has_the_answer(loop: PreparedRun) -> None:
+    """One in flight: the engine is idle for as long as a request and its answer spend outside of it, on average."""
+    one = PreparedRun(replace(loop.run, workload=replace(loop.run.workload, concurrency=1, num_requests=200)))
+    run = one.served(replace(PLANTED, first_token_offset_s=0.2))
+    outside_each_s = 0.2 + tokenize_s(one.run.workload, run.input_length)
+    gaps = run.arrival_s[1:] - (run.finish_s - outside_each_s)[:-1]
+    assert gaps.min() > 0.0
+    assert gaps.mean() == pytest.approx(outside_each_s.mean(), rel=0.03)
+
+
+def test_queues_of_a_closed_loop_move_smoothly_with_the_time_outside(loop: PreparedRun) -> None:
+    """Requests of one length do not jump into a queue where the time outside exceeds an iteration by a hair."""
+    (pool,) = loop.run.config.pools
+    one_prompt = replace(pool.limits, max_batched_tokens=int(loop.run.workload.input_length) + 16)
+    config = replace(loop.run.config, pools=(replace(pool, limits=one_prompt),))
+    workload = replace(loop.run.workload, concurrency=16, num_requests=160, length_ratio=1.0)
+    run = PreparedRun(replace(loop.run, config=config, workload=workload))
+    offsets = np.linspace(0.002, 0.03, 15)
+    waits = [run.predicted(replace(PLANTED, first_token_offset_s=s))["ttft_s"] - s for s in offsets.tolist()]
+    assert np.abs(np.diff(waits)).max() < 0.07 * np.mean(waits)  # 0.105 of it where all gaps are alike
