@@ -39,13 +39,14 @@ from meshplan.planner.training.estimator.exchange.boundaries import (
     messages_s,
     tied_gradient_bytes,
 )
-from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE, CommunicationModel
+from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.exchange.data_parallel import FORWARD_SHARE, DataParallelModel
 from meshplan.planner.training.estimator.exchange.offload import (
     activation_offload_s,
     away_bytes_per_s,
     layers_offload_s,
 )
+from meshplan.planner.training.estimator.exchange.vocabulary_parallel import vocabulary_parallel_s
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.operators.attention import forward_time_share
@@ -58,10 +59,6 @@ from meshplan.planner.training.problem.problem import TrainingWorkload
 
 # Forward share of a micro-batch with full recompute: forward, forward again and twice as much backward.
 RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0
-# Bytes reduced per token for the softmax over a split vocabulary: maximum and sum, in fp32.
-SOFTMAX_BYTES = 8.0
-# Barriers of Algorithm 2 in arXiv:2411.05288; Algorithm 1 has two.
-VOCABULARY_BARRIERS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +232,8 @@ class TrainingModel:
         What is sent is in :mod:`.exchange.boundaries`. The pipeline fills over every boundary once; then each further
         micro-batch waits for the stage with the slowest boundaries
         (:mod:`~meshplan.planner.cluster.network.network_model`). A schedule that hides messages leaves a share of
-        :data:`UNHIDDEN_SHARE` exposed, and what takes longer than all the work that it could run behind.
+        :data:`~.exchange.collectives.UNHIDDEN_SHARE` exposed, and what takes longer than all the work that it could run
+        behind.
 
         Args:
             busy_s: work of the slowest stage in a step, [n]; None: as much as there are messages, a lower bound.
@@ -266,24 +264,6 @@ class TrainingModel:
         if not whole or ends_meet(split) or split.vocabulary_parallel:  # one copy, or none
             return 0.0
         return self._links.ends_s(whole / batch.tensor_parallel, split.pipeline_parallel * batch.stage_devices)
-
-    def _vocabulary_s(self, slowest: FloatArray) -> FloatArray:
-        """Communication and bubble that vocabulary parallelism adds to a step, [n].
-
-        Each micro-batch's last hidden state goes to all stages and the sum of its gradients back, likewise the
-        embeddings (each counts as an all-reduce of T·h elements), and two fp32 numbers per token are reduced for the
-        softmax. These overlap with the layers except for a share of :data:`UNHIDDEN_SHARE`. The barrier between the two
-        passes of the head delays the backward by one micro-batch, so that the pipeline is one interval longer
-        (Algorithm 2 of arXiv:2411.05288: p + 1 micro-batches in flight).
-        """
-        batch, split = self.candidates, self.candidates.split
-        if not split.vocabulary_parallel:
-            return np.zeros_like(slowest)
-        size = np.full(len(batch), split.pipeline_parallel)
-        hidden = activation_bytes(self.workload) * self._compute.tokens * self.shape.hidden_size
-        moved = 2.0 * self._links.all_reduce_s(hidden / batch.tensor_parallel, size, batch.stage_devices)
-        moved = moved + self._links.all_reduce_s(SOFTMAX_BYTES * self._compute.tokens, size, batch.stage_devices)
-        return UNHIDDEN_SHARE * batch.num_microbatches * moved + VOCABULARY_BARRIERS * slowest
 
     @property
     def _documents_differ(self) -> bool:
@@ -428,7 +408,8 @@ class TrainingModel:
         split = self.candidates.split
         figures = self.figures(split.classes)
         slowest = np.maximum.reduce([one.seconds for one in figures])
-        vocabulary = self._vocabulary_s(slowest)
+        hidden = activation_bytes(self.workload) * self._compute.tokens * self.shape.hidden_size
+        vocabulary = vocabulary_parallel_s(self._links, self.candidates, hidden, self._compute.tokens, slowest)
         stages = [figures[index] for index in split.class_of_stage]
         return assembled(
             stages,
