@@ -34,6 +34,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -48,8 +49,9 @@ from meshplan.planner.training.search.layers.recurrence import AHEAD
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
 from meshplan.planner.training.search.memory_savers import takes_whole_chunks
 
-# Numbers of layers of all stages that are looked at, nodes of one level, and leaves that are told, at most.
-MOST_COUNTS, MOST_NODES, MOST_LEAVES = 20_000, 4_000, 64
+# Options of a stage, numbers of layers of all stages that are looked at, nodes of one level, and leaves that are told, at
+# most. Stages of many layers and chunks have millions of options (20 layers on 10 chunks), and no bound then.
+MOST_OPTIONS, MOST_COUNTS, MOST_NODES, MOST_LEAVES = 1_000, 20_000, 4_000, 64
 # Keeps bounds below the estimate, whose sums run in another order.
 ROUNDING = 1e-9
 
@@ -102,15 +104,22 @@ def closed(splits: UnevenSplits, most_s: float, outside_s: float) -> Closed:
     candidate = _Candidate(splits, (most_s - outside_s) * (1.0 + ROUNDING))
     least: dict[tuple[int, ...], float] = {}
     beyond_s = np.inf
-    for part in candidate.parts():
-        leaves, part_s = part.solve()
-        beyond_s = min(beyond_s, part_s)
-        for sizes, least_s in leaves:
-            least[sizes] = min(least.get(sizes, np.inf), least_s)
+    try:
+        for part in candidate.parts():
+            leaves, part_s = part.solve()
+            beyond_s = min(beyond_s, part_s)
+            for sizes, least_s in leaves:
+                least[sizes] = min(least.get(sizes, np.inf), least_s)
+    except _TooManyError:
+        return Closed([], -np.inf)
     leaves = [Leaf(sizes, (least_s + outside_s) * (1.0 - ROUNDING)) for sizes, least_s in least.items()]
     leaves.sort(key=lambda leaf: (leaf.least_s, leaf.sizes))
     beyond = [(beyond_s + outside_s) * (1.0 - ROUNDING), *(leaf.least_s for leaf in leaves[MOST_LEAVES:])]
     return Closed(leaves[:MOST_LEAVES], min(most_s, *beyond))
+
+
+class _TooManyError(Exception):
+    """A stage has more options than can be looked at."""
 
 
 class _Others(NamedTuple):
@@ -185,6 +194,8 @@ class _Candidate:
         fewest[0] = 0 if others.kinds else fewest[0]
         layer_s = float(costs.layer_s[self._main, 0])
         most = min(int((self.most_s / self.m - around_s.sum()) / layer_s * (1.0 + ROUNDING)), self.layers)
+        if comb(max(most - sum(fewest), 0) + v, v) > MOST_OPTIONS:
+            raise _TooManyError
         for count in range(sum(fewest), most + 1):
             for sizes in _compositions(count, fewest):
                 if others.more_follow and sizes[0]:

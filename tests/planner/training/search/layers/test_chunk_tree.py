@@ -111,3 +111,10 @@ def test_other_kinds_between_are_not_spoken_of() -> None:
     mixed = replace(LEADING, moe=replace(MOE.moe, moe_layers=(False, True) * 3))
     problem = problem_of(mixed, num_devices=3, global_batch_size=9)
     assert not may_be_closed(UnevenSplits(problem, candidates_of(problem, 3, 2, 9))).any()
+
+
+def test_a_stage_of_millions_of_options_has_no_bound() -> None:
+    """20 layers on each of four stages of ten chunks: a question took a quarter of an hour before."""
+    problem = problem_of(replace(DENSE, num_hidden_layers=80), num_devices=4, global_batch_size=8)
+    splits = UnevenSplits(problem, candidates_of(problem, 4, 10, 8)).take(np.array([0]))
+    assert closed(splits, 1e9, 0.0) == ([], -np.inf)
