@@ -49,8 +49,8 @@ from meshplan.planner.training.search.layers.recurrence import AHEAD
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
 from meshplan.planner.training.search.memory_savers import takes_whole_chunks
 
-# Options of a stage, numbers of layers of all stages that are looked at, nodes of one level, and leaves that are told, at
-# most. Stages of many layers and chunks have millions of options (20 layers on 10 chunks), and no bound then.
+# Options of a stage, numbers of layers of all stages that are looked at, nodes of one level, and leaves that are told,
+# at most. Stages of many layers and chunks have millions of options (20 layers on 10 chunks), and no bound then.
 MOST_OPTIONS, MOST_COUNTS, MOST_NODES, MOST_LEAVES = 1_000, 20_000, 4_000, 64
 # Keeps bounds below the estimate, whose sums run in another order.
 ROUNDING = 1e-9
