@@ -25,7 +25,8 @@ def _requirements() -> None:
 
 
 def test_a_plan_that_crosses_sites_in_turn_takes_longer_as_predicted(tmp_path: Path) -> None:
-    outcome = measured(SCENARIOS[-1], tmp_path, {CROSSING: OTHERS[CROSSING]})
+    # What is asked for here is the order of two plans that are far apart: links need not be exact.
+    outcome = measured(SCENARIOS[-1], tmp_path, {CROSSING: OTHERS[CROSSING]}, quick_links=True)
     chosen, crossing = outcome.runs
     assert chosen.predicted_s < crossing.predicted_s, table(outcome)
     assert chosen.measured_s < crossing.measured_s, table(outcome)

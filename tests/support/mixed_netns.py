@@ -136,10 +136,15 @@ class Lab:
         self.net, self.groups, self.folder = net, groups, folder
         (folder / "config.json").write_text(json.dumps(MODEL))
 
-    def profile_links(self) -> None:
-        """Every pair of hosts, by ``meshplan profile links``, on hosts as fast as they are when they train."""
+    def profile_links(self, *, quick: bool) -> None:
+        """Every pair of hosts, by ``meshplan profile links``, on hosts as fast as they are when they train.
+
+        Args:
+            quick: a few messages for each pair, minutes less; lines come out 4 to 20 % too fast.
+        """
         arguments = ["profile", "links", "--name", "lab", "--rail", "eth0", "--db", str(self.folder / "catalog.sqlite")]
         arguments += ["--timeout", str(DEADLINE_S)]  # a slow host takes most of a minute to begin
+        arguments += ["--quick"] if quick else []
         started = []
         for host, group in enumerate(self.groups):
             started.append(self.net.start(host, arguments, log=self.folder / f"profile{host}.log"))
@@ -318,8 +323,10 @@ class Lab:
             raise RuntimeError(f"exit codes {codes}: {(self.folder / log).read_text()[-3000:]}")
 
 
-def measured(scenario: Scenario, folder: Path, others: Mapping[str, Stages] = OTHERS) -> Outcome:
-    """Profile the hosts of a scenario, plan, and run the chosen plan and others."""
+def measured(
+    scenario: Scenario, folder: Path, others: Mapping[str, Stages] = OTHERS, *, quick_links: bool = False
+) -> Outcome:
+    """Profile the hosts of a scenario, plan, and run the chosen plan and others; ``quick_links``: see :class:`Lab`."""
     first, second = scenario.shares
     lines = Sites(of_host=(0, 0, 1, 1), bits_per_s=LINE, shaping=LINE_SHAPING) if scenario.is_apart else None
     with (
@@ -327,7 +334,7 @@ def measured(scenario: Scenario, folder: Path, others: Mapping[str, Stages] = OT
         cpu_shares(f"mp{os.getpid()}", (first, first, second, second), folder / "groups") as groups,
     ):
         lab = Lab(net, groups, folder)
-        lab.profile_links()
+        lab.profile_links(quick=quick_links)
         lab.profile_devices()
         return Outcome(runs=tuple(lab.run(name, stages) for name, stages in {"chosen": None, **others}.items()))
 
