@@ -26,7 +26,7 @@ from meshplan.planner.cluster.network.network_model import BestLinks
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.problem.switches import ALL_TO_ALL
+from meshplan.planner.training.problem.switches import ALL_TO_ALL, DEEPEP
 from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
 from meshplan.planner.training.search.joint import place_config, placed_problem, search_plans, under_links
@@ -39,9 +39,9 @@ Choices = Mapping[str, int | str | bool]
 NAMED_SHARE = 0.005
 # Candidates of an alternative that get a rank mapping of their own, where links differ.
 MAPPED_ALTERNATIVES = 4
-# Who carries tokens to experts where it is installed, and what it runs on: Hopper or newer, NVLink inside a node, RDMA
-# between nodes (deepseek-ai/DeepEP, README.md, "Requirements").
-DEEPEP, DEEPEP_ARCHITECTURES, DEEPEP_LINK = "deepep", frozenset({"hopper", "blackwell"}), "nvlink"
+# What DeepEP runs on: Hopper or newer, NVLink inside a node, RDMA between nodes (deepseek-ai/DeepEP, README.md,
+# "Requirements").
+DEEPEP_ARCHITECTURES, DEEPEP_LINK = frozenset({"hopper", "blackwell"}), "nvlink"
 # Changes of the step are shown to a tenth of a per cent: no mapping is looked for that gains less than half of it.
 SHOWN = 0.0005
 

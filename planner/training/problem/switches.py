@@ -8,7 +8,8 @@ from enum import Enum
 
 # Who carries tokens to their experts unless somebody else is asked.
 ALL_TO_ALL = "alltoall"
-FUSED_DISPATCHERS = ("deepep", "hybridep")
+DEEPEP = "deepep"
+FUSED_DISPATCHERS = (DEEPEP, "hybridep")
 
 
 class Launches(Enum):

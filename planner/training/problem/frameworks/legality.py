@@ -17,6 +17,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.switches import (
     ALL_TO_ALL,
+    DEEPEP,
     DENSE_MLP,
     EXPERT_ACTIVATION,
     EXPERT_LAYER,
@@ -425,7 +426,7 @@ def room_to_overlap(_: ModelShape, config: Any) -> Any:
 
 def capacity_travels(_: ModelShape, config: Any) -> Any:
     """DeepEP pads no experts."""
-    return (np.asarray(config.expert_capacity_factor) == 0) | (np.asarray(config.expert_dispatcher) != "deepep")
+    return (np.asarray(config.expert_capacity_factor) == 0) | (np.asarray(config.expert_dispatcher) != DEEPEP)
 
 
 def no_vocabulary_parallel(framework: str) -> LegalityRule:

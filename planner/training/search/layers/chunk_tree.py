@@ -21,7 +21,8 @@ makes its neighbours wait whatever the others hold: of 16 stages of (2, 2) layer
 costs 4 to 20 % of the pipeline's time, so that few nodes are left on each level.
 
 *Proof.* The pipeline is priced as the larger of both, of which the closed form alone counts where all chunks of each
-stage are alike. Both grow with each f and b. A plan of the candidate is a leaf, that of its split and of the least r
+stage are alike. Both grow with each f and b: the closed form is a maximum of sums with weights of 0 or more of such
+maxima, the recurrence a longest path. A plan of the candidate is a leaf, that of its split and of the least r
 within memory: its chunks take what their options say or more, as leading layers are recomputed for nothing and keep
 what recompute leaves, and recompute saves the most that a layer can save. A node takes no more than any leaf below it.
 So no plan beats A and the least leaf, nor, of what is cut, the step at which it was.

@@ -298,7 +298,6 @@ def test_torchtune_hides_its_copies_and_frees_the_inputs(catalog: Catalog) -> No
                 "model": "llama-3.2-3b",
                 "cluster": {
                     "devices": {"type": "a100-sxm-80gb", "per_node": 1, "nodes": 1},
-                    "links": {"intra_node": {"bandwidth": "300 GB/s", "latency": "3 us"}},
                     "host_memory": "1 TiB",
                 },
                 "workload": {"sequence_length": 4096, "global_batch_size": 2, "phase": "sft"},

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.planner.training.pipeline.closed_forms import CLOSED_FORMS, in_flight, pipeline_s
+from meshplan.planner.training.pipeline.closed_forms import CLOSED_FORMS, in_flight, pipeline_s, staged_pipeline_s
 
 # (kind, chunk, micro-batch); kind F or B.
 Op = tuple[str, int, int]
@@ -149,3 +149,28 @@ def test_bubbles_are_ordered_as_their_papers_say() -> None:
     assert steps["zb-2p"] <= steps["zb-v"] < steps["zb-1p"] < steps["interleaved"] < steps["1f1b"] == steps["gpipe"]
     assert steps["1f1b"] == 32 + 7
     assert steps["interleaved"] == 32 + 7 / 2
+
+
+@pytest.mark.parametrize(("schedule", "v"), [("1f1b", 1), ("interleaved", 2), ("interleaved", 3)])
+def test_a_longer_pass_of_any_stage_is_never_faster(schedule: str, v: int) -> None:
+    """Bounds of splits rest on it: stages at their least take no more than any stages."""
+    rng = np.random.default_rng(0)
+    for case in range(60):
+        p, groups = int(rng.integers(2, 17)), int(rng.integers(1, 9))
+        passes = rng.uniform(0.1, 2.0, (2, p, 1)) * np.ones(2 * p)
+        if case % 2:  # a last stage that is the slowest has a form of its own
+            passes[:] = passes[:1] * np.array([1.0, 2.0])[:, None, None]
+            passes[:, -1] = passes.max(axis=1)
+        longer = passes.copy()
+        longer.reshape(2 * p, 2 * p)[np.diag_indices(2 * p)] += rng.exponential(1.0, 2 * p)
+        before, after = (
+            staged_pipeline_s(
+                schedule,
+                virtual_pipeline_stages=v,
+                num_microbatches=np.full(2 * p, groups * p),
+                stages_s=forward + backward,
+                forward_share=forward / (forward + backward),
+            )
+            for forward, backward in (passes, longer)
+        )
+        assert np.all(after >= before * (1.0 - 1e-12))
