@@ -8,6 +8,7 @@ import gc
 import io
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from command_line import SPEC, Command, Outcome
 from hypothesis import HealthCheck, settings
 from machine_code import compiling
+from sqlalchemy import Engine, event
 
 # Hundreds of tests start processes, and each would compile meshplan anew where bytecode is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -28,6 +30,13 @@ GOLDEN = Path(__file__).parent / "golden"
 settings.register_profile("suite", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", settings.get_profile("suite"), max_examples=1000)
 settings.load_profile("suite")
+
+
+@event.listens_for(Engine, "connect")
+def _without_waiting_for_the_disk(connection: object, record: object) -> None:
+    """A catalog of a test need not outlive a power cut; there are some ten thousand commits of 4 ms."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
