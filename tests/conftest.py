@@ -8,6 +8,7 @@ import gc
 import io
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from command_line import SPEC, Command, Outcome
 from hypothesis import HealthCheck, settings
 from machine_code import compiling
+from sqlalchemy import Engine, event
 
 # Hundreds of tests start processes, and each would compile meshplan anew where bytecode is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -30,8 +32,21 @@ settings.register_profile("long", settings.get_profile("suite"), max_examples=10
 settings.load_profile("suite")
 
 
+@event.listens_for(Engine, "connect")
+def _without_waiting_for_the_disk(connection: object, record: object) -> None:
+    """A catalog of a test need not outlive a power cut; there are some ten thousand commits of 4 ms."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite tests/golden from what the code says now")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than processors: tests of browsers, servers and processes wait an eighth of the time."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ class MachineReader:
     """
 
     def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+        self._device = cache(catalog.device)  # thousands of rows name a few devices
         self._nodes: dict[str, list[NodeType]] = {}
         for node in catalog.node_types():
             self._nodes.setdefault(node.device.slug, []).append(node)
@@ -71,7 +72,7 @@ class MachineReader:
             CatalogError: the device is not in the catalog.
             UnsupportedError: no node type of the catalog has the device, so its links are unknown.
         """
-        device = self._catalog.device(hardware.text("device"))
+        device = self._device(hardware.text("device"))
         nodes = self._nodes.get(device.slug, [])
         if not nodes:
             raise UnsupportedError(f"the catalog has no node type with {device.slug}, so its links are unknown")

@@ -49,7 +49,11 @@ NODE_TYPE_NOTE = (
 IMAGE_NOTE = "The image is a placeholder: emit again with --image, or replace it before you apply the file."
 
 
-class _Dumper(yaml.SafeDumper):
+# The emitter in C writes the same, in a sixth of the time.
+_BASE: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_BASE):
     """Scripts as literal blocks and no anchors, so that a person can read the file and change one place of it."""
 
     def ignore_aliases(self, data: object) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,12 +163,13 @@ def row_validator(
     """Row → its validation with the constants of the catalog; see :mod:`meshplan.planner.core.kinds`."""
     del rows, traces  # what training does not need
     reader = ObservationReader(catalog)
+    constants = cache(partial(calibration_for, catalog))
 
     def validated(row: Mapping[str, Any]) -> ValidatedRow:
         if is_pooled(row):
             return validate_pooled(reader, row, catalog)
         run = reader.training_run(row)
-        calibration = calibration_for(catalog, run.framework, run.architecture).for_model(run.problem.shape.slug)
+        calibration = constants(run.framework, run.architecture).for_model(run.problem.shape.slug)
         return validate_run(replace(run, problem=replace(run.problem, calibration=calibration)))
 
     return validated

@@ -54,7 +54,7 @@ from meshplan.planner.training.pipeline.lookup import (
     weight_gradient_share,
 )
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
-from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ROUNDS, ChunkColumns, unrolled_s
+from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ChunkColumns, rounds_of, unrolled_s
 from meshplan.planner.training.problem.schedules import SCHEDULES, Priced
 
 InFlight = Callable[[int, int, int], float]
@@ -110,7 +110,7 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
     "gpipe": ClosedForm(lambda p, v: 1.0, lambda p, v, stage: np.inf, 0.0),
     "1f1b": ClosedForm(lambda p, v: 1.0, lambda p, v, stage: float(p - stage), 0.0),
     "interleaved": ClosedForm(lambda p, v: 1.0 / v, _interleaved_in_flight, 0.04),
-    "zb-h1": ClosedForm(lambda p, v: ZB_1P_BUBBLE, lambda p, v, stage: float(p), 0.0),
+    "zb-h1": ClosedForm(lambda p, v: ZB_1P_BUBBLE, lambda p, v, stage: float(p), 0.01),
     "zb-1p": ClosedForm(lambda p, v: ZB_1P_BUBBLE, lambda p, v, stage: float(p), 0.01),
     "zb-2p": ClosedForm(lambda p, v: ZB_2P_BUBBLE, lambda p, v, stage: float(2 * p - 1), 0.01),
     "zb-v": ClosedForm(lambda p, v: ZB_V_BUBBLE, lambda p, v, stage: float(p), 0.01),
@@ -213,7 +213,7 @@ def _unrolled_rows_s(
         )
         seconds[rows] = unrolled_s(schedule, len(stages_s), v, times, microbatches[rows], nominal)
     if schedule in ("zb-h1", "zb-1p"):  # extrapolation may be slightly too long
-        return np.where(microbatches <= ROUNDS * len(stages_s), seconds, np.minimum(seconds, upper))
+        return np.where(microbatches <= rounds_of(schedule) * len(stages_s), seconds, np.minimum(seconds, upper))
     return seconds
 
 

@@ -104,7 +104,7 @@ def test_a_constant_at_zero_leaves_the_others_unbiased() -> None:
         assert getattr(fit.constants, name) == pytest.approx(planted[name], rel=0.15), name
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.25), groups=st.integers(1, 8))
 def test_the_safe_bound_is_never_exceeded_by_its_own_runs(seed: int, noise: float, groups: int) -> None:
     runs = measured(PLANTED, noise=noise, groups=groups, seed=seed)
