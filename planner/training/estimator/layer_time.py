@@ -14,13 +14,13 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.estimator.adapters import AdapterModel
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.exchange.recurrent import RecurrentExchange
 from meshplan.planner.training.estimator.exchange.token_copies import TokenCopies
+from meshplan.planner.training.estimator.operators.adapters import AdapterModel
 from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, Cost, activation_bytes
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
