@@ -139,8 +139,7 @@ class _SimplestTie(Incumbents):
         # What a candidate lacks in memory, recompute of a block may bring: that is no simpler than none.
         return batch.take(_is_simpler([*complexity(self.problem, batch), np.zeros(len(batch))], self.rank))
 
-    def take(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
-        objective = self.objective.of(step_s, batch.world_size)
+    def take(self, batch: Candidates, objective: FloatArray, step_s: FloatArray, safe: FloatArray) -> None:
         columns = [*complexity(self.problem, batch), objective]
         rows = np.flatnonzero((objective <= self.largest) & _is_simpler(columns, self.rank))
         if not len(rows):
