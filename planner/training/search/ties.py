@@ -157,7 +157,7 @@ def settle_ties(search: DegreeSearch, solution: Solution[ScoredConfig]) -> Solut
     if solution.assignment.objective > limit:  # not even the best is proven within the width: what ties with the best
         limit = solution.assignment.objective / (1.0 - TIE_WIDTH)
     ties = _SimplestTie(search, limit)
-    again = DegreeSearch(search.problem, incumbents=ties, space=search.space).run()
+    again = DegreeSearch(search.problem, incumbents=ties, space=search.space, usual_splits=True).run()
     chosen = ties.chosen
     others = (scored for scored in search.best if scored.config != chosen.config)
     search.incumbents.best = [chosen, *others][: search.incumbents.keep]
