@@ -10,11 +10,12 @@ of its board limit, and the board holds it there: k is large, so that P follows 
 means over time, waiting included: held out, (model, device) groups are met better so than by a curve for each kind of
 iteration, as boards limit averages over more than one iteration. Constants, source and error:
 :mod:`meshplan.catalogs.constants.power`. What serving keeps busy: :mod:`meshplan.planner.serving.estimator.power.work`;
-what a training step does: :mod:`meshplan.planner.training.plan`.
+what a training step does: :mod:`meshplan.planner.training.estimator.energy`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,8 @@ from meshplan.planner.core.arrays import FloatArray
 
 # k of the limit: asked for 90 % of it a board gives 2 % less, for 100 % 6 % less; measured averages reach 98 %.
 LIMIT_SHARPNESS = 12.0
+# Relative width at which halving an interval of times ends.
+SAME_TIME = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,50 @@ def average_power_w(
         return None
     share = power_share(constants, use)
     return device.tdp_w * float(share if cap_w is None else capped_share(share, cap_w / device.tdp_w))
+
+
+def energy_over_limit_s(constants: PowerConstants, work: DeviceWork, seconds: FloatArray | float) -> FloatArray:
+    """Energy of some work in some time over the board's limit, s: T·P(w/T) of the module's equation.
+
+    Of n devices alike: n times the work in n times the time, device-seconds.
+
+    *It never falls as the time or the work grows*, for 0 ≤ exponent ≤ 1. With w the work and e the exponent,
+    ``T·a = waiting·T + memory·min(w_wide, T) + narrow·min(w_narrow, T) + compute·min(w_compute, T)^e·T^(1−e)`` grows
+    with T and each w, while a falls with T; so T·P = T·a/(1 + a^k)^(1/k) grows with T. P grows with a, a with each w.
+
+    Args:
+        constants: of the curve.
+        work: w.
+        seconds: T; where it is infinite, so is the energy.
+
+    >>> busy = DeviceWork(wide_s=np.zeros(1), narrow_s=np.zeros(1), compute_s=np.ones(1))
+    >>> energy_over_limit_s(PowerConstants(), busy, np.array([1.0, 2.0, 4.0])).round(2).tolist()
+    [0.99, 1.77, 2.98]
+    """
+    return np.asarray(seconds * power_share(constants, work.times(1.0 / np.asarray(seconds))))
+
+
+def longest_s(constants: PowerConstants, work: DeviceWork, energy_over_limit: float) -> float:
+    """The longest time in which some work takes no more than an energy over the board's limit, s, from above.
+
+    The inverse of :func:`energy_over_limit_s` in its time, by halving: a board draws between what waiting takes and its
+    limit.
+
+    >>> idle = DeviceWork(wide_s=np.zeros(()), narrow_s=np.zeros(()), compute_s=np.zeros(()))
+    >>> round(longest_s(PowerConstants(waiting_share=0.25), idle, 1.0), 6)
+    4.0
+    """
+    if not 0.0 < energy_over_limit < math.inf:
+        return energy_over_limit
+    waiting = float(_held(np.asarray(constants.waiting_share), 1.0))
+    shortest, longest = energy_over_limit, energy_over_limit / waiting
+    while longest - shortest > SAME_TIME * longest:
+        middle = (shortest + longest) / 2.0
+        if float(energy_over_limit_s(constants, work, middle)) <= energy_over_limit:
+            shortest = middle
+        else:
+            longest = middle
+    return longest
 
 
 def capped_share(share: FloatArray, cap_share: float) -> FloatArray:

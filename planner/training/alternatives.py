@@ -17,8 +17,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from meshplan.catalogs.errors import SolverError
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.cluster.network.network import Network
@@ -215,14 +213,13 @@ class _Mapped:
 
     def add(self, config: TrainingConfig, objective: Objective) -> None:
         """Price a configuration, and map it where a mapping of its own could be seen in the comparison."""
-        devices = np.array(config.world_size)
-        self._take(self.asked, config, float(objective.of(np.array(price(self.asked, config).step_s), devices)))
-        if float(objective.of(np.array(self._steps.of(config)), devices)) >= self._least * (1.0 - SHOWN):
+        self._take(self.asked, config, objective.of_config(config, price(self.asked, config).step_s))
+        if objective.of_config(config, self._steps.of(config)) >= self._least * (1.0 - SHOWN):
             return
         placement = place_config(self.asked, config)
         if placement is not None:
             own = placed_problem(self.asked, placement.order)
-            self._take(own, config, float(objective.of(np.array(price(own, config).step_s), devices)))
+            self._take(own, config, objective.of_config(config, price(own, config).step_s))
 
     def _take(self, problem: TrainingProblem, config: TrainingConfig, value: float) -> None:
         if value < self._least:

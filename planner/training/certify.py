@@ -21,6 +21,7 @@ from typing import Any
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.certificate import Certificate, Check, none_better, same_value
+from meshplan.planner.training.estimator.energy import energy_j
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.choices import plain_defaults
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
@@ -130,7 +131,7 @@ def _objective(problem: TrainingProblem, priced: Priced) -> float:
     if problem.objective is TrainingObjective.NUM_DEVICES:
         return devices + step / (1.0 + step)
     if problem.objective is TrainingObjective.ENERGY:
-        return step * devices * (problem.machine.device.tdp_w or 1.0)
+        return float(energy_j(problem.machine, priced.work, step, devices))
     usd_per_s = (problem.machine.usd_per_hour_per_device or 1.0) / SECONDS_PER_HOUR
     return step / ratio * paid * usd_per_s * (problem.num_steps or 1.0)
 

@@ -169,6 +169,21 @@ def _try(problem: TrainingProblem) -> ScoredConfig | None:
     return solution.assignment
 
 
+def has_plan(problem: TrainingProblem) -> bool:
+    """Whether any usual split of the layers stays within the limits, whatever the objective is.
+
+    Under a limit on time the fastest are looked for: what cannot keep it is then ruled out by its bound, not priced.
+    """
+    longest_s = problem.limits.max_step_s
+    if problem.run is not None:  # f counts interruptions, as the limit on the run does
+        run_s, steps = problem.limits.max_run_s, problem.num_steps
+        longest_s = None if run_s is None or steps is None else run_s / steps
+    if longest_s is None:
+        return DegreeSearch(problem, keep=1, usual_splits=True).has_plan()
+    fastest = replace(problem, objective=TrainingObjective.THROUGHPUT)
+    return DegreeSearch(fastest, keep=1, usual_splits=True, cutoff=longest_s).has_plan()
+
+
 def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
     """The least that a limit would have to allow; None where lifting it alone does not help."""
     lift, objective = _LIFTED[name]
@@ -193,7 +208,7 @@ def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
 def _without_pin(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
     """A pin that stands in the way by itself."""
     rest = {key: value for key, value in problem.fixed.items() if key != name}
-    if not DegreeSearch(problem.with_fixed(rest), keep=1, usual_splits=True).has_plan():
+    if not has_plan(problem.with_fixed(rest)):
         return None
     return {"constraint": f"fixed.{name}", "change": f"without fixed.{name}: {problem.fixed[name]}"}
 
@@ -209,7 +224,7 @@ def _may_shrink_gradients(problem: TrainingProblem) -> bool:
 def _with_small_gradients(problem: TrainingProblem) -> dict[str, Any] | None:
     """Gradients of half the size, where the framework's rules allow them and they are enough."""
     shrunk = problem.with_fixed({**problem.fixed, "gradient_precision": SMALL_GRADIENTS})
-    if not DegreeSearch(shrunk, keep=1, usual_splits=True).has_plan():
+    if not has_plan(shrunk):
         return None
     change = f"fixed.gradient_precision: {SMALL_GRADIENTS} (sums of gradients lose digits)"
     return {"constraint": "gradient_precision", "change": change}
@@ -287,7 +302,7 @@ def _devices_needed(problem: TrainingProblem) -> dict[str, Any] | None:
             return False  # the question itself, which has had its answer
         limits = replace(problem.limits, max_devices=devices)
         asked = replace(problem, limits=limits, machine=replace(problem.machine, num_devices=devices))
-        return DegreeSearch(asked, keep=1, usual_splits=True).has_plan()
+        return has_plan(asked)
 
     start = max(problem.limits.max_devices // step, 1)
     high = start

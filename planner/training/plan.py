@@ -13,12 +13,12 @@ from meshplan.catalogs.constants.power import PowerCalibration, power_calibratio
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.power import DeviceWork, average_power_w
 from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
 from meshplan.planner.goodput.forecast import Ending, ending
 from meshplan.planner.goodput.report import run_document, run_metrics
 from meshplan.planner.training.alternatives import Alternative
 from meshplan.planner.training.estimator.assembly import WAITING
+from meshplan.planner.training.estimator.energy import energy_j
 from meshplan.planner.training.estimator.operators.products import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
@@ -105,34 +105,13 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
     return metrics
 
 
-def utilisation(problem: TrainingProblem, priced: Priced) -> DeviceWork:
-    """How busy a device is in a step: work at its peak rates over the step.
-
-    Matrix units: FLOPs, recompute included. Memory: what memory-bound operators and the optimizer move; what matrix
-    products move is part of their power. Stages that wait draw what the slowest one does on average.
-    """
-    constants, config = problem.calibration.time, priced.config
-    parts = priced.breakdown_s
-    moving_s = parts.get("memory-bound operators", 0.0) * constants.memory_op_efficiency
-    if not config.optimizer_offload:
-        moving_s = moving_s + parts.get("optimizer step", 0.0) * constants.optimizer_efficiency
-    flops = priced.model_flops * (1.0 + priced.recompute_flops_share) / config.world_size
-    multiplying_s = flops / peak_flops_per_s(problem.machine.device, problem.workload.precision)
-    return DeviceWork(
-        wide_s=np.asarray(moving_s / priced.step_s),
-        narrow_s=np.zeros(()),
-        compute_s=np.asarray(multiplying_s / priced.step_s),
-    )
-
-
 def energy_j_per_step(
     problem: TrainingProblem, priced: Priced, step: Interval, calibration: PowerCalibration | None = None
 ) -> Interval | None:
-    """Energy of all devices in a step, without their hosts, J; None where the board's limit is unknown.
+    """Energy of all devices in a step (:mod:`~meshplan.planner.training.estimator.energy`), J; None where the board's
+    limit is unknown.
 
-    The curve of :mod:`meshplan.planner.cluster.power` with the constants of serving devices: no training was in their
-    fit, nine of ten on an H100 are met within 3 %, one within 31 % (``tests/benchmarks/on_a_gpu.py``). The relative
-    errors of power and step are taken as independent. No board draws more than its limit.
+    The relative errors of power and step are taken as independent. No board draws more than its limit.
 
     Args:
         problem: the question.
@@ -141,11 +120,10 @@ def energy_j_per_step(
         calibration: of the power curve; None for the one that ships.
     """
     device, known = problem.machine.device, calibration or power_calibration()
-    watts = average_power_w(device, known.constants, utilisation(problem, priced))
-    if device.tdp_w is None or watts is None:
+    if device.tdp_w is None:
         return None
     devices = priced.config.world_size
-    value = devices * watts * step.value
+    value = float(energy_j(problem.machine, priced.work, step.value, devices, known.constants))
     low, high = (
         math.exp(math.hypot(math.log(side), known.error_p90["power"]))
         for side in (step.value / step.low, step.high / step.value)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.planner.training.estimator.candidates import Candidates, split_layers
-from meshplan.planner.training.estimator.step import estimate_training
+from meshplan.planner.training.estimator.energy import energy_j, step_work
+from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.problem.choices import COLUMNS
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
 
@@ -38,12 +39,14 @@ class Costed:
         step_s: step time.
         safe_bytes: safe memory of its worst rank.
         host_bytes: weights, optimizer states and offloaded states of its worst rank.
+        energy_j: of a step.
     """
 
     config: TrainingConfig
     step_s: float
     safe_bytes: float
     host_bytes: float
+    energy_j: float
 
 
 def _dividing(number: int) -> list[int]:
@@ -204,16 +207,28 @@ def price_all(problem: TrainingProblem) -> list[Costed]:
             for one in COLUMNS
         }
         batch = Candidates(split=split, **columns)
-        estimate = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration)
+        model = TrainingModel(
+            shape=problem.shape,
+            machine=problem.machine,
+            workload=problem.workload,
+            candidates=batch,
+            calibration=problem.calibration,
+        )
+        estimate = model.estimate()
+        joules = energy_j(problem.machine, step_work(problem, model), estimate.step_s, batch.world_size)
         on_host = np.maximum.reduce(
             [stage.components["weights"] + stage.components["optimizer"] for stage in estimate.stages]
         )
-        values = zip(configs, estimate.step_s.tolist(), estimate.safe_bytes.tolist(), on_host.tolist(), strict=True)
-        found += [Costed(config=one, step_s=step, safe_bytes=safe, host_bytes=host) for one, step, safe, host in values]
+        costs = {"step_s": estimate.step_s, "safe_bytes": estimate.safe_bytes, "host_bytes": on_host}
+        rows = zip(*(column.tolist() for column in (*costs.values(), joules)), strict=True)
+        names = (*costs, "energy_j")
+        found += [
+            Costed(config=one, **dict(zip(names, row, strict=True))) for one, row in zip(configs, rows, strict=True)
+        ]
     return found
 
 
-def objective_of(problem: TrainingProblem, config: TrainingConfig, step_s: float) -> float:
+def objective_of(problem: TrainingProblem, config: TrainingConfig, step_s: float, energy_j: float = math.nan) -> float:
     """What is minimised, as one number."""
     n, machine = config.world_size, problem.machine
     if problem.objective is TrainingObjective.THROUGHPUT:
@@ -221,7 +236,7 @@ def objective_of(problem: TrainingProblem, config: TrainingConfig, step_s: float
     if problem.objective is TrainingObjective.NUM_DEVICES:
         return n + step_s / (1.0 + step_s)
     if problem.objective is TrainingObjective.ENERGY:
-        return step_s * n * (machine.device.tdp_w or 1.0)
+        return energy_j
     return step_s * n * (machine.usd_per_hour_per_device or 1.0) / 3600.0 * (problem.num_steps or 1.0)
 
 
@@ -243,7 +258,7 @@ def is_within(problem: TrainingProblem, costed: Costed) -> bool:
 def brute_force(problem: TrainingProblem, everything: list[Costed]) -> list[tuple[float, TrainingConfig]]:
     """Every feasible configuration with its objective, best first."""
     found = [
-        (objective_of(problem, costed.config, costed.step_s), costed.config)
+        (objective_of(problem, costed.config, costed.step_s, costed.energy_j), costed.config)
         for costed in everything
         if is_within(problem, costed)
     ]

@@ -44,10 +44,10 @@ class Table(Sequence[float]):
     def __getitem__(self, index: slice) -> list[float]: ...
 
     def __getitem__(self, index: int | slice) -> float | list[float]:
+        if index.__class__ is int and -1 < index < len(self._head):  # most of what a simulation reads
+            return self._head[index]
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if -1 < index < len(self._head):
-            return self._head[index]
         if index < 0:
             index += len(self)
         if not 0 <= index <= self._most:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.estimator.adapters import AdapterModel
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.exchange.recurrent import RecurrentExchange
 from meshplan.planner.training.estimator.exchange.token_copies import TokenCopies
+from meshplan.planner.training.estimator.operators.adapters import AdapterModel
 from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, Cost, activation_bytes
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
@@ -60,9 +61,11 @@ class LayerTimes:
         return LayerTimes(parts=parts, total_s=self.total_s[rows])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerModel:
     """Times of the layers of a batch of candidates.
+
+    What layers share that differ in their MLP alone, or in what is recomputed, is priced once.
 
     Args:
         shape: the model.
@@ -87,8 +90,7 @@ class LayerModel:
             of_encoder = replace(self, shape=compute.shape, workload=compute.workload, compute=compute)
             return of_encoder.times(kind, in_block=in_block)
         compute, batch = self.compute, self.candidates
-        attention = compute.attention_core(kind)
-        products = compute.mixer_products(kind)
+        attention, products = self._mixers_of(kind)
         zero = np.zeros_like(products.forward_s)
         experts = Cost(forward_s=zero, backward_s=zero)
         if kind.is_moe and self.shape.moe is not None:
@@ -127,6 +129,17 @@ class LayerModel:
         device = sum(parts.values(), zero)
         total = np.sqrt(device**2 + self._host_s(kind, again) ** 2)
         return LayerTimes(parts={**parts, "kernel-launch overhead": total - device}, total_s=total)
+
+    @cached_property
+    def _mixers(self) -> dict[LayerKind, tuple[Cost, Cost]]:
+        return {}
+
+    def _mixers_of(self, kind: LayerKind) -> tuple[Cost, Cost]:
+        """What mixes the tokens of a layer, and the products around it, whatever its MLP is."""
+        alike = replace(kind, is_moe=False, has_mlp=False)
+        if alike not in self._mixers:
+            self._mixers[alike] = self.compute.attention_core(alike), self.compute.mixer_products(alike)
+        return self._mixers[alike]
 
     def _left_out_s(self, kind: LayerKind) -> FloatArray:
         """Time of what a whole recomputed layer does not compute again, because the backward pass reads none of it.
@@ -169,10 +182,7 @@ class LayerModel:
         a gather and a scatter copy the tensor in memory too. A layer of one block has half of them; one with
         cross-attention half more, and the gradient of the encoder's output is reduced once.
         """
-        batch, links = self.candidates, self.links
-        volume = activation_bytes(self.workload) * self.compute.tokens * self.shape.hidden_size
-        each = links.all_reduce_s(volume, batch.tensor_parallel, np.ones_like(batch.tensor_parallel))
-        recipe = self.calibration.recipe
+        batch, recipe, each = self.candidates, self.calibration.recipe, self._all_reduce_s
         passes = 4.0 + 2.0 * recompute_full
         if recipe.gathers_fp8 and self.workload.precision in LOW_PRECISION and not self.workload.scales_rows:
             passes = passes * FP8_GATHER_SHARE
@@ -181,11 +191,22 @@ class LayerModel:
         if overlaps:
             each = each * (1.0 - self.calibration.time.tensor_parallel_overlap)
         if recipe.restacks_sequences:
-            copied = (COPIES_OVERLAPPED if overlaps else COPIES_RESTACKED) * volume
+            copied = (COPIES_OVERLAPPED if overlaps else COPIES_RESTACKED) * self._hidden_bytes
             copies = self.compute.memory_op(copied, backward_ratio=0.0).forward_s
             each = each + np.where(batch.sequence_parallel & (batch.tensor_parallel > 1), copies, 0.0)
         exposed = passes * each * (kind.num_blocks / BLOCKS_OF_A_LAYER)
         return exposed + self._read_gradient_s() if kind.has_cross_attention else exposed
+
+    @cached_property
+    def _hidden_bytes(self) -> FloatArray:
+        """Of the hidden states of a device's tokens, [n]."""
+        return activation_bytes(self.workload) * self.compute.tokens * self.shape.hidden_size
+
+    @cached_property
+    def _all_reduce_s(self) -> FloatArray:
+        """One all-reduce of them over the tensor-parallel ranks, s [n]."""
+        size = self.candidates.tensor_parallel
+        return self.links.all_reduce_s(self._hidden_bytes, size, np.ones_like(size))
 
     def _read_gradient_s(self) -> FloatArray:
         """All-reduce of the gradient of what the encoder read, whose keys and values are split over the ranks."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.planner.training.estimator.assembly import TrainingEstimate
+from meshplan.planner.cluster.power import DeviceWork
 from meshplan.planner.training.estimator.candidates import Candidates, split_layers
-from meshplan.planner.training.estimator.flops import model_flops_per_step
-from meshplan.planner.training.estimator.step import estimate_training
+from meshplan.planner.training.estimator.energy import model_flops, recompute_flops_share, step_work
+from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.problem.choices import COLUMNS
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
@@ -52,6 +52,7 @@ class Priced:
         gradient_reduce_s: gradient collectives of a step, hidden or not.
         model_flops: FLOPs of a step without recompute, of the job.
         recompute_flops_share: forward FLOPs of layers that are recomputed whole, over model FLOPs.
+        work: of the mean device in a step, s at its peak rates.
     """
 
     config: TrainingConfig
@@ -61,6 +62,7 @@ class Priced:
     gradient_reduce_s: float
     model_flops: float
     recompute_flops_share: float
+    work: DeviceWork
 
     @property
     def worst_stage(self) -> StageBytes:
@@ -92,18 +94,17 @@ def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidate
     return Candidates(split=split, **columns)
 
 
-def _recomputed_layers(config: TrainingConfig) -> int:
-    """Layers whose forward pass runs twice."""
-    if config.activation_recompute == "full":
-        return sum(config.layers_per_chunk)
-    return sum(min(layers, config.recompute_num_layers) for layers in config.layers_per_chunk)
-
-
 def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
     """Time and memory of one configuration, by name."""
-    estimate: TrainingEstimate = estimate_training(
-        problem.shape, problem.machine, problem.workload, candidates_of(problem, config), problem.calibration
+    batch = candidates_of(problem, config)
+    model = TrainingModel(
+        shape=problem.shape,
+        machine=problem.machine,
+        workload=problem.workload,
+        candidates=batch,
+        calibration=problem.calibration,
     )
+    estimate = model.estimate()
     stages = tuple(
         StageBytes(
             first_stage=memory.stage.first_index,
@@ -123,13 +124,7 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
         breakdown_s={name: float(seconds[0]) for name, seconds in estimate.breakdown_s.items()},
         stages=tuple(sorted(stages, key=lambda stage: stage.first_stage)),
         gradient_reduce_s=float(estimate.gradient_reduce_s[0]),
-        model_flops=model_flops_per_step(
-            problem.shape,
-            config.sequence_length,
-            config.global_batch_size,
-            frozen_weights=problem.workload.phase.has_adapters,
-            documents=problem.workload.documents,
-            decoder_length=problem.workload.decoder_sequence_length,
-        ),
-        recompute_flops_share=_recomputed_layers(config) / sum(config.layers_per_chunk) / 3.0,
+        model_flops=model_flops(problem),
+        recompute_flops_share=float(recompute_flops_share(batch)[0]),
+        work=step_work(problem, model).sum(),
     )

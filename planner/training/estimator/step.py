@@ -376,6 +376,11 @@ class TrainingModel:
         states = self._data_parallel
         return states.exposed_s(stage, stage_s)[0], states.optimizer_s(stage)
 
+    @cached_property
+    def stage_figures(self) -> list[StageFigures]:
+        """What the parts of a step take on each distinct stage of the pipeline."""
+        return self.figures(self.candidates.split.classes)
+
     def figures(self, stages: Sequence[StageClass]) -> list[StageFigures]:
         """What the parts of a step take on each of some stages."""
         at_once = classes_at_once(len(self.candidates))
@@ -405,8 +410,7 @@ class TrainingModel:
 
     def estimate(self, *, with_memory: bool = True) -> TrainingEstimate:
         """Price the batch; without its memory where that is known already."""
-        split = self.candidates.split
-        figures = self.figures(split.classes)
+        split, figures = self.candidates.split, self.stage_figures
         slowest = np.maximum.reduce([one.seconds for one in figures])
         hidden = activation_bytes(self.workload) * self._compute.tokens * self.shape.hidden_size
         vocabulary = vocabulary_parallel_s(self._links, self.candidates, hidden, self._compute.tokens, slowest)

@@ -68,7 +68,10 @@ class Compared:
         return ""
 
     def cost(self, step_s: float, devices: int, more_tokens: float) -> tuple[float, float]:
-        """What is minimised: by the objective, then the time of tokens that reach the same loss."""
+        """What is minimised: by the objective, then the time of tokens that reach the same loss.
+
+        Money and energy by the device-seconds: both grow with them.
+        """
         seconds = step_s * (1.0 + more_tokens)
         objective = self.setting.problem.objective
         if objective is TrainingObjective.NUM_DEVICES:

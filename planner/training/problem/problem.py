@@ -210,7 +210,7 @@ class TrainingObjective(Enum):
     THROUGHPUT = "throughput"  # tokens/s of the job
     USD_PER_RUN = "usd_per_run"  # money for all training tokens
     NUM_DEVICES = "num_devices"  # fewest devices that meet the constraints, then fastest
-    ENERGY = "energy"  # joules of a step with every board at its power limit
+    ENERGY = "energy"  # joules that the devices of the job draw in a step
 
 
 # What may be offloaded → the switch of a plan that says so.

@@ -3,7 +3,8 @@
 *Notation.* A candidate c uses n_c devices and takes T(c) seconds a step under the estimator; M(c) is the safe bound of
 its worst rank.
 
-*Objective.* min f(T, n): T for throughput; n·T for money and energy; n, then T, for fewest devices.
+*Objective.* min f(c): T for throughput; n·T for money; n, then T, for fewest devices; energy, which grows with n·T
+(:mod:`~meshplan.planner.training.search.objective`).
 
 *Constraints.* M(c) ≤ device memory; n_c ≤ max_devices; the rules of the model and of the framework; limits on money,
 host memory and step time.
@@ -39,7 +40,6 @@ from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
-from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.frontier import Frontier
@@ -328,19 +328,17 @@ class DegreeSearch:
         self.report.priced += len(batch)
         if not len(batch):
             return
-        problem, incumbents = self.problem, self.incumbents
+        incumbents = self.incumbents
         safe = _fullest_bytes(stages)
         keep = incumbents.within_memory(batch, stages, safe)
         keep &= self._may_be_kept(batch)
         batch, safe = batch.take(keep), safe[keep]
         if not len(batch):
             return
-        estimate = estimate_training(
-            problem.shape, problem.machine, problem.workload, batch, problem.calibration, with_memory=False
-        )
+        estimate, objective = self.objective.estimated(batch)
         step_s = estimate.step_s
         keep = incumbents.within_time_and_money(batch, step_s) & self._is_possible(batch)
-        incumbents.take(batch.take(keep), step_s[keep], safe[keep])
+        incumbents.take(batch.take(keep), objective[keep], step_s[keep], safe[keep])
         self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION])
 
     def _may_be_kept(self, batch: Candidates) -> BoolArray:

@@ -33,6 +33,9 @@ CHUNK_ROWS = 16_384
 LEAST_ROWS = 1024
 # Templates refined at once, at least and at most.
 LEAST_REFINED, MOST_REFINED = 512, 8192
+# Templates over some stages whose first bounds are kept in order from the beginning; the others are bounded again when
+# these are refined: of its hundreds of thousands a search refines few.
+KNOWN = 2048
 # Templates are refined and priced as far as their bound is within this relative distance of the next one in the queue.
 LOOK_AHEAD = 0.01
 
@@ -64,6 +67,54 @@ def by_stages(splits: Sequence[PipelineSplit]) -> list[Stages]:
 
 
 @dataclass(slots=True, kw_only=True)
+class _Unrefined:
+    """Templates under the splits over some stages that are not refined yet, the best of them by their first bounds.
+
+    Args:
+        stages: the splits.
+        window: templates that fit these stages, refined or not.
+        bounds: first bounds of the best ones, ascending [n].
+        rows: these [n].
+        beyond: the least bound of the others, above those of these; infinite where there is none.
+    """
+
+    stages: Stages
+    window: slice
+    bounds: FloatArray = field(default_factory=lambda: np.zeros(0))
+    rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    beyond: float = math.inf
+
+    def know(self, bounds: FloatArray, *, least: float, count: int) -> None:
+        """Keep the best ``count``, or more, of those whose bound is ``least`` or more; ``bounds`` are the window's."""
+        rows = np.flatnonzero((bounds >= least) & np.isfinite(bounds))
+        known, self.beyond = bounds[rows], math.inf
+        if len(rows) > count:
+            last = np.partition(known, count)[count]
+            self.beyond = float(known[known > last].min(initial=math.inf))
+            rows = rows[known <= last]
+        rows = rows[np.argsort(bounds[rows], kind="stable")]
+        self.bounds, self.rows = bounds[rows], self.window.start + rows
+
+    @property
+    def least(self) -> float:
+        """No template that is left has a lower bound."""
+        return float(self.bounds[0]) if len(self.bounds) else self.beyond
+
+    def take(self, near: float, limit: float) -> IntArray | None:
+        """Take out those up to ``near``, some at least and at most, none beyond ``limit``; None where more of them must
+        be known for that.
+        """
+        count = int(np.searchsorted(self.bounds, near, side="right"))
+        count = min(max(count, LEAST_REFINED), MOST_REFINED)
+        if count >= len(self.bounds) and math.isfinite(self.beyond):
+            return None
+        most = min(float(self.bounds[min(count, len(self.bounds)) - 1]), limit)
+        end = int(np.searchsorted(self.bounds, most, side="right"))
+        taken, self.bounds, self.rows = self.rows[:end], self.bounds[end:], self.rows[end:]
+        return np.sort(taken)
+
+
+@dataclass(slots=True, kw_only=True)
 class _Ordered:
     """Refined templates of one split, the least bound first.
 
@@ -78,6 +129,11 @@ class _Ordered:
     bounds: FloatArray = field(default_factory=lambda: np.zeros(0))
     rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     again_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def least(self) -> float:
+        """The least bound of them; infinite where there is none."""
+        return float(self.bounds[0]) if len(self.bounds) else math.inf
 
     def add(self, bounds: FloatArray, rows: IntArray, again_s: FloatArray) -> None:
         """Put more of them in order."""
@@ -117,7 +173,7 @@ class Frontier:
         self.other_layers = other_layers
         self._beyond: list[tuple[Stages, IntArray]] = []
         self._ordered = {id(split): _Ordered(split=split) for split in space.splits}
-        self._queue: list[tuple[float, int, Stages | _Ordered, slice]] = []
+        self._queue: list[tuple[float, int, _Unrefined | _Ordered]] = []
         self._pushed = 0
         self._open()
 
@@ -144,9 +200,9 @@ class Frontier:
         What the queue has before them is refined on the way.
         """
         while self.is_open:
-            least, _, item, window = heapq.heappop(self._queue)
-            if isinstance(item, Stages):
-                self._refine(item, window, least)
+            least, _, item = heapq.heappop(self._queue)
+            if isinstance(item, _Unrefined):
+                self._refine(item, least)
             elif (found := self._first_of(item)) is not None:
                 return found
         return None
@@ -161,17 +217,17 @@ class Frontier:
         fewest = int(np.searchsorted(sizes, LEAST_ROWS, side="right"))
         most = int(np.searchsorted(sizes, CHUNK_ROWS if self.incumbents.best else LEAST_ROWS, side="right"))
         rows, again_s = ordered.take(max(1, min(max(near, fewest), most)))
-        self._push_ordered(ordered)
+        self._push(ordered)
         return ordered.split, rows, again_s
 
     def rule_out_the_rest(self) -> None:
         """Count what is left as ruled out."""
         for ordered in self._ordered.values():
             self._rule_out(ordered.rows)
-        for least, _, item, window in self._queue:
-            if isinstance(item, Stages):
-                bounds = self._first_bounds(item, window)
-                self._rule_out(window.start + np.flatnonzero(bounds >= least), len(item.splits))
+        for least, _, item in self._queue:
+            if isinstance(item, _Unrefined):
+                bounds = self._first_bounds(item.stages, item.window)
+                self._rule_out(item.window.start + np.flatnonzero(bounds >= least), len(item.stages.splits))
         self._queue = []
 
     def set_aside(self) -> Iterator[tuple[PipelineSplit, IntArray]]:
@@ -218,10 +274,10 @@ class Frontier:
             self._rule_out(fits, count)
             self._rule_out(window, -count)
             if window.stop > window.start:
-                bounds = self._first_bounds(stages, window)
-                self._push(float(np.min(bounds)), stages, window)
-                first = np.argpartition(bounds, LEAST_REFINED)[:LEAST_REFINED] if len(bounds) > LEAST_REFINED else ...
-                soon.setdefault(min(p, 2), []).append(np.arange(window.start, window.stop)[first])
+                unrefined = _Unrefined(stages=stages, window=window)
+                unrefined.know(self._first_bounds(stages, window), least=-math.inf, count=KNOWN)
+                self._push(unrefined)
+                soon.setdefault(min(p, 2), []).append(unrefined.rows[:LEAST_REFINED])
         for p, rows in soon.items():  # at once: a call for few costs as much as one for many
             self.space.memory.prepare(p, np.concatenate(rows))
 
@@ -230,18 +286,17 @@ class Frontier:
         devices = self.space.templates.stage_devices[window] * stages.pipeline_parallel
         return self.objective.of(self.space.bounds.least_of_stages_s(stages.splits, window), devices)
 
-    def _refine(self, stages: Stages, window: slice, least: float) -> None:
-        """Put the best templates of a window, from a bound of ``least`` on, in the order of each split."""
-        bounds = self._first_bounds(stages, window)
-        left = np.where(bounds >= least, bounds, np.inf)
-        near = int(np.count_nonzero(left <= min(self.least * (1.0 + LOOK_AHEAD), self.incumbents.limit)))
-        count = min(max(near, LEAST_REFINED), MOST_REFINED, len(left))
-        most = min(float(np.partition(left, count - 1)[count - 1]), self.incumbents.limit)
-        taken = (left <= most) & np.isfinite(left)
-        rows = window.start + np.flatnonzero(taken)
-        beyond = float(left[~taken].min(initial=math.inf))
-        if math.isfinite(beyond):
-            self._push(beyond, stages, window)
+    def _refine(self, unrefined: _Unrefined, least: float) -> None:
+        """Put the best templates over some stages, from a bound of ``least`` on, in the order of each split."""
+        stages, limit = unrefined.stages, self.incumbents.limit
+        near = min(self.least * (1.0 + LOOK_AHEAD), limit)
+        rows = unrefined.take(near, limit)
+        if rows is None:
+            unrefined.know(self._first_bounds(stages, unrefined.window), least=least, count=MOST_REFINED)
+            rows = unrefined.take(near, limit)
+        if rows is None:
+            raise AssertionError("as many are known as are ever taken")
+        self._push(unrefined)
         again_s = self.space.memory.least_s(stages.splits[0], rows)
         fits = np.isfinite(again_s)
         if not fits.all():
@@ -254,23 +309,21 @@ class Frontier:
             self._rule_out(rows[~hopeful])
             ordered = self._ordered[id(split)]
             ordered.add(refined[hopeful], rows[hopeful], again_s[hopeful])
-            self._push_ordered(ordered)
+            self._push(ordered)
 
     # --- the queue --------------------------------------------------------------------------------------------------
 
-    def _push(self, least: float, item: Stages | _Ordered, window: slice) -> None:
-        self._pushed += 1
-        heapq.heappush(self._queue, (least, self._pushed, item, window))
-
-    def _push_ordered(self, ordered: _Ordered) -> None:
-        if len(ordered.bounds):
-            self._push(float(ordered.bounds[0]), ordered, slice(0))
+    def _push(self, item: _Unrefined | _Ordered) -> None:
+        """Queue what is left of some templates."""
+        if math.isfinite(item.least):
+            self._pushed += 1
+            heapq.heappush(self._queue, (item.least, self._pushed, item))
 
     @staticmethod
-    def _is_outdated(entry: tuple[float, int, Stages | _Ordered, slice]) -> bool:
+    def _is_outdated(entry: tuple[float, int, _Unrefined | _Ordered]) -> bool:
         """Whether templates of a split have changed since they were queued: they are queued anew then."""
-        least, _, item, _ = entry
-        return isinstance(item, _Ordered) and (not len(item.bounds) or item.bounds[0] != least)
+        least, _, item = entry
+        return isinstance(item, _Ordered) and item.least != least
 
     def _rule_out(self, rows: slice | IntArray, times: int = 1) -> None:
         count = times * int(self.space.templates.num_variants[rows].sum())

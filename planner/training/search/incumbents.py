@@ -171,15 +171,15 @@ class Incumbents:
 
     # --- keeping ----------------------------------------------------------------------------------------------------
 
-    def take(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
+    def take(self, batch: Candidates, objective: FloatArray, step_s: FloatArray, safe: FloatArray) -> None:
         """Keep what is among the K best.
 
         Args:
             batch: candidates within all limits.
+            objective: f, [n].
             step_s: T, seconds, [n].
             safe: M, bytes, [n].
         """
-        objective = self.objective.of(step_s, batch.world_size)
         self._priced.append((batch, objective))
         rows = np.flatnonzero(objective <= self.limit)
         rows = rows[np.argsort(objective[rows], kind="stable")][: 4 * self.keep]

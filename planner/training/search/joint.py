@@ -281,14 +281,14 @@ class _Joint:
         """Whether some mapping of a configuration over a slow cut may be better than the best so far."""
         if self.bounds.cut is None:
             return True
-        return self._objective(self.least.of(config), config) < self._incumbent() * (1.0 - TIE_RELATIVE)
+        return self.search.objective.of_config(config, self.least.of(config)) < self._incumbent() * (1.0 - TIE_RELATIVE)
 
     def _result(self, ranked: list[Placed], wall: float, cpu: float) -> JointResult:
         best = ranked[0]
         least, rest = self.bounds.least()
         bounds = [rest, *(value for config, value in least.items() if config not in self.placed)]
         bounds += [
-            max(self._objective(item.placement.bound_s, config), least.get(config, rest))
+            max(self.search.objective.of_config(config, item.placement.bound_s), least.get(config, rest))
             for config, item in self.placed.items()
         ]
         bound = min(best.scored.objective, *bounds)
@@ -357,7 +357,7 @@ class _Joint:
             safe = price(self.bounds.problem, config).safe_bytes if known is None else known.scored.safe_bytes
             scored = ScoredConfig(
                 config=config,
-                objective=self._objective(found.step_s, config),
+                objective=self.search.objective.of_config(config, found.step_s),
                 step_s=found.step_s,
                 safe_bytes=safe,
             )
@@ -374,9 +374,6 @@ class _Joint:
         if limits.max_run_s is not None and problem.run is not None and steps:
             most = min(most, limits.max_run_s / steps / float(problem.stretch(devices)))
         return most
-
-    def _objective(self, step_s: float, config: TrainingConfig) -> float:
-        return float(self.search.objective.of(np.asarray(step_s), np.asarray(float(config.world_size))))
 
     def _ranked(self) -> list[Placed]:
         return sorted(self.placed.values(), key=lambda item: order_of(item.scored, self.search.problem.objective))

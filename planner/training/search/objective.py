@@ -1,4 +1,9 @@
-"""The objective of a training plan, f(T, n) of step time and devices, and its bound from the least work of a step."""
+"""The objective of a training plan, f(T, n) of step time and devices, and its bound from the least work of a step.
+
+Energy depends on more: on what a plan recomputes and moves. With w its work, f is E(w, T, n) of
+:mod:`meshplan.planner.training.estimator.energy` there, the figure that the plan predicts; f(T, n) is that of the least
+work, which no plan with that step is below. E grows with n·T and with w, so that every bound of a step bounds it.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +12,36 @@ from functools import cached_property
 
 import numpy as np
 
+from meshplan.catalogs.constants.power import power_calibration
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.cluster.power import DeviceWork, longest_s
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.estimator.assembly import TrainingEstimate
+from meshplan.planner.training.estimator.candidates import Candidates
+from meshplan.planner.training.estimator.energy import board_limit_w, energy_j, least_work, step_work
 from meshplan.planner.training.estimator.flops import forward_flops_per_token
 from meshplan.planner.training.estimator.operators.attention import kernel_of
 from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, attention_peak_flops_per_s, gemm_curve
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.problem.expert_load import leaving_load
-from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem, TrainingWorkload
+from meshplan.planner.training.problem.problem import (
+    TrainingConfig,
+    TrainingObjective,
+    TrainingProblem,
+    TrainingWorkload,
+)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """f(T, n), smaller is better: T for throughput; n·T for money and energy; n, then T, for fewest devices.
+    """f, smaller is better: T for throughput; n·T for money; n, then T, for fewest devices; the joules of a step.
 
-    Where a whole run is asked about, T counts with what interruptions add on n devices, and n with the spares.
+    Where a whole run is asked about, T counts with what interruptions add on n devices, and n with the spares; not for
+    energy, which is that of a step.
 
     Args:
         problem: the question.
@@ -32,23 +50,53 @@ class Objective:
     problem: TrainingProblem
 
     def of(self, step_s: FloatArray, devices: FloatArray) -> FloatArray:
-        """f(T, n), [n]."""
+        """The least f of any plan with that step on that many devices, [n]; but for energy, f of each of them."""
         kind = self.problem.objective
         if kind is TrainingObjective.THROUGHPUT:
             return step_s if self.problem.run is None else step_s * self.problem.stretch(devices)
         if kind is TrainingObjective.NUM_DEVICES:
             # Devices are whole: a fraction below one orders equals by time, T/(1 + T). What never ends is no plan.
             return np.where(np.isinf(step_s), np.inf, devices + 1.0 - 1.0 / (1.0 + step_s))
+        if kind is TrainingObjective.ENERGY:
+            return energy_j(self.problem.machine, self._least_work, step_s * devices, 1.0)
         return step_s * self._weight(devices)
 
+    def of_config(self, config: TrainingConfig, step_s: float) -> float:
+        """F of one configuration whose step is known; its work is the same under all links."""
+        if self.problem.objective is TrainingObjective.ENERGY:
+            work = price(self.problem, config).work
+            return float(energy_j(self.problem.machine, work, step_s, config.world_size))
+        return float(self.of(np.asarray(step_s), np.asarray(float(config.world_size))))
+
+    def estimated(self, batch: Candidates) -> tuple[TrainingEstimate, FloatArray]:
+        """What candidates take, without their memory, and f of each, [n]."""
+        problem = self.problem
+        model = TrainingModel(
+            shape=problem.shape,
+            machine=problem.machine,
+            workload=problem.workload,
+            candidates=batch,
+            calibration=problem.calibration,
+        )
+        estimate = model.estimate(with_memory=False)
+        if problem.objective is TrainingObjective.ENERGY:
+            work = step_work(problem, model)
+            return estimate, energy_j(problem.machine, work, estimate.step_s, batch.world_size)
+        return estimate, self.of(estimate.step_s, batch.world_size)
+
     def step_s(self, objective: float, devices: FloatArray) -> FloatArray:
-        """The step with that objective, [n], the inverse of :meth:`of`; 0 where there are too many devices for it."""
+        """The longest step with that objective, [n], the inverse of :meth:`of`; 0 where there are too many devices for
+        it.
+        """
         kind = self.problem.objective
         if kind is TrainingObjective.THROUGHPUT:
             return objective / self.problem.stretch(devices)
         if kind is TrainingObjective.NUM_DEVICES:
             share = np.clip(objective - devices, 0.0, 1.0)
             return np.where(share < 1.0, share / np.maximum(1.0 - share, 1e-300), np.inf)
+        if kind is TrainingObjective.ENERGY:
+            over_limit = objective / board_limit_w(self.problem.machine)
+            return longest_s(power_calibration().constants, self._least_work, over_limit) / devices
         return objective / self._weight(devices)
 
     def bound(self, devices: FloatArray) -> FloatArray:
@@ -80,18 +128,18 @@ class Objective:
             problem.shape, problem.machine, problem.workload, problem.calibration, recompute_full=recompute_full
         )
 
+    @cached_property
+    def _least_work(self) -> DeviceWork:
+        return least_work(self.problem)
+
     def _weight(self, devices: FloatArray) -> FloatArray:
-        """Dollars or joules of one second of a step, [n]."""
-        if self.problem.objective is TrainingObjective.ENERGY:
-            return devices * self._per_device_s
+        """Dollars of one second of a step, [n]."""
         return self.problem.paid_devices(devices) * self.problem.stretch(devices) * self._per_device_s
 
     @cached_property
     def _per_device_s(self) -> float:
-        """Dollars or joules of one device-second, times the steps of the run where they are known."""
+        """Dollars of one device-second, times the steps of the run where they are known."""
         machine, steps = self.problem.machine, self.problem.num_steps or 1.0
-        if self.problem.objective is TrainingObjective.ENERGY:
-            return machine.device.tdp_w or 1.0
         return (machine.usd_per_hour_per_device or 1.0) / SECONDS_PER_HOUR * steps
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.problem.choices import BY_SIMPLICITY
@@ -76,6 +77,7 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
     return TrainingConfig(**problem.settled, **candidates.choices(row))
 
 
+@lru_cache(maxsize=1024)  # the best so far are put in order again with every batch
 def simplicity(config: TrainingConfig) -> tuple[int, ...]:
     """Order among equals: fewer devices, then fewer and smaller departures from plain data parallelism."""
     ranks = (choice.rank(getattr(config, choice.name)) for choice in BY_SIMPLICITY)

@@ -139,8 +139,7 @@ class _SimplestTie(Incumbents):
         # What a candidate lacks in memory, recompute of a block may bring: that is no simpler than none.
         return batch.take(_is_simpler([*complexity(self.problem, batch), np.zeros(len(batch))], self.rank))
 
-    def take(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
-        objective = self.objective.of(step_s, batch.world_size)
+    def take(self, batch: Candidates, objective: FloatArray, step_s: FloatArray, safe: FloatArray) -> None:
         columns = [*complexity(self.problem, batch), objective]
         rows = np.flatnonzero((objective <= self.largest) & _is_simpler(columns, self.rank))
         if not len(rows):
@@ -158,7 +157,7 @@ def settle_ties(search: DegreeSearch, solution: Solution[ScoredConfig]) -> Solut
     if solution.assignment.objective > limit:  # not even the best is proven within the width: what ties with the best
         limit = solution.assignment.objective / (1.0 - TIE_WIDTH)
     ties = _SimplestTie(search, limit)
-    again = DegreeSearch(search.problem, incumbents=ties, space=search.space).run()
+    again = DegreeSearch(search.problem, incumbents=ties, space=search.space, usual_splits=True).run()
     chosen = ties.chosen
     others = (scored for scored in search.best if scored.config != chosen.config)
     search.incumbents.best = [chosen, *others][: search.incumbents.keep]

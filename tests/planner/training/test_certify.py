@@ -27,7 +27,7 @@ def opinion(problem: TrainingProblem, scored: ScoredConfig | None, *, factor: fl
     return certify_plan(problem, None if scored is None else scored.config, stated, seed=0, budget=Budget())
 
 
-@pytest.mark.parametrize("objective", [TrainingObjective.THROUGHPUT, TrainingObjective.USD_PER_RUN])
+@pytest.mark.parametrize("objective", [TrainingObjective.THROUGHPUT, TrainingObjective.ENERGY])
 @pytest.mark.parametrize("shape", [DENSE, MOE], ids=["dense", "experts"])
 def test_a_small_question_is_enumerated_and_agrees(shape: Any, objective: TrainingObjective) -> None:
     problem = problem_of(shape, **SMALL, objective=objective)

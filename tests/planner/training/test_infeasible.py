@@ -13,7 +13,7 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.infeasible import explain_infeasible
+from meshplan.planner.training.infeasible import explain_infeasible, has_plan
 from meshplan.planner.training.pinned import fixed_config
 from meshplan.planner.training.plan import config_from_document
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
@@ -109,6 +109,17 @@ def test_the_least_change_of_a_step_time_is_the_least(objective: TrainingObjecti
     assert text.split()[1] == "ms"
     assert amount(text) / 1e3 == pytest.approx(best.assignment.step_s, rel=0.01)
     assert fits(problem, max_step_s=amount(text) / 1e3), "the text rounds below what is needed"
+
+
+@pytest.mark.parametrize("objective", TrainingObjective)
+def test_a_limit_on_time_holds_to_the_last_digit_whatever_is_asked_for(objective: TrainingObjective) -> None:
+    """Under it the fastest plan of the usual splits is looked for, and what is slower is never priced."""
+    problem = problem_of(num_devices=4, global_batch_size=8, objective=objective)
+    fastest, _ = search_degrees(replace(problem, objective=TrainingObjective.THROUGHPUT), usual_splits=True)
+    assert fastest.objective is not None
+    for factor, expected in ((1.0, True), (1.0 - 1e-9, False)):
+        limits = replace(problem.limits, max_step_s=factor * fastest.objective)
+        assert has_plan(replace(problem, limits=limits)) is expected
 
 
 def test_host_memory_binds() -> None:

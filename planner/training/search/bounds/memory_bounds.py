@@ -181,7 +181,8 @@ class MemoryBounds:
             costs = SplitCosts(self.problem, leaders)
             memory = costs.memory_of_any_recompute()
             further = np.maximum(np.minimum(leaders.num_microbatches, len(table.base_bytes)) - 1, 1)
-            entering = (costs.embedding_bytes(0) - costs.embedding_bytes(len(table.base_bytes) - 1)) / further
+            first, last = costs.embedding_bytes((0, len(table.base_bytes) - 1))
+            entering = (first - last) / further
             table.entering_bytes[piece] = entering
             table.base_bytes[:, piece] = memory.base_bytes
             table.base_bytes[0, piece] -= entering * further

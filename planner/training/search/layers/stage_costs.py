@@ -7,6 +7,7 @@ Where layers are alike, :class:`StageTable` holds the estimator's own figure for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -280,11 +281,12 @@ class SplitCosts:
             least[stage] = np.minimum(least[stage], alone)
         return {False: bytes_, True: replace(bytes_, base_bytes=least)}
 
-    def embedding_bytes(self, stage: int) -> FloatArray:
-        """What the embedding adds to a stage, with the micro-batches that this one keeps in flight, [n]."""
-        layer, memory = unit(0, len(self.kinds)), self.model.memory
-        plain = memory.stage(stage_of(layer, index=stage)).safe_bytes
-        return np.asarray(memory.stage(stage_of(layer, first=True, index=stage)).safe_bytes - plain)
+    def embedding_bytes(self, stages: Sequence[int]) -> list[FloatArray]:
+        """What the embedding adds to each of some stages, with the micro-batches that it keeps in flight, [n] each."""
+        layer = unit(0, len(self.kinds))
+        asked = [stage_of(layer, first=first, index=stage) for stage in stages for first in (True, False)]
+        safe = [own.safe_bytes for own in self.model.memory.stages(asked)]
+        return [added - plain for added, plain in zip(safe[::2], safe[1::2], strict=True)]
 
     def tables(self, fewest: int, most: int, busy_s: FloatArray) -> dict[tuple[bool, bool], StageTable]:
         """Stage's ends → :class:`StageTable`; none where layers differ or there are too many counts.

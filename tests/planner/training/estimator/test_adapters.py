@@ -9,9 +9,9 @@ import pytest
 from core_cases import DENSE, configured, problem_of
 
 from meshplan.catalogs.constants.training import FrameworkRecipe
-from meshplan.planner.training.estimator.adapters import AdapterModel
 from meshplan.planner.training.estimator.candidates import LayerKind
 from meshplan.planner.training.estimator.compute import ComputeModel
+from meshplan.planner.training.estimator.operators.adapters import AdapterModel
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
 

@@ -15,7 +15,7 @@ from meshplan.planner.training.problem.choices import CHOICES, PINNABLE, SEARCHA
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
-from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.joint import search_plans
 
 # Choices that make another question of it: the search never takes them unasked.
@@ -53,6 +53,7 @@ def questions(draw: st.DrawFn) -> TrainingProblem:
             "unvalidated_schedules": True,
         },
         search_over=SEARCHABLE,
+        objective=draw(st.sampled_from(TrainingObjective)),
     )
 
 
