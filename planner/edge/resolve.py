@@ -29,7 +29,7 @@ PEAK_SHARE = 0.42
 # Cost of a message to a described machine: the geometric mean of a Raspberry Pi's and a cloud server's.
 MESSAGE_S = 16e-6
 # Groups of machines that are priced at most: numbers of each kind, multiplied.
-MOST_GROUPS = 20_000
+MOST_GROUPS = 10_000
 
 
 def resolve(spec: EdgeSpec, catalog: Catalog, base: Path) -> EdgeProblem:
@@ -75,7 +75,7 @@ def _kind(index: int, item: EdgeDeviceSpec, catalog: Catalog, problems: Problems
     if bandwidth is None:
         raise AssertionError("the spec requires a bandwidth where it names no type")
     if isinstance(found, Device):
-        usable = USABLE_SHARE * item.memory if item.memory is not None else float(found.usable_memory_bytes)
+        usable = USABLE_SHARE * (item.memory or found.usable_memory_bytes)  # context and buffers take the rest
         rates = {"bytes_per_s": CARD_SHARE * bandwidth, "weights_per_s": math.inf, "message_s": MESSAGE_S}
     else:
         memory = item.memory if found is None or item.memory is not None else found.memory_bytes
