@@ -16,7 +16,6 @@ from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, commented, stamp
-from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.text import MANIFEST_CHECK, README_FILE, plain
 
 DLLAMA_PORT, RPC_PORT = 9999, 50052
@@ -28,19 +27,6 @@ TARGETS: Mapping[str, str] = {
     "llama.cpp": "llama-server on one machine",
     "tpi-llm": "TPI-LLM's master, workers and key-value server",
 }
-
-
-def features() -> tuple[Feature, ...]:
-    """What the targets state about themselves."""
-    rows = {
-        "distributed-llama": "--workers, --buffer-float-type",
-        "llama.cpp-rpc": "--rpc, --tensor-split, --gpu-layers",
-        "llama.cpp": "--gpu-layers",
-        "tpi-llm": "--memory_window, DMLC_NUM_WORKER",
-    }
-    return tuple(
-        Feature(name=name, expressed_by=flags, verified_by="documented argument list") for name, flags in rows.items()
-    )
 
 
 def emit(plan: Plan, model_path: str = "") -> EmittedPlan:
