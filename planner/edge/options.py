@@ -1,8 +1,8 @@
 """Every way to generate on some of the machines: which of them, with which engine and format, who is the root.
 
 All are priced, so that the least is proven under the estimate. Machines of a kind are alike: a group is how many of
-each kind it has, and which kind its root is of. Of a pipeline's placements of layers one is priced for each group and
-main host: the least (:func:`~meshplan.planner.edge.token_time.layers_on`).
+each kind it has, and which kind its root is of. Of a pipeline's placements of layers one is priced for each group, main
+host and last machine: the least (:func:`~meshplan.planner.edge.token_time.layers_on`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,15 @@ def _choices(problem: EdgeProblem, engine: EdgeEngine) -> Iterator[tuple[int, ..
         for root, count in enumerate(counts):
             if count:
                 rest = [index for index, many in enumerate(counts) for _ in range(many - (index == root))]
-                yield (root, *rest)
+                for last in _last(problem, engine, root, rest):
+                    yield (root, *sorted(rest, key=lambda index: index == last))
+
+
+def _last(problem: EdgeProblem, engine: EdgeEngine, root: int, rest: list[int]) -> list[int]:
+    """Kinds of which the last machine may be: of a pipeline it multiplies with the vocabulary, unless the root does."""
+    if engine.splits == "layers" and not problem.kinds[root].is_accelerator:
+        return sorted(set(rest))
+    return rest[-1:] or [root]
 
 
 def _placed(problem: EdgeProblem, group: Group) -> Group | None:

@@ -120,6 +120,37 @@ def test_layers_of_a_pipeline_are_the_least_of_all_placements() -> None:
             assert cost[0] == pytest.approx(min(cost))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_no_pipeline_that_can_be_written_down_is_faster_than_the_best_one(seed: int) -> None:
+    """Every order of every two or three machines, with every number of layers on each, priced one by one."""
+    source, rpc = random.Random(seed), BY_NAME["llama.cpp-rpc"]
+    kinds = tuple(
+        replace(
+            BOARD,
+            name=name,
+            count=count,
+            usable_bytes=source.uniform(3e8, 8e8),
+            weights_per_s=10 ** source.uniform(9.5, 11),
+            message_s=10 ** source.uniform(-5, -3),
+            is_accelerator=name == "b" and seed % 2 == 1,
+        )
+        for name, count in (("a", 1), ("b", 1), ("c", 1))
+    )
+    asked = problem("llama-3.2-1b", *kinds, engines=("llama.cpp-rpc",))
+    number, written = asked.shape.num_hidden_layers, []
+    for size in (2, 3):
+        for machines in itertools.permutations(range(3), size):
+            for cuts in itertools.combinations(range(1, number), size - 1):
+                layers = tuple(end - begin for begin, end in itertools.pairwise((0, *cuts, number)))
+                group = Group(engine=rpc, weight_format="q4_0", machines=machines, layers=layers)
+                if not any(missing_bytes(asked, group)):
+                    written.append(token_time(asked, group).total_s)
+    found = every_option(asked).priced
+    assert bool(found) == bool(written)
+    if written:
+        assert found[0].time.total_s == pytest.approx(min(written))
+
+
 def test_more_machines_better_links_and_faster_memory_never_hurt() -> None:
     source = random.Random(7)
     for _ in range(8):
