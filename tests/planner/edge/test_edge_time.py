@@ -120,7 +120,7 @@ def test_layers_of_a_pipeline_are_the_least_of_all_placements() -> None:
             assert cost[0] == pytest.approx(min(cost))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_pipeline_that_can_be_written_down_is_faster_than_the_best_one(seed: int) -> None:
     """Every order of every two or three machines, with every number of layers on each, priced one by one."""
     source, rpc = random.Random(seed), BY_NAME["llama.cpp-rpc"]
@@ -129,7 +129,7 @@ def test_no_pipeline_that_can_be_written_down_is_faster_than_the_best_one(seed: 
             BOARD,
             name=name,
             count=count,
-            usable_bytes=source.uniform(3e8, 8e8),
+            usable_bytes=source.uniform(2e8, 5e8),
             weights_per_s=10 ** source.uniform(9.5, 11),
             message_s=10 ** source.uniform(-5, -3),
             is_accelerator=name == "b" and seed % 2 == 1,
