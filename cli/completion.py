@@ -66,7 +66,7 @@ def _plans() -> list[str]:
 
 
 def _targets() -> list[str]:
-    from meshplan.planner.emit import xdit
+    from meshplan.planner.emit import edge, xdit
     from meshplan.planner.launch.registry import TARGETS
 
-    return [*(target.name for target in TARGETS), xdit.TARGET]
+    return [*(target.name for target in TARGETS), xdit.TARGET, *edge.TARGETS]

@@ -303,5 +303,5 @@ def test_the_reference_of_spec_keys_is_what_the_models_say(meshplan: Command, py
     fresh = TABLE.sub(printed, page)
     if pytestconfig.getoption("--update-goldens"):
         REFERENCE.write_text(fresh)
-    assert len(TABLE.findall(page)) == 5
+    assert len(TABLE.findall(page)) == 6
     assert REFERENCE.read_text() == fresh

@@ -67,6 +67,7 @@ class SpecKind(StrEnum):
     RANK_MAPPING = "rank-mapping"
     EXPERT_PLACEMENT = "expert-placement"
     DIFFUSION = "diffusion"
+    EDGE = "edge"
     SWEEP = "sweep"
 
 

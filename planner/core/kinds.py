@@ -149,6 +149,13 @@ _KINDS = (
         document=f"{_PLANNER}.diffusion.plan_document",
         report=f"{_REPORTS}.diffusion",
     ),
+    Kind(
+        name="edge",
+        service=f"{_PLANNER}.edge.service",
+        launch=f"{_PLANNER}.launch.edge",
+        document=f"{_PLANNER}.edge.plan_document",
+        report=f"{_REPORTS}.edge",
+    ),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 

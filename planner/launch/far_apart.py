@@ -20,8 +20,8 @@ def files(request: TrainingRequest, target: str) -> EmittedPlan:
         raise CannotExpressError(
             target,
             f"{chosen} over sites",
-            "target torchtitan (constraints.target: torchtitan), which has DiLoCo by torchft; or drop far_apart for "
-            "the synchronous plan",
+            "target torchtitan (constraints.target: torchtitan), which has DiLoCo by torchft (far_apart.way: diloco); "
+            "or drop far_apart for the synchronous plan",
         )
     job = torchtitan_sites.job(request)
     launch = torchrun.launch_of(job)

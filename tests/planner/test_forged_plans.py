@@ -43,7 +43,15 @@ DIFFUSION = {
     "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
     "workload": {"request_rate_per_s": 0.2},
 }
-QUESTIONS = {"training": TRAINING, "serving": SERVING, "diffusion": DIFFUSION}
+EDGE = {
+    "kind": "edge",
+    "model": "llama-2-13b",
+    "devices": [{"type": "raspberry-pi-4b", "count": 4}],
+    "links": {"bandwidth": "1 Gb/s", "latency": "0.1 ms"},
+}
+QUESTIONS = {"training": TRAINING, "serving": SERVING, "diffusion": DIFFUSION, "edge": EDGE}
+# Kinds whose files are of one target of their own.
+OWN_TARGETS = {"diffusion": "xdit", "edge": "distributed-llama"}
 SAMPLE = 60  # forged plans of each kind in the suite; tests/benchmarks/fuzz.py makes thousands
 
 
@@ -132,7 +140,7 @@ def test_every_field_of_a_plan_may_be_hostile(document: dict[str, Any], catalog:
             parser = Scripts()
             parser.feed(page)
             assert parser.found == [], path
-        target = "xdit" if plan.kind == "diffusion" else targets[accepted % len(targets)]
+        target = OWN_TARGETS.get(plan.kind, targets[accepted % len(targets)])
         check_files(launcher_files(plan, catalog, target), tmp_path)
     assert accepted > 10
 
@@ -166,7 +174,7 @@ def test_no_forged_plan_is_a_bug_of_meshplan(document: dict[str, Any], catalog: 
         if plan is None:
             continue
         pages(plan)
-        for target in ("torchrun", "vllm", "kubernetes", "xdit"):
+        for target in ("torchrun", "vllm", "kubernetes", *OWN_TARGETS.values()):
             launcher_files(plan, catalog, target)
 
 
@@ -184,6 +192,8 @@ def test_no_forged_plan_is_a_bug_of_meshplan(document: dict[str, Any], catalog: 
 def test_a_refusal_names_the_field(path: tuple[Any, ...], value: Any, words: str, document: dict[str, Any]) -> None:
     if document["kind"] == "diffusion" and path[0] in ("rank_table", "provenance"):
         path, value, words = ("provenance", "model", "source"), "https://evil.example/$(touch x)", "provenance.model"
+    if document["kind"] == "edge" and path[0] == "rank_table":
+        path, value, words = ("config", "machines", 1, "address"), "10.0.0.1; touch x", r"config.machines\[1\].address"
     with pytest.raises(MeshplanError, match=words):
         plan_from_document(forged(document, path, value), name="a file")
 

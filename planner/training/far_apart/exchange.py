@@ -5,6 +5,7 @@ exchanged every fragment f of the model once; its payload of M_f bytes takes
 
     X_f = 2(n − 1)/n · M_f/W + 2(n − 1) ℓ     all-reduced in a ring over sites (Patarasuk and Yuan, 2009)
     X_f = (n − 1) · M_f/W + (n − 1) ℓ         gathered, where sums of payloads are no payload (top-k)
+    X_f = M_f/W + ℓ                           a hop to the next site of a pipeline, which all take at once
 
 with W and ℓ the rate and latency of the ring's slowest link. The first τ inner steps after it has been sent hide a
 fragment's exchange (Streaming DiLoCo, arXiv:2501.18512, calls them τ as well); compression and the outer optimizer
@@ -14,6 +15,9 @@ take C a round and are not hidden. A mean step takes
 
 where w is the share of steps that send whole gradients (X) in every step: the warm-up of 1-bit Adam.
 Synchronous data parallelism over the link is H = 1, one fragment of the whole gradient, τ = 0, C = 0, w = 0.
+
+*A pipeline without a flush* (PipeDream-2BW, arXiv:2006.09503) is H = 1, τ = 1: sites compute and send at the same time,
+no bubble waits between them, so that T̄ = T + max(0, X − T) = max(T, X), the slowest site or the slowest hop.
 
 *Properties.* T̄ does not rise with W or H, does not fall with T or ℓ, and is never below T.
 
@@ -59,8 +63,9 @@ class Exchange:
     Args:
         sync_steps: H, inner steps in which every fragment is exchanged once.
         fragment_bytes: M_f, payload of each fragment as sent.
-        overlap_steps: τ, inner steps that hide a fragment's exchange; below H over the number of fragments.
+        overlap_steps: τ, inner steps that hide a fragment's exchange; below H over the number of fragments, 1 of hops.
         is_gathered: payloads are gathered, not summed on the way.
+        is_hop: payloads go to the next site alone.
         compute_s: C, compression or outer optimizer of a round, s.
         whole_share: w, share of the steps that send ``whole_bytes`` instead.
         whole_bytes: a whole gradient.
@@ -70,6 +75,7 @@ class Exchange:
     fragment_bytes: tuple[float, ...]
     overlap_steps: int = 0
     is_gathered: bool = False
+    is_hop: bool = False
     compute_s: float = 0.0
     whole_share: float = 0.0
     whole_bytes: float = 0.0
@@ -79,6 +85,15 @@ class Exchange:
         """Σ M_f."""
         return sum(self.fragment_bytes)
 
+    def exchange_s(self, fragment_bytes: float, ring: Ring) -> float:
+        """X_f, s."""
+        if self.is_hop:
+            return fragment_bytes / ring.bytes_per_s + ring.latency_s
+        return ring.exchange_s(fragment_bytes, is_gathered=self.is_gathered)
+
+    def _sent_bytes(self, fragment_bytes: float, ring: Ring) -> float:
+        return fragment_bytes if self.is_hop else ring.sent_bytes(fragment_bytes, is_gathered=self.is_gathered)
+
     def exposed_s(self, inner_step_s: float, ring: Ring) -> float:
         """What a mean step waits for exchanges, compression and the outer optimizer, s.
 
@@ -87,7 +102,7 @@ class Exchange:
             ring: of the sites.
         """
         hidden = self.overlap_steps * inner_step_s
-        waits = [max(0.0, ring.exchange_s(one, is_gathered=self.is_gathered) - hidden) for one in self.fragment_bytes]
+        waits = [max(0.0, self.exchange_s(one, ring) - hidden) for one in self.fragment_bytes]
         compressed = (sum(waits) + self.compute_s) / self.sync_steps
         whole = ring.exchange_s(self.whole_bytes) if self.whole_share else 0.0
         return self.whole_share * whole + (1.0 - self.whole_share) * compressed
@@ -98,14 +113,15 @@ class Exchange:
 
     def mean_bytes_per_s(self, inner_step_s: float, ring: Ring) -> float:
         """Rate at which a site sends on average, bytes/s."""
-        compressed = ring.sent_bytes(self.payload_bytes, is_gathered=self.is_gathered) / self.sync_steps
+        compressed = self._sent_bytes(self.payload_bytes, ring) / self.sync_steps
         whole = ring.sent_bytes(self.whole_bytes, is_gathered=False)
         sent = self.whole_share * whole + (1.0 - self.whole_share) * compressed
         return sent / self.mean_step_s(inner_step_s, ring)
 
     def hiding_bytes_per_s(self, inner_step_s: float, ring: Ring) -> float | None:
         """Least rate of the link at which τ inner steps hide every fragment, bytes/s; None where none does."""
-        room = self.overlap_steps * inner_step_s - 2.0 * (ring.num_sites - 1) * ring.latency_s
+        hops = 1.0 if self.is_hop else 2.0 * (ring.num_sites - 1)
+        room = self.overlap_steps * inner_step_s - hops * ring.latency_s
         if room <= 0.0:
             return None
-        return ring.sent_bytes(max(self.fragment_bytes), is_gathered=self.is_gathered) / room
+        return self._sent_bytes(max(self.fragment_bytes), ring) / room

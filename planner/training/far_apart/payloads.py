@@ -10,17 +10,22 @@ matrix that tensor parallelism splits over t ranks each part is compressed by it
 *Top-k* (Deep Gradient Compression, arXiv:1712.01887) sends value and index of the largest share of the gradients.
 *8-bit* sends a byte a gradient, *1-bit* (1-bit Adam, arXiv:2102.02888) a bit; their scales are left out, they are few.
 
+*async-pipeline* sends the activations of the whole batch to the next site and their gradients back: B·s·h numbers of 16
+bits each way, which pass a link at the same time.
+
 Passes through memory are counted from the algorithms: how often a number of four bytes is read or written.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.attention import AttentionKind
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.estimator.states import checkpoint_bytes, optimizer_bytes
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
@@ -66,6 +71,27 @@ def trained_parameters(problem: TrainingProblem) -> float:
 def gradient_bytes(problem: TrainingProblem) -> float:
     """Bytes of a gradient that synchronous training sends: as the framework keeps them, unless pinned."""
     return problem.workload.gradient_bytes or problem.calibration.recipe.gradient_bytes
+
+
+def hop_bytes(problem: TrainingProblem) -> float:
+    """Activations of a step's sequences between two layers, one way."""
+    workload = problem.workload
+    numbers = workload.global_batch_size * workload.sequence_length * problem.shape.hidden_size
+    return BYTES_16_BIT * float(numbers)
+
+
+def layers_of_sites(rates: Sequence[float], layers: int) -> tuple[int, ...]:
+    """Whole layers for each site, so that the slowest is soonest done: at least one, then each to who is done first.
+
+    Args:
+        rates: layers that a site works through in a second.
+        layers: of the model, at least one for each site.
+    """
+    dealt = [1] * len(rates)
+    for _ in range(layers - len(rates)):
+        first = min(range(len(rates)), key=lambda site: (dealt[site] + 1) / rates[site])
+        dealt[first] += 1
+    return tuple(dealt)
 
 
 def fragment_shares(shape: ModelShape, count: int) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshplan.planner.training.problem.far_apart import (
+    ASYNC_PIPELINE,
     DATA_PARALLEL,
     DILOCO,
     EIGHT_BIT,
@@ -61,5 +62,11 @@ PUBLISHED = {
     ONE_BIT: Published(
         loss="Adam's convergence on BERT after a warm-up that sends whole gradients",
         source="arXiv:2102.02888, abstract",
+    ),
+    # Of gradients one step late, up to 10B (abstract). The first paper found similar accuracy of GPT and BERT
+    # (arXiv:2006.09503, abstract); with Nesterov's look-ahead training up to 1B is no worse (arXiv:2505.01099).
+    ASYNC_PIPELINE: Published(
+        loss="AdamW degrades, Muon hardly",
+        source="arXiv:2606.30634",
     ),
 }

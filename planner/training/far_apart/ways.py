@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshplan.catalogs.units import format_bytes
+from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.training.estimator.exchange.offload import USABLE_HOST_SHARE, host_link_bytes_per_s
 from meshplan.planner.training.far_apart import payloads
@@ -21,6 +22,7 @@ from meshplan.planner.training.far_apart.payloads import Held, held_parameters, 
 from meshplan.planner.training.far_apart.published import PUBLISHED
 from meshplan.planner.training.far_apart.sites import Site
 from meshplan.planner.training.problem.far_apart import (
+    ASYNC_PIPELINE,
     DATA_PARALLEL,
     DILOCO,
     EIGHT_BIT,
@@ -161,6 +163,9 @@ def priced_again(way: PricedWay, setting: Setting) -> PricedWay:
 
 
 def _priced(setting: Setting, name: WayName) -> Iterator[PricedWay]:
+    if name == ASYNC_PIPELINE:
+        yield _async_pipeline(setting)
+        return
     if name not in LOCAL_UPDATES:
         yield _every_step(setting, name)
         return
@@ -230,6 +235,45 @@ def _low_rank_s(worker: Worker, flops: float) -> float:
     device, config = worker.problem.machine.device, worker.config
     products = payloads.products_s(device, flops / (config.tensor_parallel * config.pipeline_parallel))
     return max(products, pass_s(device, worker.held.whole, payloads.POWERSGD_PASSES))
+
+
+# --- a pipeline over sites that never flushes -------------------------------------------------------------------------
+
+
+def _async_pipeline(setting: Setting) -> PricedWay:
+    """Each site has a share of the layers and works on the whole batch; nobody waits for a flush.
+
+    A site takes as long for its share of the layers as its plan for as large a share of the batch, but layers are
+    whole: what the fullest site has too much of is C. Of its layers it keeps the weights twice (PipeDream-2BW); what
+    the layers of other sites free is not counted: micro-batches in flight lie there.
+    """
+    problem, batch = setting.problem, sum(one.sequences for one in setting.workers)
+    layers = problem.shape.num_hidden_layers
+    if len(setting.workers) > layers:
+        why = f"{len(setting.workers)} sites and {layers} layers: a site has none"
+        return PricedWay(way=ASYNC_PIPELINE, setting=setting, bits=None, exchange=None, reason=why)
+    rates = [one.sequences / batch * layers / one.step_s for one in setting.workers]
+    dealt = payloads.layers_of_sites(rates, layers)
+    fullest = max(count / rate for count, rate in zip(dealt, rates, strict=True))
+    exchange = Exchange(
+        sync_steps=1,
+        fragment_bytes=(payloads.hop_bytes(problem),),
+        overlap_steps=1,
+        is_hop=True,
+        compute_s=max(0.0, fullest - setting.inner_step_s),
+    )
+    weight = problem.calibration.recipe.weight_bytes
+    kept = [weight * one.held.whole * count / layers for one, count in zip(setting.workers, dealt, strict=True)]
+    reason = next((why for one, extra in zip(setting.workers, kept, strict=True) if (why := _over(one, extra))), "")
+    return PricedWay(
+        way=ASYNC_PIPELINE,
+        setting=setting,
+        bits=round(BYTES_16_BIT * payloads.BITS_PER_BYTE),
+        exchange=exchange,
+        states=States(device_bytes=max(kept)),
+        reason=reason,
+        lacks_bytes=max(kept) if reason else 0.0,
+    )
 
 
 # --- local updates --------------------------------------------------------------------------------------------------

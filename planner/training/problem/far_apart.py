@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 
 from meshplan.planner.core.reading.spec_fields import SpecModel, Whole
 
-WayName = Literal["data-parallel", "diloco", "streaming-diloco", "powersgd", "top-k", "8-bit", "1-bit"]
+WayName = Literal[
+    "data-parallel", "diloco", "streaming-diloco", "powersgd", "top-k", "8-bit", "1-bit", "async-pipeline"
+]
 DATA_PARALLEL: Final = "data-parallel"
 DILOCO: Final = "diloco"
 STREAMING: Final = "streaming-diloco"
@@ -19,8 +21,10 @@ POWERSGD: Final = "powersgd"
 TOP_K: Final = "top-k"
 EIGHT_BIT: Final = "8-bit"
 ONE_BIT: Final = "1-bit"
-WAYS: tuple[WayName, ...] = (DATA_PARALLEL, DILOCO, STREAMING, POWERSGD, TOP_K, EIGHT_BIT, ONE_BIT)
-# Ways that exchange outer gradients after many steps; the others exchange gradients in every step.
+ASYNC_PIPELINE: Final = "async-pipeline"
+WAYS: tuple[WayName, ...] = (DATA_PARALLEL, DILOCO, STREAMING, POWERSGD, TOP_K, EIGHT_BIT, ONE_BIT, ASYNC_PIPELINE)
+# Ways that exchange outer gradients after many steps; the others exchange something in every step: gradients, or the
+# activations and their gradients of a pipeline over sites that never flushes.
 LOCAL_UPDATES = (DILOCO, STREAMING)
 
 MOST_SYNC_STEPS = 10_000

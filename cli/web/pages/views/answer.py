@@ -19,6 +19,7 @@ from meshplan.planner.core.certificate import AGREES, UNFINISHED
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
+from meshplan.planner.emit import edge
 from meshplan.planner.launch.registry import TARGETS, framework_names
 from meshplan.planner.service import plan_target
 
@@ -191,6 +192,8 @@ def targets_view(plan: Plan) -> list[dict[str, Any]]:
         return [{"name": chosen, "summary": "the fleet's files", "framework": "", "is_first": True}]
     if plan.kind == "diffusion":
         return [{"name": "xdit", "summary": "xDiT's command line", "framework": "", "is_first": True}]
+    if plan.kind == "edge":
+        return [{"name": chosen, "summary": edge.TARGETS[chosen], "framework": "", "is_first": True}]
     found = [
         {
             "name": target.name,

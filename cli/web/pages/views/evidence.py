@@ -53,6 +53,9 @@ def badge_of(plan: Plan, metric: str) -> Badge:
         return _of_serving(plan, metric)
     if plan.kind == "diffusion":
         return _of_diffusion(plan, metric)
+    if plan.kind == "edge":
+        words = "Rates of machines and the cost of messages solved from published times; see the notes of the plan."
+        return badge(CALIBRATED, words, "planner/edge/README.md")
     return badge(EXACT, "The objective of the answer, computed from the instance.")
 
 

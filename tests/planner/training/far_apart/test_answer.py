@@ -182,3 +182,18 @@ def test_sites_are_planned_once_more_for_a_way_that_lacks_memory(catalog: Catalo
     assert plan.memory["worst"]["safe_bytes"] + row["state_bytes"] <= plan.memory["limit_bytes"]
     assert plan.memory["limit_bytes"] == pytest.approx(safe, rel=0.01)
     assert plan.solution["bound"] <= equal.predicted["iteration_s"].value < row["step_s"]
+
+
+def test_a_pipeline_that_never_flushes_stands_in_the_table_and_is_chosen_with_a_number(catalog: Catalog) -> None:
+    """Its step is the slower of a site and a hop of all activations; its weights lie twice."""
+    plan = make_plan(question(1, 1, ways=["async-pipeline"], more_tokens={"async-pipeline": 0.0}), catalog)
+    row = rows(plan)["async-pipeline"]
+    hop_s = 32 * 4096 * 2048 * 2 / 1.25e9 + 0.03
+    inner_s = max(site["step_s"] for site in plan.far_apart["sites"])  # type: ignore[index]
+    assert row["step_s"] == pytest.approx(max(inner_s, hop_s), rel=1e-6)
+    assert row["state_bytes"] > 0.0
+    assert "AdamW degrades" in row["published_loss"]
+    unsaid = make_plan(question(1, 1, ways=["async-pipeline"]), catalog)
+    assert rows(unsaid)["async-pipeline"]["effective_tokens_per_s"] is None
+    assert unsaid.far_apart is not None
+    assert unsaid.far_apart["chosen"] != "async-pipeline"

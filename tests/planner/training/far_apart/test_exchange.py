@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -69,6 +71,52 @@ def test_a_simulation_of_sites_takes_as_long(
     few, more = (simulated(exchange, steps, ring, periods) for periods in (2, 4))
     mean = (more - few) / (2 * exchange.sync_steps)
     assert exchange.mean_step_s(slowest, ring) == pytest.approx(mean, rel=1e-6)
+
+
+def pipelined(steps_s: tuple[float, ...], hop_s: float, latency_s: float, batches: int, pieces: int) -> float:
+    """Mean time of a batch through sites in a row that never flush; a site and each direction of a link serve in turn.
+
+    A batch is ``pieces`` micro-batches; a third of a site's time is the forward pass, backward passes go first, and at
+    most twice as many micro-batches are under way as hide every hop.
+    """
+    sites, number = len(steps_s), batches * pieces
+    longest = max(*steps_s, hop_s) / pieces
+    most = 2 * (sites * 2 + math.ceil(2 * (sites - 1) * (latency_s + hop_s / pieces) / longest) + 1)
+    free, links = [0.0] * sites, [[0.0, 0.0] for _ in range(sites - 1)]
+    waiting: list[list[tuple[bool, float, int]]] = [[] for _ in range(sites)]  # (is forward, arrived, micro-batch)
+    waiting[0] = [(True, 0.0, piece) for piece in range(min(most, number))]
+    done: list[float] = []
+    while len(done) < number:
+        begins = [(max(free[site], min(one[1] for one in some)), site) for site, some in enumerate(waiting) if some]
+        now, site = min(begins)
+        is_forward, _, piece = task = min(one for one in waiting[site] if one[1] <= now)
+        waiting[site].remove(task)
+        last = site == sites - 1
+        share = (1.0 if is_forward and last else 1 / 3 if is_forward else 2 / 3) / pieces
+        free[site] = now + share * steps_s[site]
+        if is_forward and not last:
+            links[site][0] = max(links[site][0], free[site]) + hop_s / pieces
+            waiting[site + 1].append((True, links[site][0] + latency_s, piece))
+        elif site:
+            links[site - 1][1] = max(links[site - 1][1], free[site]) + hop_s / pieces
+            waiting[site - 1].append((False, links[site - 1][1] + latency_s, piece))
+        else:
+            done.append(free[site])
+            if piece + most < number:
+                waiting[0].append((True, free[site], piece + most))
+    begin, end = number // 2, number - 1
+    return (done[end] - done[begin]) / (end - begin) * pieces
+
+
+def test_a_pipeline_that_never_flushes_goes_at_the_pace_of_its_slowest_part() -> None:
+    source = random.Random(11)
+    for _ in range(12):
+        steps = tuple(source.uniform(0.3, 1.0) for _ in range(source.randint(2, 4)))
+        hop, latency = source.uniform(0.1, 2.0), source.uniform(0.0, 0.2)
+        found = pipelined(steps, hop, latency, batches=30, pieces=8)
+        exchange = Exchange(sync_steps=1, fragment_bytes=(hop * 1e9,), overlap_steps=1, is_hop=True)
+        ring = Ring(num_sites=len(steps), bytes_per_s=1e9, latency_s=0.0)
+        assert exchange.mean_step_s(max(steps), ring) == pytest.approx(found, rel=0.03)
 
 
 @settings(max_examples=100, deadline=None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from core_cases import DENSE, MOE
 
-from meshplan.planner.training.far_apart.payloads import fragment_shares, low_rank
+from meshplan.planner.training.far_apart.payloads import fragment_shares, layers_of_sites, low_rank
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -47,3 +49,12 @@ def test_experts_are_matrices_too() -> None:
     found = low_rank(MOE, 1, 1)
     assert found is not None
     assert found.numbers < MOE.num_parameters / 4
+
+
+def test_whole_layers_are_dealt_so_that_no_other_deal_is_sooner_done() -> None:
+    for rates, layers in (((1.0, 1.0), 7), ((3.0, 1.0), 9), ((2.0, 1.0, 5.0), 11)):
+        dealt = layers_of_sites(rates, layers)
+        every = (deal for deal in itertools.product(range(1, layers + 1), repeat=len(rates)) if sum(deal) == layers)
+        done = [max(count / rate for count, rate in zip(deal, rates, strict=True)) for deal in (dealt, *every)]
+        assert sum(dealt) == layers
+        assert done[0] == min(done)
