@@ -139,3 +139,20 @@ def test_how_tokens_are_drawn_is_the_rows_or_the_clients(reader: MachineReader) 
     assert "sampling" not in own.unused
     with pytest.raises(UnsupportedError, match=r"sampling.top_p must be a number above 0, at most 1, is 2"):
         served_run(with_value(row, ("workload", "sampling"), {"top_p": 2}), reader)
+
+
+def test_a_published_checkpoint_in_fp8_has_the_formats_of_its_config(reader: MachineReader) -> None:
+    """Qwen's are scaled in blocks, Meta's 405B keeps attention in 16 bits; what a row states comes first."""
+    row = with_value(next(row for row in ROWS if row["workload"]["arrival"] == "closed_loop"), ("precision",), "fp8")
+    row["workload"].pop("quantization", None)
+
+    def formats(name: str, **workload: object) -> tuple[str, str]:
+        run = served_run(
+            {**row, "model": {**row["model"], "name": name}, "workload": row["workload"] | workload}, reader
+        )
+        found = run.config.pools[0].quantization
+        return found.attention, found.mlp
+
+    assert formats("Qwen/Qwen3-32B-FP8") == ("fp8_block", "fp8_block")
+    assert formats("meta-llama/Llama-3.1-405B-Instruct-FP8") == ("bf16", "fp8")
+    assert formats("Qwen/Qwen3-32B-FP8", quantization={"gemm": "fp8"}) == formats("mine") == ("fp8", "fp8")
