@@ -24,12 +24,12 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
-from meshplan.planner.serving.estimator.attention import ATTENTION_KERNELS, SoftmaxAttention
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.encoders.sound import CrossAttention
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
-from meshplan.planner.serving.estimator.mixers import NORM_ELEMENTS, Mixers
+from meshplan.planner.serving.estimator.mixing.attention import ATTENTION_KERNELS, SoftmaxAttention
+from meshplan.planner.serving.estimator.mixing.mixers import NORM_ELEMENTS, Mixers
 from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.estimator.sampling import SamplingCost
 from meshplan.planner.serving.problem.config import EngineLimits, Layout
