@@ -62,6 +62,23 @@ class PromptPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkClient:
+    """How a benchmark's client has tokens drawn.
+
+    Args:
+        in_source: part of the title of the runs' source.
+        top_p: probability that the candidates add up to.
+        penalties: repetition, frequency or presence is penalised.
+        source: citation.
+    """
+
+    in_source: str
+    top_p: float
+    penalties: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
     """The properties of a run that decide which settings it had.
 
@@ -124,6 +141,16 @@ def benchmark_servers() -> tuple[BenchmarkServer, ...]:
 @cache
 def _prompt_pools() -> tuple[PromptPool, ...]:
     return tuple(read_entry(PromptPool, entry) for entry in seed_content(BENCHMARK_FILE)["prompt_pools"])
+
+
+@cache
+def _clients() -> tuple[BenchmarkClient, ...]:
+    return tuple(read_entry(BenchmarkClient, entry) for entry in seed_content(BENCHMARK_FILE)["clients"])
+
+
+def client_of(title: str) -> BenchmarkClient | None:
+    """How a source's runs have tokens drawn; None where they take the likeliest ones, or nobody says."""
+    return next((client for client in _clients() if client.in_source in title), None)
 
 
 def prompts_drawn_in(title: str) -> PromptPool | None:

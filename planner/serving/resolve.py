@@ -33,7 +33,7 @@ from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats
-from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, ServingWorkload, Task
+from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, Sampling, ServingWorkload, Task
 from meshplan.planner.serving.problem.spec import ServingSpec
 from meshplan.planner.serving.problem.speculation import speculation_options
 from meshplan.planner.serving.problem.trace import read_trace
@@ -340,6 +340,7 @@ def _workload(spec: ServingSpec, shape: ModelShape, base: Path, problems: Proble
         trace=trace,
         images=images,
         sound_frames=frames(shape),
+        sampling=None if asked.sampling is None else Sampling(**asked.sampling.model_dump()),
         task=task,
     )
 

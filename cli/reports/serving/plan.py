@@ -94,6 +94,9 @@ def question_text(spec: Mapping[str, Any]) -> str:
         requests += f", {counted(images.get('per_request', 1), 'image')} of {size}"
     if (audio := workload.get("audio")) is not None:
         requests += f", {audio.get('seconds', WINDOW_S):g} s of sound"
+    if (sampling := workload.get("sampling")) is not None:
+        penalties = " and penalties" if sampling.get("penalties") else ""
+        requests += f", drawn with top-p {sampling.get('top_p', 1.0):g}{penalties}"
     if workload.get("request_rate_per_s"):
         requests += f", {workload['request_rate_per_s']:g} requests/s"
     elif workload.get("concurrency"):

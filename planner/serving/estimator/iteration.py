@@ -13,9 +13,9 @@ import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.estimator.attention import attended_pairs
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
+from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
 from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, with_draft
 from meshplan.planner.serving.estimator.table import Table, token_knots

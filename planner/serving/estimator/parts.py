@@ -24,13 +24,14 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
-from meshplan.planner.serving.estimator.attention import ATTENTION_KERNELS, SoftmaxAttention
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.encoders.sound import CrossAttention
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
-from meshplan.planner.serving.estimator.mixers import NORM_ELEMENTS, Mixers
+from meshplan.planner.serving.estimator.mixing.attention import ATTENTION_KERNELS, SoftmaxAttention
+from meshplan.planner.serving.estimator.mixing.mixers import NORM_ELEMENTS, Mixers
 from meshplan.planner.serving.estimator.operators import Operators
+from meshplan.planner.serving.estimator.sampling import SamplingCost
 from meshplan.planner.serving.problem.config import EngineLimits, Layout
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
@@ -53,6 +54,7 @@ class WorkerParts:
         all_reduce: engine whose all-reduce kernels are called; empty for its own.
         experts: routing and the places of experts; None prices the skew that kernels were timed with.
         state_updates_per_s: elements of Mamba-2's states that the engine's kernel updates a second at most.
+        sampling: how tokens are drawn; None: every token is the likeliest one.
     """
 
     shape: ModelShape
@@ -64,6 +66,7 @@ class WorkerParts:
     all_reduce: str = ""
     experts: ExpertRouting | None = None
     state_updates_per_s: float = math.inf
+    sampling: SamplingCost | None = None
 
     @cached_property
     def operators(self) -> Operators:
@@ -203,7 +206,10 @@ class WorkerParts:
             return self.operators.gemm_s("bf16", sequences, outputs, h) if outputs else np.zeros_like(sequences)
         columns = self.shape.vocab_size / self.layout.tensor_parallel
         product = self.operators.gemm_s(self.quantization.ends, sequences, columns, self.shape.hidden_size)
-        return product + self.operators.memory_op_s(4.0 * 3.0 * sequences * columns, kernels=3.0)
+        chosen = product + self.operators.memory_op_s(4.0 * 3.0 * sequences * columns, kernels=3.0)
+        if self.sampling is None:
+            return chosen
+        return chosen + self.sampling.seconds(self.operators, sequences, self.shape.vocab_size)
 
     def dense_parts_s(self, tokens: FloatArray) -> Mapping[str, FloatArray]:
         """Work of all layers on the tokens of one batch, without attention and routed experts, by part."""

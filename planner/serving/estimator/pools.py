@@ -12,6 +12,7 @@ from meshplan.planner.serving.estimator.instances import in_instance
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.estimator.power.cap import capped
+from meshplan.planner.serving.estimator.sampling import sampling_cost
 from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Speculation
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import ServingWorkload
@@ -64,6 +65,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         experts=site.experts,
         state_updates_per_s=_state_updates_per_s(site, pool),
         images=workload.images,
+        sampling=sampling_cost(site.recipe, workload.sampling),
     )
     if site.tiering is not None:
         worker = site.tiering.worker(worker, pool)

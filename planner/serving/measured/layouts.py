@@ -27,6 +27,13 @@ from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
 # Limits of the scheduler that a row may state under ``workload``, by their names there → as fields of EngineLimits.
 STATED_LIMITS = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_batched_tokens"}
+# What "fp8" of a published checkpoint is, by the beginning and end of its name → formats of attention and of the rest:
+# Qwen scales in blocks of 128 (vllm-project/vllm, issue 17569; rows of others say so of the same checkpoint), Meta
+# quantises feed-forward layers alone (arXiv:2407.21783, §6.2; that the first and the last stay wide is left out).
+PUBLISHED_FP8: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("Qwen/", "-FP8"): ("fp8_block", "fp8_block"),
+    ("meta-llama/", "-405B-Instruct-FP8"): ("bf16", "fp8"),
+}
 
 
 def stated_limits(asked: Section) -> dict[str, int]:
@@ -60,7 +67,11 @@ class Server:
 def observed_formats(
     row: Mapping[str, Any], asked: Section, shape: ModelShape, recipe: EngineRecipe
 ) -> tuple[Quantization, tuple[str, ...]]:
-    """Number formats of a row, and those that it leaves out; DeepSeek's fp8 is the published one, scaled in blocks."""
+    """Number formats of a row, and those that it leaves out.
+
+    DeepSeek's fp8 is the published one, scaled in blocks, that of other checkpoints what :data:`PUBLISHED_FP8` says,
+    unless the row says more.
+    """
     precision = row.get("precision")
     if not isinstance(precision, str) or precision not in (*SCHEMES, "fp32"):
         raise UnsupportedError(f"serving in the precision {shown(precision)} is not modelled")
@@ -79,7 +90,23 @@ def observed_formats(
         return checkpoint_formats(shape, "mxfp4", kv_cache), filled
     if shape.latent is not None:
         return checkpoint_formats(shape, "fp8_block" if mlp == "fp8" else mlp, kv_cache), filled
-    return Quantization(attention=mlp, mlp=mlp, experts=experts, kv_cache=kv_cache), filled
+    attention = mlp
+    if weight == mlp == experts == "fp8" and not asked.states("quantization"):
+        attention, mlp = _published_fp8(str(Section(row, "model").values.get("name", "")))
+        experts = mlp
+    return Quantization(attention=attention, mlp=mlp, experts=experts, kv_cache=kv_cache), filled
+
+
+def _published_fp8(name: str) -> tuple[str, str]:
+    """Formats of attention and of the rest of a checkpoint in fp8.
+
+    >>> _published_fp8("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"), _published_fp8("mine")
+    (('fp8_block', 'fp8_block'), ('fp8', 'fp8'))
+    """
+    for (first, last), formats in PUBLISHED_FP8.items():
+        if name.startswith(first) and name.endswith(last):
+            return formats
+    return "fp8", "fp8"
 
 
 def observed_pools(server: Server, degrees: Section, *, disaggregated: bool) -> tuple[Pool, ...]:

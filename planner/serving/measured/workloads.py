@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.constants.serving_benchmarks import prompts_drawn_in
+from meshplan.catalogs.constants.serving_benchmarks import client_of, prompts_drawn_in
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.serving.measured.drawn import LENGTH_FORMS, drawn_requests, is_described
-from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.requests import Arrival, Requests, Sampling, ServingWorkload
 from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, shown
 
@@ -55,7 +55,7 @@ def _trace_name(workload: Mapping[str, Any]) -> str | None:
 
 
 def observed_workload(row: Mapping[str, Any], asked: Section, traces: Mapping[str, Requests]) -> ServingWorkload:
-    """The requests of a row.
+    """The requests of a row, and how it has tokens drawn: as it says, or as its benchmark's client is known to.
 
     Args:
         row: the observation.
@@ -65,13 +65,31 @@ def observed_workload(row: Mapping[str, Any], asked: Section, traces: Mapping[st
     Raises:
         UnsupportedError: with the reason.
     """
+    return replace(_requested(row, asked, traces), sampling=_sampling(row, asked))
+
+
+def _sampling(row: Mapping[str, Any], asked: Section) -> Sampling | None:
+    if asked.states("sampling"):
+        stated = Section(asked.values, "sampling")
+        top_p = stated.number("top_p") if stated.states("top_p") else 1.0
+        if top_p > 1.0:
+            raise stated.wrong("top_p", "a number above 0, at most 1")
+        return Sampling(top_p=top_p, penalties=stated.flag("penalties", default=False))
+    client = client_of(_title(row))
+    return None if client is None else Sampling(top_p=client.top_p, penalties=client.penalties)
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return str(Section(row, "source", required=False).values.get("title", ""))
+
+
+def _requested(row: Mapping[str, Any], asked: Section, traces: Mapping[str, Requests]) -> ServingWorkload:
     arrival = asked.one_of("arrival", {item.value: item for item in Arrival})
     trace_name = _trace_name(asked.values)
     if trace_name is not None:
         return _replayed(asked, arrival, traces.get(trace_name), trace_name)
     if arrival in DRAWN and is_described(asked):
-        title = str(Section(row, "source", required=False).values.get("title", ""))
-        return _drawn(drawn_requests(asked, arrival, prompts_drawn_in(title)))
+        return _drawn(drawn_requests(asked, arrival, prompts_drawn_in(_title(row))))
     made = partial(
         ServingWorkload,
         arrival=arrival,
@@ -102,7 +120,7 @@ USED = frozenset(
     | {"max_num_seqs", "num_requests", "num_shared_prefixes", "prefix_caching", "prefix_reuse_fraction", "prompt_set"}
     | {"quantization", "request_rate_per_s", "shared_prefix_tokens", "stage", "stages", "steady_state", "trace"}
     | {"trace_type", "question_tokens", "num_requests_in_stage", "dataset", "seed", "users_per_prefix"}
-    | {"output_length_counted_mean"}
+    | {"output_length_counted_mean", "sampling"}
     | {f"{name}{form}" for name in ("input_length", "output_length") for form in LENGTH_FORMS}
 )
 

@@ -104,6 +104,19 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How clients have tokens drawn.
+
+    Args:
+        top_p: probability that the candidates add up to; 1 keeps all.
+        penalties: repetition, frequency or presence is penalised.
+    """
+
+    top_p: float = 1.0
+    penalties: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingWorkload:
     """The load that a deployment must serve.
 
@@ -124,6 +137,7 @@ class ServingWorkload:
         trace: recorded requests, for TRACE.
         images: of each request; None: text alone.
         sound_frames: that the encoder reads of each request's window of sound; 0: text alone.
+        sampling: how tokens are drawn; None: every token is the likeliest one.
         task: what requests ask for; of an embedding or a score the output is one token long, which prefill yields.
     """
 
@@ -141,6 +155,7 @@ class ServingWorkload:
     trace: Requests | None = None
     images: Images | None = None
     sound_frames: int = 0
+    sampling: Sampling | None = None
     task: Task = Task.GENERATE
 
     @property

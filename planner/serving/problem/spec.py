@@ -55,6 +55,15 @@ class AudioSpec(SpecModel):
     )
 
 
+class SamplingSpec(SpecModel):
+    """How clients have tokens drawn at random; without it every token is the likeliest one (temperature 0)."""
+
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="probability that the candidates add up to; below 1 some engines sort the vocabulary"
+    )
+    penalties: bool = Field(default=False, description="repetition, frequency or presence is penalised")
+
+
 class ServingWorkloadSpec(SpecModel):
     """The load that the service must handle."""
 
@@ -93,6 +102,8 @@ class ServingWorkloadSpec(SpecModel):
         description="of each request, for models that hear; input_length is then 4 unless said: start, language, task, "
         "no timestamps",
     )
+
+    sampling: SamplingSpec | None = Field(default=None, description="of tokens (default: always the likeliest one)")
 
     @model_validator(mode="after")
     def _consistent(self) -> ServingWorkloadSpec:
@@ -136,6 +147,8 @@ class ServingWorkloadSpec(SpecModel):
             raise ValueError(f"task: {self.task} needs input_length, the tokens of one text, and no trace (of answers)")
         if self.images is not None:
             raise ValueError(f"task: {self.task} is planned for text alone: leave images out")
+        if self.sampling is not None:
+            raise ValueError(f"task: {self.task} generates no tokens: leave sampling out")
 
     @property
     def prompt_length(self) -> int | None:

@@ -30,7 +30,10 @@ RUN = BenchmarkRun(
 )
 
 
-SOURCES = ("github.com/SemiAnalysisAI/InferenceX", "github.com/ai-dynamo/aiconfigurator", "github.com/NVIDIA/srt-slurm")
+SOURCES = tuple(
+    f"github.com/{name}"
+    for name in ("SemiAnalysisAI/InferenceX", "ai-dynamo/aiconfigurator", "NVIDIA/srt-slurm", "ml-energy/benchmark")
+)
 
 
 @pytest.mark.parametrize("server", benchmark_servers(), ids=lambda server: f"{server.engine}-{server.source[-40:]}")

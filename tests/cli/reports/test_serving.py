@@ -15,6 +15,7 @@ import pytest
 from command_line import Command
 
 from meshplan.cli.reports.serving.certainty import calibration_text
+from meshplan.cli.reports.serving.plan import question_text
 from meshplan.planner.core.plan import Plan
 
 VALIDATION = Path(__file__).parents[2] / "validation"
@@ -224,3 +225,10 @@ def test_own_constants_are_named_and_layouts_held_out(meshplan: Command, tmp_pat
     assert refused.code == 2
     assert "decode_faktor" in refused.err
     assert "decode_factor" in refused.err
+
+
+def test_the_question_says_how_tokens_are_drawn() -> None:
+    load = {"input_length": 5, "output_length": 7}
+    drawn = question_text({"workload": {**load, "sampling": {"top_p": 0.9, "penalties": True}}})
+    assert ", drawn with top-p 0.9 and penalties" in drawn
+    assert "drawn" not in question_text({"workload": load})

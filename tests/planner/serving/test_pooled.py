@@ -89,6 +89,7 @@ def test_a_decoder_that_embeds_has_no_lm_head(catalog: Catalog) -> None:
         ("bge-m3", "rerank", {}, ["has no classifier"]),
         ("bge-m3", "embed", {"workload": {"task": "embed", **TEXT, "output_length": 9}}, ["leave output_length out"]),
         ("bge-m3", "embed", {"workload": {"task": "embed", "concurrency": 8}}, ["needs input_length"]),
+        ("bge-m3", "embed", {"workload": {"task": "embed", **TEXT, "sampling": {}}}, ["leave sampling out"]),
         ("multilingual-e5-large", "embed", {"workload": {"task": "embed", "input_length": 600}}, ["trained for 512"]),
         ("bge-m3", "embed", {"constraints": {"target": "trtllm"}}, ["planned for vllm or sglang only"]),
         (

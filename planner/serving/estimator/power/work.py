@@ -18,7 +18,6 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.power import DeviceWork
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
-from meshplan.planner.serving.estimator.attention import compressed_entries
 from meshplan.planner.serving.estimator.encoders.sound import cross_cache_bytes, cross_parameters, encode_flops, frames
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import (
@@ -28,6 +27,7 @@ from meshplan.planner.serving.estimator.memory import (
     state_bytes_per_request,
     window_share,
 )
+from meshplan.planner.serving.estimator.mixing.attention import compressed_entries
 from meshplan.planner.serving.estimator.operators import distinct_experts, peak_flops_per_s
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.quantization import SCHEMES

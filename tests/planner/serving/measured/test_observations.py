@@ -17,6 +17,7 @@ from meshplan.planner.serving.measured.exclusions import exclusions
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.workloads import recorded_traces
+from meshplan.planner.serving.problem.requests import Sampling
 from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.machines import MachineReader, read_rows
 
@@ -54,7 +55,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> MachineReader:
 
 @pytest.mark.parametrize("row", rows_by_arrival(), ids=lambda row: row["id"])
 def test_every_key_takes_every_kind_of_junk(row: Mapping[str, Any], reader: MachineReader, tmp_path: Path) -> None:
-    for path in [*paths(row), ("caveats",), ("workload", "quantization"), ("workload", "trace_type")]:
+    extra = [("workload", key) for key in ("quantization", "trace_type", "sampling")]
+    for path in [*paths(row), ("caveats",), *extra]:
         for value in JUNK:
             broken = with_value(row, path, value)
             exclusions([broken])
@@ -124,3 +126,33 @@ def test_a_transfer_is_the_bytes_of_a_prompt_over_the_network_that_the_row_print
     assert values["kv_transfer_s"] == pytest.approx(TRANSFER_START_S + 1000 * 144 * 1024 / 180e9, rel=0.02)
     row["workload"], row["parallelism"] = {**row["workload"], "disaggregated": False}, {"tensor_parallel": 8}
     assert not PreparedRun(served_run(row, reader)).predicted(ServingConstants())
+
+
+def test_how_tokens_are_drawn_is_the_rows_or_the_clients(reader: MachineReader) -> None:
+    """ML.ENERGY's client penalises repetitions and keeps 95 % of the probability; others are greedy unless they say."""
+    row = next(row for row in ROWS if row["workload"]["arrival"] == "closed_loop")
+    assert served_run(row, reader).workload.sampling is None
+    known = served_run(with_value(row, ("source", "title"), "The ML.ENERGY leaderboard v3.0"), reader).workload.sampling
+    assert known == Sampling(top_p=0.95, penalties=True)
+    own = served_run(with_value(row, ("workload", "sampling"), {"top_p": 0.8}), reader)
+    assert own.workload.sampling == Sampling(top_p=0.8)
+    assert "sampling" not in own.unused
+    with pytest.raises(UnsupportedError, match=r"sampling.top_p must be a number above 0, at most 1, is 2"):
+        served_run(with_value(row, ("workload", "sampling"), {"top_p": 2}), reader)
+
+
+def test_a_published_checkpoint_in_fp8_has_the_formats_of_its_config(reader: MachineReader) -> None:
+    """Qwen's are scaled in blocks, Meta's 405B keeps attention in 16 bits; what a row states comes first."""
+    row = with_value(next(row for row in ROWS if row["workload"]["arrival"] == "closed_loop"), ("precision",), "fp8")
+    row["workload"].pop("quantization", None)
+
+    def formats(name: str, **workload: object) -> tuple[str, str]:
+        run = served_run(
+            {**row, "model": {**row["model"], "name": name}, "workload": row["workload"] | workload}, reader
+        )
+        found = run.config.pools[0].quantization
+        return found.attention, found.mlp
+
+    assert formats("Qwen/Qwen3-32B-FP8") == ("fp8_block", "fp8_block")
+    assert formats("meta-llama/Llama-3.1-405B-Instruct-FP8") == ("bf16", "fp8")
+    assert formats("Qwen/Qwen3-32B-FP8", quantization={"gemm": "fp8"}) == formats("mine") == ("fp8", "fp8")

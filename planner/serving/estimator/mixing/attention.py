@@ -16,7 +16,7 @@ from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
-from meshplan.planner.serving.estimator.mixers import INDEXER_KERNELS, NORM_ELEMENTS, Mixers
+from meshplan.planner.serving.estimator.mixing.mixers import INDEXER_KERNELS, NORM_ELEMENTS, Mixers
 from meshplan.planner.serving.estimator.operators import Operators
 
 # Memory-bound kernels of the attention half of a layer (rotary embedding and cache write move their own width).

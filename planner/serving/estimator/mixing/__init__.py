@@ -1,0 +1,1 @@
+"""What mixes the tokens of a sequence: softmax attention over the cache, recurrent mixers, indexers."""

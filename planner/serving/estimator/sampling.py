@@ -1,0 +1,66 @@
+"""Time to choose the next tokens from logits: penalties, truncation, the draw. Greedy decoding needs none of it.
+
+Every tensor-parallel device has the logits of all V tokens of the vocabulary, so that nothing here is divided. For n
+sequences::
+
+    t = draw + bytes·n·V / memory bandwidth        + start + n·V / sorted_logits_per_s   where top-p sorts
+
+An engine whose kernels sort nothing (FlashInfer, TensorRT-LLM) passes over the logits a few times. PyTorch's
+``logits.sort``, which vLLM called for top-p before 2026, is far from the memory's rate: 512 sequences of 131,072 logits
+take 8 ms, as long as an H100 reads the weights of eleven billion parameters.
+
+Left out: what the engine does with token ids on the host. vLLM builds one padded matrix of all tokens generated so far
+in every step with penalties (vllm-project/vllm, pull request 47540); where a container's processors are fewer than
+PyTorch takes its threads for, that alone takes tens of milliseconds on one device (issues 9113, 13247).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.operators import Operators
+from meshplan.planner.serving.problem.requests import Sampling
+
+# Bytes that a random draw moves for each logit in fp32, and its kernels: temperature 8, softmax 12, exponential noise
+# 4, their quotient 12, its largest 4 (vLLM 0.11: v1/sample/sampler.py, v1/sample/ops/topk_topp_sampler.py).
+DRAW_BYTES, DRAW_KERNELS = 40.0, 6.0
+# Kernels of penalties: two counts and masks, the repetition, frequency and presence penalties.
+PENALTY_KERNELS = 12.0
+# What PyTorch's sort, cumulative sum and masks take before they are bound by the logits: 0.094 ms for one sequence of
+# 32,768 (vllm-project/vllm, pull request 42191).
+SORT_START_S = 90e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingCost:
+    """What sampling costs on an engine.
+
+    Args:
+        bytes_per_logit: that its kernels move for each logit, beside a sort.
+        kernels: so many.
+        sorted_logits_per_s: rate of the sort; None where nothing is sorted.
+    """
+
+    bytes_per_logit: float
+    kernels: float
+    sorted_logits_per_s: float | None = None
+
+    def seconds(self, operators: Operators, sequences: FloatArray, vocab_size: int) -> FloatArray:
+        """[N] Time for so many sequences of one batch, s."""
+        logits = sequences * vocab_size
+        passes = operators.memory_op_s(self.bytes_per_logit * logits, kernels=self.kernels)
+        return passes if self.sorted_logits_per_s is None else passes + SORT_START_S + logits / self.sorted_logits_per_s
+
+
+def sampling_cost(recipe: EngineRecipe, sampling: Sampling | None) -> SamplingCost | None:
+    """The cost of a workload's sampling on an engine; None where every token is the likeliest one."""
+    if sampling is None:
+        return None
+    penalty = recipe.penalty_bytes if sampling.penalties else 0.0
+    return SamplingCost(
+        bytes_per_logit=DRAW_BYTES + penalty,
+        kernels=DRAW_KERNELS + PENALTY_KERNELS * sampling.penalties,
+        sorted_logits_per_s=recipe.sorted_logits_per_s if sampling.top_p < 1.0 else None,
+    )
