@@ -144,13 +144,19 @@ def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     return text.getvalue()
 
 
+def present(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
+    """The columns that people see: optional ones only where a row has them."""
+    return [column for column in columns if not column.optional or any(column.cell(row) != ABSENT for row in rows)]
+
+
 def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     from meshplan.catalogs.untrusted.quoting import markdown_text  # start-up: as above
 
+    shown = present(rows, columns)
     lines = [
-        [column.title for column in columns],
-        ["---:" if column.right else "---" for column in columns],
-        *([markdown_text(column.cell(row)) for column in columns] for row in rows),
+        [column.title for column in shown],
+        ["---:" if column.right else "---" for column in shown],
+        *([markdown_text(column.cell(row)) for column in shown] for row in rows),
     ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
@@ -162,7 +168,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], *, title: str, width:
     from rich.table import Table
     from rich.text import Text
 
-    shown = [column for column in columns if not column.optional or any(column.cell(row) != ABSENT for row in rows)]
+    shown = present(rows, columns)
     notes: dict[str, int] = {}
     lines = [[_noted(column, row, notes) for column in shown] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshplan.catalogs.units import format_duration
+from meshplan.catalogs.units import format_duration, format_usd
 from meshplan.cli.render import Column, Row
-from meshplan.cli.reports.quantities import TICK, gib
+from meshplan.cli.reports.quantities import JOULES_PER_KWH, TICK, gib
 from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS, OFFLOADS
 
 
@@ -117,6 +117,15 @@ def _experts(row: Row) -> str:
     return f"{row['expert_parallel']}×{tensor}" if tensor > 1 else str(row["expert_parallel"])
 
 
+# Objective → the metric that its plans are compared by beside their step.
+COST_METRICS = {"energy": "energy_j_per_step", "usd_per_run": "usd_per_run"}
+
+
+def _kwh(joules: float) -> str:
+    """Four digits: the plans of a table differ by less than a per cent."""
+    return f"{joules / JOULES_PER_KWH:.4g}"
+
+
 TOP_COLUMNS = (
     Column(key="chosen", title="", text=lambda chosen: TICK if chosen else " ", wrap=False),
     Column(key="tensor_parallel", title="TP", right=True, wrap=False),
@@ -130,6 +139,15 @@ TOP_COLUMNS = (
     Column(key="zero_stage", title="ZeRO", derive=_zero_states, right=True, wrap=False),
     Column(key="world_size", title="dev.", right=True, wrap=False),
     Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
-    Column(key="tokens_per_s_per_device", title="tok/s/dev", right=True, text=lambda rate: f"{rate:,.0f}", wrap=False),
+    Column(
+        key="tokens_per_s_per_device",
+        title="tok/s/dev",
+        right=True,
+        text=lambda rate: f"{rate:,.0f}",
+        optional=True,
+        wrap=False,
+    ),
+    Column(key="energy_j_per_step", title="kWh/step", right=True, text=_kwh, optional=True, wrap=False),
+    Column(key="usd_per_run", title="run", right=True, text=format_usd, optional=True, wrap=False),
     Column(key="safe_bytes", title="GiB", right=True, text=gib, wrap=False),
 )

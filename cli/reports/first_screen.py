@@ -116,6 +116,8 @@ def _training_answer(plan: Plan) -> str:
         f"MFU {percent(predicted['mfu'].value)}."
     )
     run = [metric_text(key, predicted[key].value) for key in ("run_time_s", "usd_per_run") if key in predicted]
+    if plan.spec.get("objective") == "energy":
+        text += f" A step draws {metric_text('energy_j_per_step', predicted['energy_j_per_step'].value)}."
     if run:
         text += f" The run takes {' and '.join(run)}."
     text += run_sentence(plan) + lengths_sentence(plan) + far_apart_sentence(plan)
@@ -150,13 +152,11 @@ def _memory_bars(plan: Plan) -> list[str]:
 
 
 def _why_not(plan: Plan, width: int) -> str:
-    """The well-known other choices and what they cost, in one paragraph."""
-    costs = [
-        f"{row['name']} {signed_percent(row['slower_by'])}"
-        for row in training.alternative_rows(plan)
-        if row.get("slower_by") is not None
-    ]
-    return paragraph(f"Why not: {', '.join(costs)}.", width) if costs else ""
+    """The well-known other choices and what they cost, in one paragraph: time, unless something else is minimised."""
+    rows = [row for row in training.alternative_rows(plan) if row.get("slower_by") is not None]
+    costs = [f"{row['name']} {signed_percent(row.get('dearer_by', row['slower_by']))}" for row in rows]
+    unit = training.cost_title(plan)
+    return paragraph(f"Why not{f', {unit}' if unit else ''}: {', '.join(costs)}.", width) if costs else ""
 
 
 # --- serving --------------------------------------------------------------------------------------------------------

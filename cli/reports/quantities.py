@@ -47,10 +47,10 @@ TICK = "✔"  # marks the chosen row, and an SLO that is met
 _GIB = 2**30
 _BAR_WIDTH = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_JOULES_PER_KWH = 3.6e6
+JOULES_PER_KWH = 3.6e6
 # Metric → (what one of the unit is in SI, unit).
 _SCALED = {
-    "energy_j_per_step": (_JOULES_PER_KWH, "kWh"),
+    "energy_j_per_step": (JOULES_PER_KWH, "kWh"),
     "energy_j_per_token": (1.0, "J"),
     "energy_per_item_j": (1e3, "kJ"),
     "power_w": (1e3, "kW"),

@@ -9,6 +9,7 @@ from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
 from meshplan.cli.reports import mixed
 from meshplan.cli.reports.configuration import (
+    COST_METRICS,
     TOP_COLUMNS,
     config_text,
     layers_text,
@@ -42,6 +43,7 @@ from meshplan.planner.core.text import counted
 from meshplan.planner.training.explanation import Explanation, calibration, fit, memory_basis
 
 _RANK_COLUMN = "first_stage"
+_RATE = "tokens_per_s_per_device"
 NOT_COMPONENTS = {"typical_bytes", "safe_bytes"}
 _COMPONENT_TITLES = {"host": "on host", "optimizer": "optim.", "activations": "activ.", "gradients": "grads"}
 
@@ -177,7 +179,7 @@ def top_rows(plan: Plan) -> list[Row]:
             "chosen": row["chosen"],
             **{key: value for key, value in row["config"].items() if key != "layers_per_chunk"},
             "iteration_s": row["iteration_s"],
-            "tokens_per_s_per_device": _token_rate(row) * _filled(plan),
+            **_judged(plan, row),
             "safe_bytes": row["safe_bytes"],
         }
         for row in plan.alternatives
@@ -193,11 +195,21 @@ def _only_row(plan: Plan) -> list[Row]:
         {
             "chosen": plan.solution["status"] != "infeasible",
             **{key: value for key, value in plan.config.items() if key != "layers_per_chunk"},
-            "iteration_s": plan.predicted["iteration_s"].value,
-            "tokens_per_s_per_device": plan.predicted["tokens_per_s_per_device"].value,
+            **{name: plan.predicted[name].value for name in ("iteration_s", _metric(plan)) if name in plan.predicted},
             "safe_bytes": plan.memory["worst"]["safe_bytes"],
         }
     ]
+
+
+def _judged(plan: Plan, row: Mapping[str, Any]) -> Row:
+    """What the plans are compared by beside their step: joules or money where these are minimised, else their rate."""
+    if row.get("objective") is not None:
+        return {_metric(plan): row["objective"]}
+    return {_RATE: _token_rate(row) * _filled(plan)}
+
+
+def _metric(plan: Plan) -> str:
+    return COST_METRICS.get(str(plan.spec.get("objective")), _RATE)
 
 
 def _filled(plan: Plan) -> float:
@@ -366,9 +378,15 @@ def alternatives_section(plan: Plan, width: int) -> str:
         Column(key="name", title="Why not …?"),
         Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
         Column(key="slower_by", title="", right=True, text=signed_percent, wrap=False),
+        Column(key="dearer_by", title=cost_title(plan), right=True, text=signed_percent, optional=True, wrap=False),
         Column(key="reason", title="because", derive=reason_text),
     )
     return rendered_rows(rows, columns, Format.TABLE, width=width)
+
+
+def cost_title(plan: Plan) -> str:
+    """What is minimised, where it is neither time nor devices; empty otherwise."""
+    return {"energy": "joules", "usd_per_run": "money"}.get(str(plan.spec.get("objective")), "")
 
 
 def reason_text(row: Row) -> str:

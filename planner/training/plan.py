@@ -21,10 +21,11 @@ from meshplan.planner.training.estimator.assembly import WAITING
 from meshplan.planner.training.estimator.energy import energy_j
 from meshplan.planner.training.estimator.operators.products import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
-from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.training.problem.schedules import SCHEDULES
 from meshplan.planner.training.resolve import Resolved
 from meshplan.planner.training.search.mapping_report import mapping_document, rank_table
+from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.rank_placement import Placement
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
 from meshplan.planner.training.unvalidated import unconfirmed, unmeasured_share
@@ -253,7 +254,11 @@ def _not_validated(problem: TrainingProblem, priced: Priced) -> dict[str, list[s
     return {"not_validated": entries} if entries else {}
 
 
-def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:
+# Objectives that are neither a step nor a number of devices: a row of the table says what each plan takes of them.
+COSTS = frozenset({TrainingObjective.USD_PER_RUN, TrainingObjective.ENERGY})
+
+
+def runner_up_rows(best: Iterable[ScoredConfig], objective: TrainingObjective, *, top: int) -> list[dict[str, Any]]:
     """The best candidates, the chosen one first; those within the model's own error of it are named ties.
 
     Candidates of equal time and memory appear once.
@@ -275,13 +280,21 @@ def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, 
                 "iteration_s": scored.step_s,
                 "safe_bytes": scored.safe_bytes,
                 "chosen": not rows,
+                **({"objective": scored.objective} if objective in COSTS else {}),
             }
         )
     return rows[:top]
 
 
-def alternative_rows(chosen: Priced, found: Iterable[Alternative]) -> list[dict[str, Any]]:
+def alternative_rows(chosen: Priced, found: Iterable[Alternative], objective: Objective) -> list[dict[str, Any]]:
     """The well-known other choices as plain JSON."""
+
+    def dearer(other: Alternative) -> dict[str, float]:
+        if objective.problem.objective not in COSTS or other.priced is None:
+            return {}
+        asked, least = (objective.of_config(one.config, one.step_s) for one in (other.priced, chosen))
+        return {"objective": asked, "dearer_by": asked / least - 1.0}
+
     return [
         {
             "name": other.name,
@@ -291,6 +304,7 @@ def alternative_rows(chosen: Priced, found: Iterable[Alternative]) -> list[dict[
             "safe_bytes": None if other.priced is None else other.priced.safe_bytes,
             "slower_by": None if other.priced is None else other.priced.step_s / chosen.step_s - 1.0,
             "reason": other.reason,
+            **dearer(other),
         }
         for other in found
     ]

@@ -177,6 +177,8 @@ class _Ranked(Section):
     iteration_s: Positive | None
     safe_bytes: Share | None
     slower_by: Number | None = None
+    objective: Number | None = None  # joules of a step or money of a run, where these are minimised
+    dearer_by: Number | None = None
     reason: Text | None = None
 
     @model_validator(mode="after")

@@ -36,6 +36,7 @@ from meshplan.planner.training.resolve import Resolved, calibration_for, resolve
 from meshplan.planner.training.search.degrees import KEEP
 from meshplan.planner.training.search.joint import JointResult, place_config, search_plans
 from meshplan.planner.training.search.mapping_report import placed, requested_order
+from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.rank_placement import Placement
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig
 
@@ -115,10 +116,11 @@ def plan(question: Question) -> Plan:
     resolved = replace(resolved, problem=placed(resolved.problem, found.placement))
     chosen = price(resolved.problem, solution.assignment.config)
     best = _with_safe_bounds(resolved.problem, found.best) if is_generous else found.best
-    rows = runner_up_rows(best, top=question.top)
+    rows = runner_up_rows(best, problem.objective, top=question.top)
     judged = price(problem, solution.assignment.config)
     if question.beyond:
-        rows += alternative_rows(judged, alternatives(problem, judged, search=found.search, budget=question.budget))
+        others = alternatives(problem, judged, search=found.search, budget=question.budget)
+        rows += alternative_rows(judged, others, Objective(problem))
     report |= _admitted(resolved.problem, chosen)
     made = make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
     return _under_availability(question, resolved, made)

@@ -156,3 +156,28 @@ def test_what_lies_off_the_device_is_named() -> None:
         "activation_recompute": "full+host",
         "zero_stage": "3+nvme",
     }
+
+
+@pytest.mark.parametrize(
+    ("objective", "title", "metric"),
+    [("energy", "kWh/step", "energy_j_per_step"), ("usd_per_run", "run", "usd_per_run")],
+)
+def test_plans_are_compared_by_what_is_minimised(
+    objective: str, title: str, metric: str, tmp_path: Path, meshplan: Command
+) -> None:
+    """The first row has the plan's own figure, and no other choice is better by more than the gap."""
+    spec = tmp_path / "cheap.yaml"
+    spec.write_text(
+        "kind: training\nmodel: llama-3.2-1b\ncluster: {nodes: [{type: aws-p5-48xlarge, count: 1}]}\n"
+        "workload: {sequence_length: 4096, global_batch_size: 16, num_training_tokens: 1000000000}\n"
+        f"objective: {objective}\nconstraints: {{target: megatron}}\n"
+    )
+    plan = json.loads(meshplan("plan", spec, "--format", "json", "--no-store").out)
+    table = [row["objective"] for row in plan["alternatives"] if "chosen" in row]
+    assert table[0] == pytest.approx(plan["predicted"][metric]["value"], rel=1e-9)
+    others = [row["dearer_by"] for row in plan["alternatives"] if "dearer_by" in row]
+    assert others
+    assert min(others) >= -plan["solution"]["gap"]
+    shown = meshplan("plan", spec, "--no-store").out
+    assert title in shown
+    assert "Why not, " in shown

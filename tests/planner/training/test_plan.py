@@ -27,6 +27,7 @@ from meshplan.planner.training.plan import (
     runner_up_rows,
     time_interval,
 )
+from meshplan.planner.training.problem.problem import TrainingObjective
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.mapping_report import rank_table
 from meshplan.planner.training.search.report import TIE_WIDTH
@@ -157,7 +158,7 @@ def test_rejections_are_counted(plan: Plan) -> None:
     assert price(problem, config_from_document(over["example"])).safe_bytes == pytest.approx(
         6.5e9 + over["nearest_miss"]
     )
-    assert runner_up_rows(search.best, top=3)[0]["chosen"]
+    assert runner_up_rows(search.best, TrainingObjective.THROUGHPUT, top=3)[0]["chosen"]
 
 
 def test_one_configuration_that_does_not_fit_is_infeasible_but_priced(catalog: Catalog) -> None:
