@@ -129,11 +129,12 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         rules=rules,
         limits=limits,
         objective=spec.objective,
-        calibration=calibration.for_model(shape.slug),
+        calibration=calibration,
         num_training_tokens=spec.workload.num_training_tokens,
         search_over=frozenset(spec.constraints.search_over),
         run=run,
-    ).with_fixed(spec.fixed.pinned())
+    )
+    problem = problem.with_calibration(calibration).with_fixed(spec.fixed.pinned())
     sources = _sources(problem, cluster, price)
     if profile is not None:
         sources[f"profile {profile.name}"] = f"{slowest_link(profile)} ({profile.measured_at})"

@@ -202,7 +202,13 @@ def _own_widths(members: Sequence[Row], found: Sequence[HeldOut], start: Calibra
         if models:
             widths = {name: _fraction(scale * own_width(unknown, known, models, name)) for name in sorted(models)}
             by_model[kind] = widths
-    return {"error_p90": own, "error_basis": {}, "model_error_p90": by_model, "start_error_p90": start.error_p90}
+    return {
+        "error_p90": own,
+        "error_basis": {},
+        "by_kernels": {},
+        "model_error_p90": by_model,
+        "start_error_p90": start.error_p90,
+    }
 
 
 def _half_widths(start: Calibration, kind: str) -> tuple[float, float]:

@@ -167,7 +167,7 @@ def row_validator(
         if is_pooled(row):
             return validate_pooled(reader, row, catalog)
         run = reader.training_run(row)
-        calibration = calibration_for(catalog, run.framework, run.architecture).for_model(run.problem.shape.slug)
-        return validate_run(replace(run, problem=replace(run.problem, calibration=calibration)))
+        calibration = calibration_for(catalog, run.framework, run.architecture)
+        return validate_run(replace(run, problem=run.problem.with_calibration(calibration)))
 
     return validated
