@@ -106,7 +106,7 @@ def _kernels_name(item: HeldOut) -> str:
 # Basis → what was left out whole, and so counts once, where that is not a source.
 UNITS: Mapping[Basis, tuple[Callable[[HeldOut], str], str]] = {
     Basis.UNSEEN: (_generation_name, "generation"),
-    Basis.KERNELS: (_kernels_name, "kind of kernels"),
+    Basis.KERNELS: (_kernels_name, "kernel kind"),
 }
 # Where runs with the same kernels say more than others.
 BY_KERNELS = (Basis.FRAMEWORK, Basis.RELATED, Basis.ANY)

@@ -92,6 +92,9 @@ def refine(
     memory = calibrate_memory(observed, lambda *key: shipped(*key).memory)
 
     def adapted(members: Sequence[Row], start: Calibration) -> tuple[Calibration, list[HeldOut]]:
+        # Widths start from what is known of the kernels that most of the runs have, as a plan's do.
+        start = start.for_kernels(Counter(row.kernels for row in members).most_common(1)[0][0])
+
         def without(left: Hashable) -> Callable[[str], FloatArray]:
             others = [row for row in members if together(row) != left]
             return cache(lambda model: fitted_for(model, others, start))
