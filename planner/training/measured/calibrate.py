@@ -158,12 +158,13 @@ class Evidence:
                 _beyond(_widths(self.folds, each, key, kernels), usual)
                 for each, usual in ((basis, own), (Basis.RELATED, related))
             )
-            found[kernels] = {
+            widths = {
                 "error_p90": _fractions(near),
                 "error_basis": _words(near),
                 "related_error_p90": _fractions(far),
                 "related_error_basis": _words(far),
             }
+            found[kernels] = {name: by_kind for name, by_kind in widths.items() if by_kind}
         other = _widths(self.folds, Basis.KERNELS, key)
         return {**found, OTHER_KERNELS: {"error_p90": _fractions(other), "error_basis": _words(other)}}
 
