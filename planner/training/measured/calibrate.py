@@ -158,7 +158,7 @@ class Evidence:
                 _beyond(_widths(self.folds, each, key, kernels), usual)
                 for each, usual in ((basis, own), (Basis.RELATED, related))
             )
-            widths = {
+            widths: dict[str, dict[str, Any]] = {
                 "error_p90": _fractions(near),
                 "error_basis": _words(near),
                 "related_error_p90": _fractions(far),
