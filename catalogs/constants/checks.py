@@ -10,6 +10,7 @@ from typing import Any
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.constants.training import (
     KINDS_OF_WORK,
+    OTHER_KERNELS,
     Calibration,
     FrameworkRecipe,
     MemoryConstants,
@@ -25,6 +26,7 @@ _MOST_ERROR = 5.0  # of a 90th percentile; e^5 in the logarithm
 _MOST_SAMPLES = 10**9
 _ERROR_WORDS = ("error_basis", "related_error_basis", "unseen_error_basis")
 _OTHER_ERRORS = ("related_error_p90", "unseen_error_p90", "cluster_error_p90")
+_OF_KERNELS = ("error_p90", "error_basis", "related_error_p90", "related_error_basis")
 _TEXTS = ("source", "date", "memory_basis")
 _RECIPE_TEXTS = ("source", "attention_library")
 
@@ -97,11 +99,31 @@ def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:
         words = document.get(name, {})
         if not isinstance(words, Mapping) or not all(isinstance(text, str) for text in (*words, *words.values())):
             yield f"{name} must map kinds of work to texts, not {words!r}"
+    yield from () if serves else _by_kernels(document.get("by_kernels", {}))
     generations = document.get("generations", ())
     if not isinstance(generations, list | tuple) or not all(isinstance(name, str) for name in generations):
         yield f"generations must be a list of names, not {generations!r}"
     if not serves and not isinstance(basis, str):
         yield f"basis must be a text, not {basis!r}"
+
+
+def _by_kernels(by_kernels: object) -> Iterator[str]:
+    """Problems of the widths that differ by kernels."""
+    if not isinstance(by_kernels, Mapping):
+        yield f"by_kernels must map kinds of kernels to widths, not {by_kernels!r}"
+        return
+    if by_kernels and OTHER_KERNELS not in by_kernels:
+        yield f"by_kernels must hold {OTHER_KERNELS!r}, for kernels that no run has"
+    for kernels, widths in by_kernels.items():
+        if not isinstance(widths, Mapping) or not set(widths) <= set(_OF_KERNELS):
+            yield f"by_kernels.{kernels} must map {', '.join(_OF_KERNELS)} to kinds of work, not {widths!r}"
+            continue
+        for name, by_kind in widths.items():
+            path = f"by_kernels.{kernels}.{name}"
+            if name.endswith("_p90"):
+                yield from _widths(path, by_kind, "kinds of work")
+            elif not isinstance(by_kind, Mapping) or not all(isinstance(text, str) for text in by_kind.values()):
+                yield f"{path} must map kinds of work to texts, not {by_kind!r}"
 
 
 def _widths(name: str, errors: object, of: str) -> Iterator[str]:

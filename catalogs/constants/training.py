@@ -28,6 +28,10 @@ KINDS_OF_WORK = (DENSE, ADAPTERS, EXPERTS)
 ASSUMED_ERRORS: Mapping[str, float] = {DENSE: 0.35, ADAPTERS: 0.5, EXPERTS: 0.55}
 
 
+# Stands for every kind of kernels that no run of a fit has.
+OTHER_KERNELS = "other"
+
+
 class Basis(StrEnum):
     """What a set of constants was fitted to, the nearest to its user first."""
 
@@ -36,6 +40,7 @@ class Basis(StrEnum):
     RELATED = "related framework"
     ANY = "all frameworks"
     UNSEEN = "other generations"
+    KERNELS = "other kernels"
     LITERATURE = "literature"
 
 
@@ -277,6 +282,8 @@ class Calibration:
         related_error_basis: its sources.
         unseen_error_p90: the same on a hardware generation that no run is from.
         unseen_error_basis: its sources.
+        by_kernels: kind of kernels that runs of the fit have → those of the four above that differ there, by their
+            names; :data:`OTHER_KERNELS` → ``error_p90`` and ``error_basis`` for kernels that no run of the fit has.
         cluster_error_p90: the same on a cluster that runs of other models are known from.
         model_error_p90: of a set of one cluster, kind of work → model → the same for a model that own runs are of.
         start_error_p90: of a set of one cluster, what ``error_p90`` was before its own runs; empty elsewhere.
@@ -300,6 +307,7 @@ class Calibration:
     related_error_basis: Mapping[str, str] = field(default_factory=dict)
     unseen_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
     unseen_error_basis: Mapping[str, str] = field(default_factory=dict)
+    by_kernels: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     cluster_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
     model_error_p90: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     start_error_p90: Mapping[str, float] = field(default_factory=dict)
@@ -330,6 +338,20 @@ class Calibration:
             basis=Basis.UNSEEN.value,
         )
 
+    def for_kernels(self, kernels: str) -> Calibration:
+        """The set as runs with such kernels use it; one's own cluster's sets and unseen generations know none."""
+        if not self.by_kernels or self.basis not in (Basis.FRAMEWORK, Basis.RELATED, Basis.ANY):
+            return self
+        known = self.by_kernels.get(kernels)
+        widths = self.by_kernels[OTHER_KERNELS] if known is None else known
+        side = "related_" if known is not None and self.basis == Basis.RELATED else ""
+        return replace(
+            self,
+            error_p90={**self.error_p90, **widths.get(f"{side}error_p90", {})},
+            error_basis={**self.error_basis, **widths.get(f"{side}error_basis", {})},
+            basis=Basis.KERNELS.value if known is None else self.basis,
+        )
+
     def for_model(self, model: str) -> Calibration:
         """The set as plans of a model use it: nearer and narrower where own runs are of that model.
 
@@ -346,9 +368,9 @@ class Calibration:
         return replace(self, time=replace(self.time, **constants))
 
     def to_document(self) -> dict[str, Any]:
-        """Plain JSON, all constants by name; what only sets of one cluster have is left out elsewhere."""
-        of_a_cluster = ("model_time", "model_error_p90", "start_error_p90")
-        return {key: value for key, value in asdict(self).items() if value or key not in of_a_cluster}
+        """Plain JSON, all constants by name; what only some sets have is left out elsewhere."""
+        of_some = ("by_kernels", "model_time", "model_error_p90", "start_error_p90")
+        return {key: value for key, value in asdict(self).items() if value or key not in of_some}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Calibration:

@@ -136,6 +136,11 @@ def calibration(plan: Plan) -> str:
                 f"{seen}: constants of all frameworks ({published}); {width} holds 90 % of the runs of such a "
                 f"generation{rests_on}"
             )
+        case Basis.KERNELS:
+            return (
+                f"no run of the fit has kernels of this kind (width of the products, attention): constants of {fitted} "
+                f"({published}); {width} holds 90 % of the runs of such a kind{rests_on}"
+            )
         case Basis.ANY:
             return f"{unmeasured}: constants of all frameworks ({published}); {held}"
     return f"constants of the literature, not calibrated on runs; {width} is assumed"

@@ -129,14 +129,13 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         rules=rules,
         limits=limits,
         objective=spec.objective,
-        calibration=calibration.for_model(shape.slug),
+        calibration=calibration,
         num_training_tokens=spec.workload.num_training_tokens,
         search_over=frozenset(spec.constraints.search_over),
         run=run,
-    ).with_fixed(spec.fixed.pinned())
-    sources = _sources(problem, cluster, price)
-    if profile is not None:
-        sources[f"profile {profile.name}"] = f"{slowest_link(profile)} ({profile.measured_at})"
+    )
+    problem = problem.with_calibration(calibration).with_fixed(spec.fixed.pinned())
+    sources = _sources(problem, cluster, price, profile)
     return Resolved(
         problem=problem,
         cluster=cluster,
@@ -381,7 +380,9 @@ def _limits(
     )
 
 
-def _sources(problem: TrainingProblem, cluster: Cluster, price: Price | None) -> dict[str, Any]:
+def _sources(
+    problem: TrainingProblem, cluster: Cluster, price: Price | None, profile: ClusterProfile | None
+) -> dict[str, Any]:
     node, device = cluster.groups[0].node, problem.machine.device
     sources = {
         f"model {problem.shape.slug}": problem.shape.source,
@@ -395,4 +396,6 @@ def _sources(problem: TrainingProblem, cluster: Cluster, price: Price | None) ->
         sources[f"link {link.slug}"] = "; ".join(sorted({e.source for e in link.evidence.values()})) or IN_PLACE
     if price is not None:
         sources["price"] = f"{price.provider} {price.region} {price.terms} {price.date}: {price.source}"
+    if profile is not None:
+        sources[f"profile {profile.name}"] = f"{slowest_link(profile)} ({profile.measured_at})"
     return sources

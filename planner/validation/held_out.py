@@ -41,6 +41,7 @@ class HeldOut:
         strategy: what kind of run it is, for summaries.
         kind: of work, where intervals depend on that.
         evidence: what the fit had still seen of its like, where intervals depend on that.
+        kernels: that it ran in, where intervals depend on that.
         is_covered: the interval holds the measurement; None where that is not judged.
     """
 
@@ -52,6 +53,7 @@ class HeldOut:
     strategy: str = ""
     kind: str = ""
     evidence: str = ""
+    kernels: str = ""
     is_covered: bool | None = None
 
     @property

@@ -31,13 +31,17 @@ class HoldOut(StrEnum):
     FRAMEWORK = "framework"
     DEVICE = "device"
     GENERATION = "generation"
+    KERNELS = "kernels"
     GROUP = "group"
     RUN = "run"
     LAYOUT = "layout"
 
 
 # What can be left out of the runs that all sets are fitted to, and of a user's own; the default first.
-OF_ALL_RUNS = (HoldOut.SOURCE, HoldOut.FRAMEWORK, HoldOut.DEVICE, HoldOut.GENERATION, HoldOut.GROUP)
+OF_ALL_RUNS = (
+    *(HoldOut.SOURCE, HoldOut.FRAMEWORK, HoldOut.DEVICE, HoldOut.GENERATION),
+    *(HoldOut.KERNELS, HoldOut.GROUP),
+)
 OF_OWN_RUNS = (HoldOut.RUN, HoldOut.LAYOUT, HoldOut.GROUP)
 
 
@@ -102,7 +106,7 @@ def calibrate(
         HoldOut | None,
         typer.Option(
             help="What is left out together when errors are taken: of your own runs run (default), layout or group; "
-            "from scratch, source (default), framework, device, generation or group.",
+            "from scratch, source (default), framework, device, generation, kernels or group.",
             show_default=False,
         ),
     ] = None,

@@ -51,6 +51,7 @@ HELD_OUT = {
     "framework": "framework",
     "device": "device",
     "generation": "generation of devices",
+    "kernels": "kind of kernels",
     "run": "each run",
     "layout": "each layout",
 }

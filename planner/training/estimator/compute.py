@@ -17,6 +17,7 @@ from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.shapes import MixtureOfExperts
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import LayerKind
+from meshplan.planner.training.estimator.operators.einsum_dispatch import einsum_dispatch
 from meshplan.planner.training.estimator.operators.memory_bound import EAGER, FUSED, OperatorTraffic
 from meshplan.planner.training.estimator.operators.mixing import MixingCosts
 from meshplan.planner.training.estimator.operators.products import Cost
@@ -27,6 +28,9 @@ from meshplan.planner.training.problem.expert_load import arriving_load, leaving
 ROUTED_HIDDEN_PASSES = 8.0
 # The same where the dispatcher's kernels write arriving tokens in the order of the experts.
 FUSED_HIDDEN_PASSES = 4.0
+# The same where masks deal tokens out: products by group of tokens and by expert in turn, so that what goes to the
+# experts and what comes from them is transposed.
+EINSUM_HIDDEN_PASSES = 4.0
 # The clamped activation of experts with biases (gpt-oss) has no fused kernel: tensors of expert width that its
 # forward reads and writes (two clamps 4, scaled sigmoid 4, its product 3, +1 2, the gate's product 3, the router's
 # weight 3).
@@ -148,13 +152,21 @@ class ComputeModel(MixingCosts):
 
     def experts(self, moe: MixtureOfExperts) -> Cost:
         """The routed experts of one MoE layer on the most loaded device (:func:`.arriving_load`)."""
-        return self._expert_products(moe, self.shape.mlp_matrices)
+        products, group_size = self._expert_products(moe, self.shape.mlp_matrices), self._expert_group_size
+        if not group_size:
+            return products
+        return products + einsum_dispatch(self, moe, self.tokens / self.candidates.tensor_parallel, group_size)
+
+    @property
+    def _expert_group_size(self) -> int:
+        """Tokens that masks deal out to experts together; 0 where they are sorted."""
+        return self.workload.practice.expert_group_size
 
     def _expert_products(self, moe: MixtureOfExperts, matrices: int) -> Cost:
         """The last ``matrices`` of the products of the routed experts.
 
         A device with a single expert has nothing to group: its products are those of an MLP (Transformer Engine's
-        GroupedLinear of one, Megatron-LM's SequentialMLP).
+        GroupedLinear of one, Megatron-LM's SequentialMLP). Experts whose tokens masks deal out are one batched product.
         """
         batch = self.candidates
         received = self.tokens / batch.tensor_parallel * moe.num_experts_per_token * batch.expert_tensor_parallel
@@ -162,11 +174,13 @@ class ComputeModel(MixingCosts):
         local = moe.num_experts / batch.expert_parallel
         h = np.full_like(received, float(self.shape.expert_hidden_size))
         width = moe.expert_intermediate_size / batch.expert_tensor_parallel
-        factor = np.where(local > 1.0, self.calibration.time.expert_gemm_efficiency, 1.0)
+        grouped = 0.0 if self._expert_group_size else 1.0
+        factor = np.where(local * grouped > 1.0, self.calibration.time.expert_gemm_efficiency, 1.0)
         each, inputs = self.gemm(received / local, h, width, factor=factor), matrices - 1
         if inputs:
             each = each + self.gemm(received / local, inputs * width, h, factor=factor)
         launches = min(matrices, PRODUCTS_PER_EXPERT) * self.calibration.time.expert_product_s * np.ones_like(local)
+        launches = launches * grouped
         each = each + Cost(forward_s=launches, backward_s=2.0 * launches)
         return each.scaled(local)
 
@@ -229,6 +243,8 @@ class ComputeModel(MixingCosts):
         activated = passes * moe.expert_intermediate_size / batch.expert_tensor_parallel
         load = arriving_load(self.workload, moe, batch.expert_parallel)
         passes = FUSED_HIDDEN_PASSES if self.workload.practice.fused_dispatch else ROUTED_HIDDEN_PASSES
+        if self._expert_group_size:
+            passes = EINSUM_HIDDEN_PASSES
         sorted_twice = 0.5 * (leaving_load(self.workload) + load) * passes * shape.expert_hidden_size
         return self.memory_op(self.activation_bytes * routed * (load * activated + sorted_twice))
 

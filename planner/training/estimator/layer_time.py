@@ -162,7 +162,7 @@ class LayerModel:
             again: how often the forward is repeated, [n].
         """
         constants, practice = self.calibration.time, self.workload.practice
-        waits = kind.is_moe and not self.workload.drops_tokens
+        waits = kind.is_moe and not (self.workload.drops_tokens or practice.expert_group_size)
         host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
         if self.workload.is_eager and self.workload.phase.has_adapters:
             host = host * ADAPTED_LAUNCHES

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from meshplan.catalogs.constants.framework_recipes import recipe_named
-from meshplan.catalogs.constants.training import KINDS_OF_WORK, Basis, Calibration, TimeConstants
+from meshplan.catalogs.constants.training import KINDS_OF_WORK, OTHER_KERNELS, Basis, Calibration, TimeConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.measured.constants_fit import (
     PARAMETERS,
@@ -30,6 +31,7 @@ from meshplan.planner.validation.fitting import Linear, Prior
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, by_key, today
 
 ANY = "any"
+Widths = Mapping[str, Width]  # kind of work → half-width
 LITERATURE = Prior(mean=PARAMETERS.vector(TimeConstants()), spread=SPREAD)  # of the global set
 
 
@@ -141,19 +143,45 @@ class Evidence:
             unseen_error_p90=_fractions(unseen),
             unseen_error_basis=_words(unseen),
             generations=sorted({row.key[1] for row in self.rows}),
+            by_kernels=self._by_kernels(key, own=own, related=related, basis=basis),
             cluster_error_p90=_fractions(cluster),
             basis=basis.value,
         )
 
+    def _by_kernels(
+        self, key: Key, *, own: Widths, related: Widths, basis: Basis
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        """Kind of kernels → what differs there from the widths of all kernels."""
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for kernels in sorted({row.kernels for row in self.rows}):
+            near, far = (
+                _beyond(_widths(self.folds, each, key, kernels), usual)
+                for each, usual in ((basis, own), (Basis.RELATED, related))
+            )
+            widths: dict[str, dict[str, Any]] = {
+                "error_p90": _fractions(near),
+                "error_basis": _words(near),
+                "related_error_p90": _fractions(far),
+                "related_error_basis": _words(far),
+            }
+            found[kernels] = {name: by_kind for name, by_kind in widths.items() if by_kind}
+        other = _widths(self.folds, Basis.KERNELS, key)
+        return {**found, OTHER_KERNELS: {"error_p90": _fractions(other), "error_basis": _words(other)}}
 
-def _widths(folds: Folds, basis: Basis, key: Key) -> dict[str, Width]:
+
+def _widths(folds: Folds, basis: Basis, key: Key, kernels: str = "") -> Widths:
     """Kind of work → half-width."""
-    return {kind: half_width(folds, basis=basis, kind=kind, key=key) for kind in KINDS_OF_WORK}
+    return {kind: half_width(folds, basis=basis, kind=kind, key=key, kernels=kernels) for kind in KINDS_OF_WORK}
 
 
-def _fractions(widths: Mapping[str, Width]) -> dict[str, float]:
+def _beyond(widths: Widths, usual: Widths) -> Widths:
+    """Those that differ from the usual ones."""
+    return {kind: width for kind, width in widths.items() if width != usual[kind]}
+
+
+def _fractions(widths: Widths) -> dict[str, float]:
     return {kind: width.fraction for kind, width in widths.items()}
 
 
-def _words(widths: Mapping[str, Width]) -> dict[str, str]:
+def _words(widths: Widths) -> dict[str, str]:
     return {kind: width.rests_on for kind, width in widths.items()}

@@ -23,6 +23,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.training.problem.kernels import kind_of_kernels
 from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, most_probable
 from meshplan.planner.validation.held_out import Key
 
@@ -89,6 +90,9 @@ class Row:
         self._unfitted = unfitted or TimeConstants()
         self._batch = candidates_of(run.problem, run.config)
         self._recipe = recipe_named(run.framework).recipe
+        workload = run.problem.workload
+        fuses_attention = workload.practice.fuses_attention(self._recipe.flash_attention)
+        self.kernels = kind_of_kernels(workload.precision, fuses_attention=fuses_attention)
 
     def log_predicted(self, thetas: FloatArray) -> FloatArray:
         """Ln f under each row of ``thetas``, [K]."""

@@ -5,11 +5,11 @@ Whoever asks brings a cluster that no source has measured, so the half-width is 
 
 *Basis.* Only errors of predictions with the same :class:`~meshplan.catalogs.constants.training.Basis` count: constants
 of the framework on the generation are nearer than those of all frameworks, and on a generation that no run is from it
-is whole generations, not sources, that were left out.
+is whole generations, not sources, that were left out; of kernels that no run has it is whole kinds of kernels.
 
-*Levels.* From all runs with that basis to those of the same kind of work, of the same framework, and of the framework
-on the generation; each moves what is expected by its own sources, and the words of the nearest say what the interval
-rests on. One's own cluster is known by other models of it, that is by groups left out.
+*Levels.* From all runs with that basis to those of the same kind of work, with the same kernels, of the same framework,
+and of the framework on the generation; each moves what is expected by its own sources, and the words of the nearest say
+what the interval rests on. One's own cluster is known by other models of it, that is by groups left out.
 
 *Coverage.* A source is judged by the width that the *other* sources give, so that no run decides its own interval.
 """
@@ -36,6 +36,7 @@ FOLDS_OF: Mapping[Basis, Sequence[str]] = {
     Basis.RELATED: ("source", "framework"),
     Basis.ANY: ("source", "framework"),
     Basis.UNSEEN: ("generation",),
+    Basis.KERNELS: ("kernels",),
     Basis.CLUSTER: ("group",),
 }
 KIND_WORDS = {DENSE: "dense models", ADAPTERS: "adapters", EXPERTS: "mixtures of experts"}
@@ -60,7 +61,7 @@ class Width:
         return round(float(np.expm1(self.log)), 4)
 
 
-def half_width(folds: Folds, *, basis: Basis, kind: str, key: Key) -> Width:
+def half_width(folds: Folds, *, basis: Basis, kind: str, key: Key, kernels: str = "") -> Width:
     """Half-width of the interval of a step time that holds 90 % of the runs of one more source.
 
     Args:
@@ -68,18 +69,22 @@ def half_width(folds: Folds, *, basis: Basis, kind: str, key: Key) -> Width:
         basis: what the constants of the prediction were fitted to.
         kind: of work.
         key: framework and hardware generation.
+        kernels: that the runs have, where that is known.
     """
     items = [item for fold in FOLDS_OF[basis] for item in folds.get(fold, ()) if item.evidence == basis]
     if not items:  # a basis that nothing was predicted from: what is known of all others
         items = [item for fold in FOLDS_OF[Basis.ANY] for item in folds.get(fold, ())]
     alike = [item for item in items if item.kind == kind]
     levels = [("all runs", items), (KIND_WORDS[kind], alike)]
-    if basis is not Basis.UNSEEN:
+    if kernels and basis in BY_KERNELS:
+        same = [item for item in alike if item.kernels == kernels]
+        levels.append((f"{KIND_WORDS[kind]} with {kernels}", same))
+    if basis not in UNITS:
         levels.append((f"{KIND_WORDS[kind]} on {key[0]}", [item for item in alike if item.key[0] == key[0]]))
     if basis in (Basis.FRAMEWORK, Basis.CLUSTER):
         near = [item for item in alike if item.key == key]
         levels.append((f"{KIND_WORDS[kind]} on {key[0]} and {key[1]}", near))
-    unit, name = (_generation, "generation") if basis is Basis.UNSEEN else (_source, "source")
+    unit, name = UNITS.get(basis, (_source, "source"))
     found = expected([(words, source_errors(sample, unit)) for words, sample in levels])
     if found is None:
         return Width(log=float(np.log1p(UNJUDGED)), rests_on="")
@@ -90,8 +95,21 @@ def _source(item: HeldOut) -> Hashable:
     return item.source, item.key
 
 
-def _generation(item: HeldOut) -> Hashable:
+def _generation_name(item: HeldOut) -> str:
     return item.key[1]
+
+
+def _kernels_name(item: HeldOut) -> str:
+    return item.kernels
+
+
+# Basis → what was left out whole, and so counts once, where that is not a source.
+UNITS: Mapping[Basis, tuple[Callable[[HeldOut], str], str]] = {
+    Basis.UNSEEN: (_generation_name, "generation"),
+    Basis.KERNELS: (_kernels_name, "kernel kind"),
+}
+# Where runs with the same kernels say more than others.
+BY_KERNELS = (Basis.FRAMEWORK, Basis.RELATED, Basis.ANY)
 
 
 def with_coverage(judged: Iterable[HeldOut], folds: Folds) -> tuple[HeldOut, ...]:
@@ -100,7 +118,7 @@ def with_coverage(judged: Iterable[HeldOut], folds: Folds) -> tuple[HeldOut, ...
     Args:
         judged: predictions of runs that were held out.
         folds: predictions at every basis; those of a source are not used for its own intervals, nor, where whole
-            generations were left out, those of its generation.
+            generations or kinds of kernels were left out, those of its own.
     """
 
     @cache
@@ -108,20 +126,16 @@ def with_coverage(judged: Iterable[HeldOut], folds: Folds) -> tuple[HeldOut, ...
         return {fold: [item for item in items if label(item) != apart] for fold, items in folds.items()}
 
     @cache
-    def width(apart: str, label: Callable[[HeldOut], str], basis: Basis, kind: str, key: Key) -> float:
-        return half_width(others(apart, label), basis=basis, kind=kind, key=key).log
+    def width(apart: str, label: Callable[[HeldOut], str], basis: Basis, kind: str, key: Key, kernels: str) -> float:
+        return half_width(others(apart, label), basis=basis, kind=kind, key=key, kernels=kernels).log
 
     def covered(item: HeldOut) -> bool:
         basis = Basis(item.evidence)
-        label = _generation_name if basis is Basis.UNSEEN else _source_name
-        return log_size(item) <= width(label(item), label, basis, item.kind, item.key)
+        label, _ = UNITS.get(basis, (_source_name, ""))
+        return log_size(item) <= width(label(item), label, basis, item.kind, item.key, item.kernels)
 
     return tuple(replace(item, is_covered=covered(item)) for item in judged)
 
 
 def _source_name(item: HeldOut) -> str:
     return item.source
-
-
-def _generation_name(item: HeldOut) -> str:
-    return item.key[1]

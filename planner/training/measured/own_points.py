@@ -207,6 +207,5 @@ def _of_split(split: _Split) -> tuple[list[ValidatedRow], list[ValidatedRow]]:
 
 def _validated(run: ObservedRun, calibration: Calibration) -> ValidatedRow:
     """One run against a prediction with a set, by the metrics that are not others in another unit."""
-    used = calibration.for_model(run.problem.shape.slug)
-    found = validate_run(replace(run, problem=replace(run.problem, calibration=used)))
+    found = validate_run(replace(run, problem=run.problem.with_calibration(calibration)))
     return replace(found, error={name: size for name, size in found.error.items() if name in JUDGED})

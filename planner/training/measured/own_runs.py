@@ -92,6 +92,9 @@ def refine(
     memory = calibrate_memory(observed, lambda *key: shipped(*key).memory)
 
     def adapted(members: Sequence[Row], start: Calibration) -> tuple[Calibration, list[HeldOut]]:
+        # Widths start from what is known of the kernels that most of the runs have, as a plan's do.
+        start = start.for_kernels(Counter(row.kernels for row in members).most_common(1)[0][0])
+
         def without(left: Hashable) -> Callable[[str], FloatArray]:
             others = [row for row in members if together(row) != left]
             return cache(lambda model: fitted_for(model, others, start))
@@ -202,7 +205,13 @@ def _own_widths(members: Sequence[Row], found: Sequence[HeldOut], start: Calibra
         if models:
             widths = {name: _fraction(scale * own_width(unknown, known, models, name)) for name in sorted(models)}
             by_model[kind] = widths
-    return {"error_p90": own, "error_basis": {}, "model_error_p90": by_model, "start_error_p90": start.error_p90}
+    return {
+        "error_p90": own,
+        "error_basis": {},
+        "by_kernels": {},
+        "model_error_p90": by_model,
+        "start_error_p90": start.error_p90,
+    }
 
 
 def _half_widths(start: Calibration, kind: str) -> tuple[float, float]:

@@ -53,9 +53,9 @@ def pooled_run(
     runs = [_alone(reader, row, pool) for pool in pools]
     problems = []
     for run, pool in zip(runs, pools, strict=True):
-        calibration = calibration_for(catalog, run.framework, run.architecture).for_model(run.problem.shape.slug)
+        calibration = calibration_for(catalog, run.framework, run.architecture)
         machine = _with_links(run.problem.machine, pool)
-        problems.append(replace(run.problem, machine=machine, calibration=calibration))
+        problems.append(replace(run.problem, machine=machine).with_calibration(calibration))
     names = tuple(str(pool["device"]) for pool in pools)
     problem = MixedProblem(pools=tuple(problems), links=_links(names, problems, row), pins={})
     return problem, _config(row, names, stages, runs[0]), runs[0]

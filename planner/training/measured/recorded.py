@@ -53,8 +53,7 @@ def recorded_training_run(
     peak = recording.figures.get(PEAK)
     device, framework = problem.machine.device, problem.rules.name
     problem = replace(
-        problem,
-        calibration=start.for_model(problem.shape.slug),
+        problem.with_calibration(start),
         limits=replace(problem.limits, memory_bytes=float(device.usable_memory_bytes)),
     )
     run = ObservedRun(

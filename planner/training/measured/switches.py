@@ -39,6 +39,7 @@ ROW_KEYS = {
     "loss": "loss",
     "optimizer_in_backward": "optimizer_in_backward",
     "flash_attention": "flash_attention",
+    "expert_group_size": "expert_group_size",
 }
 # Words of published tables for modules that selective recompute repeats → Megatron-Core's names.
 MODULE_WORDS = {

@@ -1,11 +1,12 @@
-"""What was left out whole – a source, a framework, a device, a group – predicted by what was fitted to the others.
+"""What was left out whole – a source, a framework, a kind of kernels – predicted by what was fitted to the others.
 
 A user's cluster is in no published source. What he meets is therefore the error on a *source held out whole*: all its
 runs are priced with constants that were fitted without it, found as for a plan, and nothing else is known about it.
 
 *Basis.* Constants come from the nearest :class:`~meshplan.catalogs.constants.training.Basis` that is left: what was
 found in other sources of the same framework and generation is closer than what all frameworks share, which is closer
-where runs on the generation are left.
+where runs on the generation are left. Where no run is left with kernels of its kind, that is its basis, whosever the
+constants are.
 
 Which intervals these errors justify: :mod:`meshplan.planner.training.measured.intervals`.
 """
@@ -47,6 +48,7 @@ TOGETHER: Mapping[str, Callable[[Row], str]] = {
     "framework": lambda row: row.key[0],
     "device": lambda row: row.run.problem.machine.device.slug,
     "generation": lambda row: row.key[1],
+    "kernels": lambda row: row.kernels,
     "group": lambda row: row.group,
 }
 
@@ -59,16 +61,25 @@ class Sets:
         overall: the global set.
         local: key → set of a framework on a generation; where it has runs.
         generations: hardware generations that these runs are from.
+        kernels: kinds of kernels that they have.
         own: (source, key) → set adapted to the source's own runs; where they count as the user's.
     """
 
     overall: FloatArray
     local: Mapping[Key, FloatArray]
     generations: Collection[str]
+    kernels: Collection[str] = ()
     own: Mapping[tuple[str, Key], FloatArray] = field(default_factory=dict)
 
     def of(self, row: Row) -> tuple[FloatArray, Basis]:
         """The set that a plan of this framework on this hardware would be priced with, and its basis."""
+        theta, basis = self._nearest(row)
+        if basis not in (Basis.CLUSTER, Basis.UNSEEN) and row.kernels not in self.kernels:
+            basis = Basis.KERNELS
+        return theta, basis
+
+    def _nearest(self, row: Row) -> tuple[FloatArray, Basis]:
+        """The same whatever kernels these runs have."""
         generation = row.key[1]
         if (row.source, row.key) in self.own:
             return self.own[row.source, row.key], Basis.CLUSTER
@@ -120,7 +131,8 @@ def sets_without(rows: Sequence[Row], linear: Linear, literature: Prior, togethe
             key: fit(kept, local_prior(overall), iterations=OWN_ITERATIONS) for key, kept in members.items() if kept
         }
         own = _own(rows, left, members, local) if together == "group" else {}
-        return Sets(overall=overall, local=local, generations={row.key[1] for row in others}, own=own)
+        generations, kernels = {row.key[1] for row in others}, {row.kernels for row in others}
+        return Sets(overall=overall, local=local, generations=generations, kernels=kernels, own=own)
 
     return fitted_without
 
@@ -177,4 +189,5 @@ def judged(row: Row, theta: FloatArray, basis: str = "") -> HeldOut:
         strategy=row.run.strategy,
         kind=row.run.problem.kind_of_work,
         evidence=basis,
+        kernels=row.kernels,
     )

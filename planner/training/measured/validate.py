@@ -169,7 +169,7 @@ def row_validator(
         if is_pooled(row):
             return validate_pooled(reader, row, catalog)
         run = reader.training_run(row)
-        calibration = constants(run.framework, run.architecture).for_model(run.problem.shape.slug)
-        return validate_run(replace(run, problem=replace(run.problem, calibration=calibration)))
+        calibration = constants(run.framework, run.architecture)
+        return validate_run(replace(run, problem=run.problem.with_calibration(calibration)))
 
     return validated

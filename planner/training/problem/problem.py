@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.goodput.run import Stretches
 from meshplan.planner.lengths.packing import PackedDocuments
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
+from meshplan.planner.training.problem.kernels import kind_of_kernels
 from meshplan.planner.training.problem.switches import (
     ALL_TO_ALL,
     AS_IT_COMES,
@@ -336,6 +337,17 @@ class TrainingProblem:
         if self.shape.moe is not None:
             return EXPERTS
         return ADAPTERS if self.workload.phase.has_adapters else DENSE
+
+    @property
+    def kernels(self) -> str:
+        """What intervals depend on besides: :func:`~.kernels.kind_of_kernels` of the framework's layout."""
+        fuses = self.workload.practice.fuses_attention(self.calibration.recipe.flash_attention)
+        return kind_of_kernels(self.workload.precision, fuses_attention=fuses)
+
+    def with_calibration(self, calibration: Calibration) -> Self:
+        """The question with the constants and intervals that a set has for its model and its kernels."""
+        asked = replace(self, calibration=calibration)
+        return replace(asked, calibration=calibration.for_kernels(asked.kernels).for_model(self.shape.slug))
 
     @property
     def most_devices(self) -> int:

@@ -114,6 +114,8 @@ class TrainingPractice:
         optimizer_in_backward: each gradient is used and freed as soon as the backward pass has it.
         joins_attention: the model has one matrix for queries, keys and values, and so one adapter; no plan asks for it.
         experts_in_turn: a benchmark's gate deals each token the next experts in turn; no plan asks for it.
+        expert_group_size: tokens that masks deal out to experts together (GShard); 0 where tokens are sorted. No plan
+            asks for it.
     """
 
     launches: Launches = Launches.EAGER
@@ -123,6 +125,7 @@ class TrainingPractice:
     loss: str = FRAMEWORKS_OWN
     optimizer_in_backward: bool = False
     experts_in_turn: bool = False
+    expert_group_size: int = 0
     joins_attention: bool = False
     flash_attention: bool | None = None
 

@@ -97,7 +97,9 @@ def gemm_s(
     """Seconds of one matrix product m×k by k×n, with the tile and memory terms of the module docstring."""
     rows, columns = np.ceil(m / GEMM_TILE) * GEMM_TILE, np.ceil(n / GEMM_TILE) * GEMM_TILE
     compute = 2.0 * rows * columns * (k + curve.inner_saturation) / (curve.rate_flops_per_s * efficiency)
-    moved = (element_bytes * (m * k + k * n) + BYTES_16_BIT * m * n) / curve.bandwidth_bytes_per_s
+    # Products of narrow formats write 16 bits, those of 32 bits write 32.
+    written_bytes = max(element_bytes, BYTES_16_BIT)
+    moved = (element_bytes * (m * k + k * n) + written_bytes * m * n) / curve.bandwidth_bytes_per_s
     compute, moved = compute * compute, moved * moved  # NumPy takes six times as long for a fourth power
     return np.sqrt(np.sqrt(compute * compute + moved * moved))
 

@@ -52,6 +52,15 @@ def test_a_thin_product_runs_at_the_bandwidth() -> None:
     assert seconds(1, n, k, slow) == pytest.approx(moved / 1e10, rel=1e-3)
 
 
+def test_products_of_32_bits_write_32_bits_and_narrow_ones_16() -> None:
+    n, k, slow = 16384, 128, replace(CURVE, bandwidth_bytes_per_s=1e10)
+    for element_bytes, written in ((4.0, 4.0), (2.0, 2.0), (1.0, 2.0)):
+        sizes = (np.array([float(size)]) for size in (n, n, k))
+        found = gemm_s(slow, *sizes, efficiency=1.0, element_bytes=element_bytes)
+        moved = element_bytes * 2 * n * k + written * n * n
+        assert float(found[0]) == pytest.approx(moved / slow.bandwidth_bytes_per_s, rel=1e-3)
+
+
 def test_tiles_are_filled_whole() -> None:
     fast = replace(CURVE, bandwidth_bytes_per_s=1e30)
     assert seconds(1, 128, 4096, fast) == seconds(128, 128, 4096, fast)

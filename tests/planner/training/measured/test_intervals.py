@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshplan.catalogs.constants.training import ADAPTERS, DENSE, EXPERTS, Basis, Calibration
+from meshplan.catalogs.constants.training import ADAPTERS, DENSE, EXPERTS, OTHER_KERNELS, Basis, Calibration
 from meshplan.planner.training.measured.intervals import UNJUDGED, Folds, half_width, with_coverage
+from meshplan.planner.training.problem.kernels import kind_of_kernels
 from meshplan.planner.validation.held_out import HeldOut
 
 KEY = ("megatron", "hopper")
@@ -104,6 +105,68 @@ def test_the_set_of_all_frameworks_is_wider_where_it_has_seen_no_such_device() -
     elsewhere = shared.for_generation("cdna2")
     assert (elsewhere.error_p90[DENSE], elsewhere.basis) == (0.6, Basis.UNSEEN)
     assert elsewhere.error_basis[DENSE] == "4 generations"
+
+
+SIXTEEN, THIRTY_TWO = (kind_of_kernels(name, fuses_attention=name == "bf16") for name in ("bf16", "fp32"))
+
+
+def test_sources_with_the_same_kernels_say_more_than_others() -> None:
+    """A level of its own between the kind of work and the framework, at every basis that rests on sources."""
+    alike = [replace(item, kernels=SIXTEEN, key=("another", "ampere")) for item in sources("abcdef", 0.1)]
+    unlike = [replace(item, kernels=THIRTY_TWO, key=("another", "ampere")) for item in sources("ghij", 0.5)]
+    folds = {"source": alike + unlike}
+
+    def of(kernels: str) -> float:
+        return half_width(folds, basis=Basis.FRAMEWORK, kind=DENSE, key=KEY, kernels=kernels).log
+
+    assert of(SIXTEEN) < of("") < of(THIRTY_TWO)
+    found = half_width(folds, basis=Basis.FRAMEWORK, kind=DENSE, key=KEY, kernels=SIXTEEN)
+    assert found.rests_on == f"6 sources of dense models with {SIXTEEN}"
+    # Kernels that no run has move nothing at this level: they have a basis of their own.
+    assert of("kernels of another kind") == of("")
+
+
+def test_kernels_that_no_run_has_are_as_far_off_as_kinds_left_out_whole() -> None:
+    """Each kind counts once, however many sources it has, and none sets the width that judges it."""
+    kinds = [f"kernels {number}" for number in range(5)]
+
+    def left_out(runs: int, size: float = 0.3) -> list[HeldOut]:
+        return [
+            replace(item, kernels=kernels)
+            for kernels in kinds
+            for item in errors(kernels, [size] * runs, Basis.KERNELS)
+        ]
+
+    near = sources("abcdefgh", 0.1)
+    width_of = {runs: width({"source": near, "kernels": left_out(runs)}, Basis.KERNELS) for runs in (1, 50)}
+    assert width_of[1] == pytest.approx(width_of[50])
+    assert width_of[1] > 0.3 > width({"source": near})
+    odd = [replace(item, kernels=kinds[0]) for item in errors("odd", [2.0], Basis.KERNELS)]
+    folds = {"source": near + odd, "kernels": [*left_out(1)[1:], *odd]}
+    assert not any(item.is_covered for item in with_coverage(odd, folds))
+
+
+def test_a_set_is_as_wide_as_what_is_known_of_the_kernels() -> None:
+    shared = Calibration(
+        framework="megatron",
+        architecture="hopper",
+        error_p90={DENSE: 0.2, EXPERTS: 0.3},
+        related_error_p90={DENSE: 0.25, EXPERTS: 0.35},
+        by_kernels={
+            SIXTEEN: {"error_p90": {DENSE: 0.15}, "related_error_p90": {DENSE: 0.22}},
+            OTHER_KERNELS: {"error_p90": {DENSE: 0.5, EXPERTS: 0.6}, "error_basis": {DENSE: "4 kinds"}},
+        },
+        basis=Basis.FRAMEWORK.value,
+    )
+    assert shared.for_kernels(SIXTEEN).error_p90 == {DENSE: 0.15, EXPERTS: 0.3}
+    assert shared.for_a_relative().for_kernels(SIXTEEN).error_p90 == {DENSE: 0.22, EXPERTS: 0.35}
+    other = shared.for_kernels(THIRTY_TWO)
+    assert (other.error_p90, other.basis) == ({DENSE: 0.5, EXPERTS: 0.6}, Basis.KERNELS)
+    assert other.error_basis[DENSE] == "4 kinds"
+    # One's own runs say it of themselves, and a set that knows of no kernels stays as it is.
+    own = replace(shared, basis=Basis.CLUSTER.value)
+    assert own.for_kernels(THIRTY_TWO) == own
+    assert Calibration.from_document(shared.to_document()) == shared
 
 
 def test_no_source_sets_the_interval_that_judges_it() -> None:
