@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -21,11 +21,13 @@ _NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _MARKDOWN_SIGNS = re.compile(r"([\\`|<>]|\](?=\())")
 
 
-# The emitter in C writes the same, in a sixth of the time.
-_BASE: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+if TYPE_CHECKING:
+    from yaml import SafeDumper as QuickDumper
+else:  # the emitter in C writes the same, in a sixth of the time
+    QuickDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-class _Dumper(_BASE):
+class _Dumper(QuickDumper):
     """Quotes text that a reader of YAML 1.2 would take for a number, which PyYAML (1.1) writes plainly."""
 
 
