@@ -17,6 +17,7 @@ from meshplan.planner.serving.measured.exclusions import exclusions
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.workloads import recorded_traces
+from meshplan.planner.serving.problem.config import Router
 from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.machines import MachineReader, read_rows
 
@@ -124,3 +125,21 @@ def test_a_transfer_is_the_bytes_of_a_prompt_over_the_network_that_the_row_print
     assert values["kv_transfer_s"] == pytest.approx(TRANSFER_START_S + 1000 * 144 * 1024 / 180e9, rel=0.02)
     row["workload"], row["parallelism"] = {**row["workload"], "disaggregated": False}, {"tensor_parallel": 8}
     assert not PreparedRun(served_run(row, reader)).predicted(ServingConstants())
+
+
+def test_disaggregated_servers_are_read_with_the_flags_of_their_scripts(reader: MachineReader) -> None:
+    """Slots, split experts and the router of a public run; other sources keep what the row prints."""
+    name = "aicsil-dsr1_b200_trtllm_fp8_disagg_8192x1024_c128_cfg549"
+    row = copy.deepcopy(dict(next(row for row in ROWS if row["id"] == name)))
+    run = served_run(row, reader)
+    prefill, decode = run.config.pools
+    assert run.config.router is Router.ROUND_ROBIN
+    assert (prefill.layout.expert_parallel, prefill.layout.expert_tensor_parallel) == (1, 8)
+    assert (prefill.limits.max_num_seqs, prefill.limits.max_batched_tokens, decode.limits.max_num_seqs) == (
+        8,
+        8320,
+        128,
+    )
+    row["source"] = {"title": "another table"}
+    other = served_run(row, reader)
+    assert (other.config.router, other.config.pools[0].layout.expert_parallel) == (Router.LEAST_LOADED, 8)
