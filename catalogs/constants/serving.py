@@ -22,7 +22,10 @@ class ServingConstants:
         host_step_s: time of an iteration in which the device waits for the scheduler, s.
         host_s_per_seq: growth of that time with each running request (sampling, detokenisation), s.
         launch_s_per_layer: time to launch one layer kernel by kernel, s: iterations with prompt tokens are not replayed
-            from a graph, so they last no less than this times the layers.
+            from a graph, so they last no less than this times the layers. Of layers with keys and values of their own.
+        launch_s_per_latent_layer: the same of layers with latent attention (DeepSeek, Kimi), s. For prompts they expand
+            keys and values and join them to rotated ones, and have routed and shared experts: some 25 kernels by their
+            equations, where a dense layer has 9.
         first_token_steps: iterations that pass before one can hold a request that has arrived, of engines that prepare
             them ahead (``prepares_ahead`` of their release): those prepare one, and some stream what they gave at
             intervals.
@@ -35,6 +38,7 @@ class ServingConstants:
     host_step_s: float = 1e-3
     host_s_per_seq: float = 10e-6
     launch_s_per_layer: float = 0.3e-3
+    launch_s_per_latent_layer: float = 0.8e-3
     first_token_steps: float = 1.0
     first_token_offset_s: float = 20e-3
 

@@ -31,6 +31,7 @@ class BenchmarkServer:
         source: citation.
         role: what the workers do: ``mixed``, ``prefill`` or ``decode``.
         spreads_attention: every device of a worker is an attention-data-parallel rank, whatever the run's table prints.
+        expert_parallel: degree that the scripts set, whatever the run's table prints; None: as it prints.
     """
 
     in_source: str
@@ -42,6 +43,22 @@ class BenchmarkServer:
     settings: Mapping[str, Any] = field(default_factory=dict)
     role: str = "mixed"
     spreads_attention: bool = False
+    expert_parallel: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRouter:
+    """How the requests of a benchmark's disaggregated runs reached the workers of a pool.
+
+    Args:
+        in_source: part of the title of the runs' source.
+        router: name of a rule of routing.
+        source: citation.
+    """
+
+    in_source: str
+    router: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,16 +175,34 @@ def prompts_drawn_in(title: str) -> PromptPool | None:
     return next((pool for pool in _prompt_pools() if pool.in_source in title), None)
 
 
+@cache
+def _routers() -> tuple[BenchmarkRouter, ...]:
+    return tuple(read_entry(BenchmarkRouter, entry) for entry in seed_content(BENCHMARK_FILE)["routers"])
+
+
+def router_in(title: str) -> str | None:
+    """The rule by which a source's disaggregated runs were routed; None where nobody says."""
+    return next((item.router for item in _routers() if item.in_source in title), None)
+
+
 def started_as(recipe: EngineRecipe, run: BenchmarkRun) -> EngineRecipe:
     """The engine's defaults with what the run's benchmark is known to have set."""
-    for server in _servers_of(recipe, run):
-        recipe = replace(recipe, **server.settings)
-    return recipe
+    return replace(recipe, **settings_of(recipe, run))
+
+
+def settings_of(recipe: EngineRecipe, run: BenchmarkRun) -> dict[str, Any]:
+    """Field of the engine's entry → value that the run's benchmark is known to have set; later entries win."""
+    return {name: value for server in _servers_of(recipe, run) for name, value in server.settings.items()}
 
 
 def spreads_attention(recipe: EngineRecipe, run: BenchmarkRun) -> bool:
     """The benchmark's scripts make each device of a worker an attention-data-parallel rank."""
     return any(server.spreads_attention for server in _servers_of(recipe, run))
+
+
+def expert_parallel(recipe: EngineRecipe, run: BenchmarkRun) -> int | None:
+    """The expert-parallel degree that the benchmark's scripts set; None where they say nothing."""
+    return next((server.expert_parallel for server in _servers_of(recipe, run) if server.expert_parallel), None)
 
 
 def _servers_of(recipe: EngineRecipe, run: BenchmarkRun) -> list[BenchmarkServer]:

@@ -22,7 +22,9 @@ _MARKDOWN_SIGNS = re.compile(r"([\\`|<>]|\](?=\())")
 
 
 if TYPE_CHECKING:
-    from yaml import SafeDumper as QuickDumper
+    from yaml import SafeDumper
+
+    QuickDumper = SafeDumper
 else:  # the emitter in C writes the same, in a sixth of the time
     QuickDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 

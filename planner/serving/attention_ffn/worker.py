@@ -33,7 +33,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.attention_ffn.pipeline import Stages, layers_s
 from meshplan.planner.serving.estimator.collectives import COLLECTIVE_S, inside_copies
-from meshplan.planner.serving.estimator.iteration import Worker
+from meshplan.planner.serving.estimator.iteration import Worker, launch_s
 from meshplan.planner.serving.estimator.operators import distinct_experts, peak_flops_per_s
 from meshplan.planner.serving.estimator.power.work import request_work
 from meshplan.planner.serving.estimator.step_cost import StepCost
@@ -155,7 +155,7 @@ class SeparatedWorker(Worker):
         every = np.arange(1, self.limits.max_num_seqs + 1)
         seqs = token_knots(-(-self.limits.max_num_seqs // ranks) + 1)
         tokens = self.limits.max_batched_tokens + self.limits.max_num_seqs
-        launch = use.launch_s_per_layer * self.shape.num_hidden_layers
+        launch = launch_s(use, self.shape)
         host = use.host_step_s if self.limits.cuda_graphs else use.host_step_s + launch
         first_last = np.array([1.0, float(tokens)])
         return StepCost(

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
@@ -190,7 +191,7 @@ class Worker(WorkerParts):
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
         use, times, batches = constants or self.constants, self.device_times, self.concurrent_batches
-        launch, has_graphs = use.launch_s_per_layer * self.shape.num_hidden_layers, self.limits.cuda_graphs
+        launch, has_graphs = launch_s(use, self.shape), self.limits.cuda_graphs
         host = use.host_step_s if has_graphs else use.host_step_s + launch
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
 
@@ -246,6 +247,12 @@ class Worker(WorkerParts):
         seconds, pairs = self.prefill_attention_s(prompt), attended_pairs(prompt, None)
         slope = max(float((seconds[1] - seconds[0]) / (pairs[1] - pairs[0])), 0.0)
         return slope, max(float(seconds[1] - slope * pairs[1]), 0.0)
+
+
+def launch_s(constants: ServingConstants, shape: ModelShape) -> float:
+    """Time to launch the kernels of all layers one by one."""
+    each = constants.launch_s_per_layer if shape.latent is None else constants.launch_s_per_latent_layer
+    return each * shape.num_hidden_layers
 
 
 def scale(constants: ServingConstants, tokens: FloatArray) -> FloatArray:

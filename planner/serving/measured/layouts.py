@@ -10,7 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
-from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, spreads_attention, started_as
+from meshplan.catalogs.constants.serving_benchmarks import (
+    BenchmarkRun,
+    expert_parallel,
+    settings_of,
+    spreads_attention,
+    started_as,
+)
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.constants import BYTES_16_BIT
@@ -135,11 +141,13 @@ def _pool(server: Server, role: Role, section: Section) -> Pool:
     base, workload = server.recipe, server.workload
     started = benchmark_run(server.benchmark, section, role)
     recipe = started_as(base, started)
-    layout = _layout(section, server.shape, spread=spreads_attention(base, started))
+    layout = _layout(
+        section, server.shape, spread=spreads_attention(base, started), experts=expert_parallel(base, started)
+    )
     workers = section.whole("data_parallel" if role is Role.MIXED else "num_workers", 1)
     in_flight = workload.concurrency or recipe.max_num_seqs
-    seqs = _max_decoding(section, base, recipe) * layout.attention_data_parallel
-    seqs = seqs if seqs and role is Role.DECODE else max(recipe.max_num_seqs, in_flight)
+    seqs = _max_running(section, base, started) * layout.attention_data_parallel
+    seqs = seqs or max(recipe.max_num_seqs, in_flight)
     if workload.arrival is not Arrival.ALL_AT_ONCE:
         seqs = min(seqs, max(in_flight, 1))
     seqs = server.stated.get("max_num_seqs", seqs)
@@ -183,15 +191,19 @@ def _within_memory(limits: EngineLimits, server: Server, role: Role, layout: Lay
     return replace(limits, max_num_seqs=max(min(limits.max_num_seqs, fitting), 1))
 
 
-def _max_decoding(section: Section, base: EngineRecipe, started: EngineRecipe) -> int:
-    """Running requests of one rank of a decode worker: as its scripts say, else as the row does; 0 where neither does.
+def _max_running(section: Section, base: EngineRecipe, started: BenchmarkRun) -> int:
+    """Running requests of one rank of a worker with a role of its own: as its scripts say, else those of a decode
+    worker as the row does; 0 where neither does.
 
     The row's figure is the concurrency over all ranks, rounded up: it does not show the requests that wait because the
-    limit in the scripts is lower.
+    limit in the scripts is lower, nor that none waits where it is higher.
     """
-    if started.max_num_seqs != base.max_num_seqs:
-        return started.max_num_seqs
-    return section.whole("max_batch_size", 0, least=0)
+    if started.role == Role.MIXED.value:
+        return 0
+    stated = settings_of(base, started).get("max_num_seqs")
+    if stated is not None:
+        return int(stated)
+    return section.whole("max_batch_size", 0, least=0) if started.role == Role.DECODE.value else 0
 
 
 def benchmark_run(run: BenchmarkRun, section: Section, role: Role) -> BenchmarkRun:
@@ -204,13 +216,14 @@ def benchmark_run(run: BenchmarkRun, section: Section, role: Role) -> BenchmarkR
     )
 
 
-def _layout(section: Section, shape: ModelShape, *, spread: bool = False) -> Layout:
+def _layout(section: Section, shape: ModelShape, *, spread: bool = False, experts: int | None = None) -> Layout:
     """Degrees of one worker.
 
     Args:
         section: the pool's part of ``parallelism``.
         shape: the model.
         spread: the attention is data-parallel over all ranks that the row calls tensor-parallel.
+        experts: expert-parallel degree in place of the row's.
     """
     tensor, ranks = section.whole("tensor_parallel"), section.whole("attention_data_parallel", 1)
     if spread:
@@ -218,7 +231,7 @@ def _layout(section: Section, shape: ModelShape, *, spread: bool = False) -> Lay
     if shape.num_attention_heads % tensor:
         raise UnsupportedError(f"tensor_parallel {tensor} does not divide {shape.num_attention_heads} heads")
     stage = tensor * ranks
-    expert = section.whole("expert_parallel", 1) if shape.moe is not None else 1
+    expert = (experts or section.whole("expert_parallel", 1)) if shape.moe is not None else 1
     if stage % expert:
         raise UnsupportedError(f"expert_parallel {expert} does not divide the {stage} devices of a stage")
     return Layout(

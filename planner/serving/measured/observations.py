@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe, engine_observed_as, is_exactly_known
-from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, started_as
+from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, router_in, started_as
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.catalogs.models.shapes import ModelShape
@@ -27,7 +27,7 @@ from meshplan.planner.serving.measured.layouts import (
     stated_limits,
 )
 from meshplan.planner.serving.measured.workloads import observed_workload, unused_keys
-from meshplan.planner.serving.problem.config import Role, ServingConfig
+from meshplan.planner.serving.problem.config import Role, Router, ServingConfig
 from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
 from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, row_id, shown
 
@@ -146,7 +146,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         group=str(row.get("group") or name),
         shape=shape,
         machine=machine,
-        config=ServingConfig(engine=recipe.engine, pools=pools),
+        config=ServingConfig(engine=recipe.engine, pools=pools, router=_router(title, disaggregated=disaggregated)),
         workload=workload,
         recipe=recipe,
         measured=_measured(row, asked),
@@ -156,6 +156,12 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         steady_window=asked.whole("max_num_seqs") if asked.flag("steady_state", default=False) else None,
         num_before=num_before(asked),
     )
+
+
+def _router(title: str, *, disaggregated: bool) -> Router:
+    """How requests reached the workers: as the benchmark's scripts say, else to the least loaded."""
+    named = router_in(title) if disaggregated else None
+    return Router.LEAST_LOADED if named is None else Router(named)
 
 
 def _unstated(engine: str, asked: Section, stated: Mapping[str, int]) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ class EngineRules:
         disaggregates: it has workers that prefill or decode only.
         decode_reads_prompt: a disaggregated request goes as text first to the prefill and then to the decode server,
             which tokenizes it again before it asks for the cache.
+        prefill_holds_slots: a prefilled request counts as running at its prefill worker until its cache has arrived.
         one_host: a worker is one process, on one host.
         weight_ways: ways to serve weights in host memory (:class:`Way`) for which the engine has flags.
     """
@@ -75,6 +76,7 @@ class EngineRules:
     kv_stores: tuple[str, ...] = ("host",)
     disaggregates: bool = True
     decode_reads_prompt: bool = False
+    prefill_holds_slots: bool = False
     one_host: bool = False
     weight_ways: tuple[str, ...] = ()
 

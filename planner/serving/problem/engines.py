@@ -191,6 +191,7 @@ SGLANG = EngineRules(
     weight_ways=("experts_on_host", "streamed"),
     pipeline_on_decode="one_or_prefill",
     prefix_caching_on_decode=False,
+    prefill_holds_slots=True,  # disaggregation/prefill.py: release_kv_cache where the sender's poll says Success
 )
 
 # free_gpu_memory_fraction of TensorRT-LLM is a share of the memory that is free after the weights are loaded.

@@ -148,6 +148,7 @@ def kv_link(site: Site, config: ServingConfig) -> KvLink:
         * min(exchange.transfer_bytes_per_s for exchange in exchanges),
         latency_s=max(exchange.transfer_latency_s for exchange in exchanges),
         reads_prompt_s_per_token=TOKENIZE_S_PER_TOKEN if ENGINES[config.engine].decode_reads_prompt else 0.0,
+        holds_slots=ENGINES[config.engine].prefill_holds_slots,
     )
 
 

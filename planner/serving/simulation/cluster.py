@@ -7,7 +7,7 @@ interrupt it, so that the router always sees the current state of every worker.
 Disaggregated prefill and decode (arXiv:2401.09670, arXiv:2311.18677): the KV cache of a prefilled request,
 kv_bytes_per_token × input, goes over a link that carries one cache after the other at full bandwidth. Link latency is
 added to each transfer but does not occupy the link. The prefill worker's blocks are free as soon as the prefill is
-done, as if the cache were copied to a send buffer.
+done, as if the cache were copied to a send buffer; its slot is, too, or when the cache has arrived (``holds_slots``).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from meshplan.planner.serving.simulation.routing import Pool
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.serving.simulation.worker import Worker
 
-# Kinds of events in the order in which simultaneous ones are handled: departures, arrivals, prefixes fetched from the
-# second tier, iterations.
-LEAVES, ARRIVES, FETCHED, WORKS = 0, 1, 2, 3
+# Kinds of events in the order in which simultaneous ones are handled: departures, KV caches that were sent, arrivals,
+# prefixes fetched from the second tier, iterations.
+LEAVES, SENT, ARRIVES, FETCHED, WORKS = 0, 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,7 @@ class KvLink:
         reads_prompt_s_per_token: time of the decode server to tokenize the prompt before it asks for its cache; added
             to each transfer like the latency.
         is_shared: all prefill workers share one link; otherwise each has its own.
+        holds_slots: a prefilled request keeps its slot at the prefill worker until its cache has arrived.
     """
 
     kv_bytes_per_token: float
@@ -89,6 +90,7 @@ class KvLink:
     latency_s: float = 0.0
     reads_prompt_s_per_token: float = 0.0
     is_shared: bool = False
+    holds_slots: bool = False
 
     def added_s(self, prompt_tokens: float) -> float:
         """What a transfer takes beyond the time in which it occupies the link, s."""
@@ -244,6 +246,7 @@ class _Cluster:
                 role=pool.role,
                 on_leave=partial(self._will_leave, first + j),
                 pauses=True,
+                holds_slots=role is Role.PREFILL and self.system.link is not None and self.system.link.holds_slots,
             )
             for j, pool in enumerate(behind)
         ]
@@ -262,6 +265,10 @@ class _Cluster:
             now, kind, subject, where = heapq.heappop(events)
             if kind == LEAVES:
                 self._leave(where, subject, now)
+            elif kind == SENT:
+                self.workers[where].run(now)
+                self.workers[where].sent(now)
+                self._wake(where)
             elif kind == ARRIVES:
                 self._arrive(subject, now, where)
                 if stopping is not None and where == 0 and subject in looks:
@@ -324,3 +331,5 @@ class _Cluster:
         seconds = link.kv_bytes_per_token * tokens / link.bandwidth_bytes_per_s
         self.link_free_s[which] = start + seconds
         heapq.heappush(self.events, (start + seconds + link.added_s(tokens), ARRIVES, request, 1))
+        if link.holds_slots:
+            heapq.heappush(self.events, (start + seconds + link.latency_s, SENT, request, number))

@@ -18,8 +18,9 @@ The rules (:mod:`meshplan.planner.serving.simulation.reference` applies the same
    max_batched_tokens − v·⌈n/w⌉ prompt tokens, v = verified_tokens. No prompt takes more than the budget of one batch,
    all together no more than that of all. Started prompts go first. Without chunked prefill, iterations only prefill
    while there is something to prefill; prompts are taken whole within the budget and cut only if they exceed all of it.
-6. The iteration that ends a prefill yields the first token. A PREFILL worker releases the request then; at a DECODE
-   worker it arrives with its KV cache and the first token, and decodes from the next iteration on.
+6. The iteration that ends a prefill yields the first token. A PREFILL worker releases the request then, its slot where
+   the engine says so when its KV cache has been sent; at a DECODE worker it arrives with its KV cache and the first
+   token, and decodes from the next iteration on.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Worker(DecodeBatch):
         role: see :class:`Role`.
         on_leave: called with a request and the time at which the worker is done with it.
         pauses: :meth:`run` returns whenever a request leaves.
+        holds_slots: a request that leaves to decode elsewhere keeps its slot until :meth:`sent`.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Worker(DecodeBatch):
         role: Role,
         on_leave: Leave | None = None,
         pauses: bool = False,
+        holds_slots: bool = False,
     ) -> None:
         super().__init__(
             state,
@@ -78,6 +81,7 @@ class Worker(DecodeBatch):
         )
         self.cost, self.role = cost, role
         self.on_leave, self.pauses, self.has_left = on_leave, pauses, False
+        self.holds_slots, self.num_sending = holds_slots, 0
         self.is_chunked = limits.chunked_prefill
         answers = role is not Role.PREFILL
         cached = limits.prefix_caching
@@ -120,6 +124,19 @@ class Worker(DecodeBatch):
             self.state.found_tokens[request] = self.prefixes.find(request)
         self.wake_s = self.clock if not self.is_idle else max(self.clock, self.next_arrival)
 
+    def sent(self, now: float) -> None:
+        """The KV cache of a request that has left is at its decode worker: its slot is free."""
+        if self._waits_for_slots:
+            self.clock = max(self.clock, now)
+        self.num_sending -= 1
+        if not self.is_idle:
+            self.wake_s = self.clock
+
+    @property
+    def _waits_for_slots(self) -> bool:
+        """Every slot is that of a request whose KV cache is on its way."""
+        return self.num_sending >= self.slots and not (self.num_decoding or self.prefilling)
+
     @property
     def is_idle(self) -> bool:
         """Nothing runs and nothing has arrived."""
@@ -140,8 +157,8 @@ class Worker(DecodeBatch):
                     return
                 self.clock = self.next_arrival
                 continue
-            if self.clock >= until_s:
-                self.wake_s = self.clock
+            if self.clock >= until_s or self._waits_for_slots:
+                self.wake_s = math.inf if self._waits_for_slots else self.clock
                 return
             if self.waiting:
                 is_empty = not (self.num_decoding or self.prefilling or self.ready)
@@ -247,7 +264,7 @@ class Worker(DecodeBatch):
             entry[1] = done + chunk
             if entry[1] == entry[2]:
                 ended.append(entry)
-        ready, state, slots = self.ready, self.state, self.slots - self.num_decoding
+        ready, state, slots = self.ready, self.state, self.slots - self.num_decoding - self.num_sending
         while ready and left and len(self.prefilling) < slots:
             request = state.by_rank[ready[0]]
             length = state.input_length[request] + state.generated[request]
@@ -322,6 +339,7 @@ class Worker(DecodeBatch):
     def _leave(self, request: int, end: float) -> None:
         self.state.finish_s[request] = end
         self.has_left = True
+        self.num_sending += self.holds_slots and self.state.output_length[request] > 1
         if len(self.records) > MOST_RECORDS:
             self.pack()
         if self.on_leave is not None:

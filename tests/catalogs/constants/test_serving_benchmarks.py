@@ -12,10 +12,13 @@ from meshplan.catalogs.constants.serving_benchmarks import (
     BenchmarkRun,
     BenchmarkServer,
     benchmark_servers,
+    expert_parallel,
+    router_in,
+    settings_of,
     spreads_attention,
     started_as,
 )
-from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.config import Role, Router
 
 RUN = BenchmarkRun(
     title="a dump of InferenceX",
@@ -39,7 +42,7 @@ SOURCES = tuple(
 @pytest.mark.parametrize("server", benchmark_servers(), ids=lambda server: f"{server.engine}-{server.source[-40:]}")
 def test_every_entry_names_an_engine_fields_and_conditions(server) -> None:
     assert server.engine in engine_recipes()
-    assert server.settings or server.spreads_attention
+    assert server.settings or server.spreads_attention or server.expert_parallel
     assert server.role in {role.value for role in Role}
     assert set(server.settings) <= {item.name for item in fields(EngineRecipe)}
     assert set(server.when) <= set(CONDITIONS)
@@ -109,3 +112,25 @@ def test_vllm_ranks_that_the_table_calls_tensor_parallel() -> None:
     assert not spreads_attention(recipe, replace(run, role="decode"))
     assert spreads_attention(recipe, replace(run, role="decode", tensor_parallel=16))
     assert not spreads_attention(recipe, replace(run, role="mixed"))
+
+
+def test_experts_are_split_where_the_scripts_say_so_whatever_the_table_prints() -> None:
+    recipe = engine_recipes()["trtllm"]
+    run = replace(RUN, role="prefill", precision="fp8", input_length=8192, attention_data_parallel=8, concurrency=32)
+    assert expert_parallel(recipe, run) == 1
+    assert started_as(recipe, run).max_num_seqs == 1
+    assert expert_parallel(recipe, replace(run, precision="nvfp4")) is None
+    assert expert_parallel(recipe, replace(run, role="decode")) is None
+
+
+def test_a_limit_that_equals_the_default_is_still_one_that_the_scripts_set() -> None:
+    recipe = engine_recipes()["vllm"]
+    decode = replace(RUN, device="gb200", model="moonshotai/Kimi-K2.5", tensor_parallel=4, role="decode")
+    assert settings_of(recipe, decode) == {"max_num_seqs": recipe.max_num_seqs}
+    assert settings_of(recipe, replace(decode, input_length=8192)) == {"max_num_seqs": 16}
+    assert not settings_of(recipe, replace(decode, tensor_parallel=16))
+
+
+def test_disaggregated_runs_of_the_public_benchmark_are_routed_in_turn() -> None:
+    assert Router(router_in("silicon_sample.csv (InferenceX DB dump)")) is Router.ROUND_ROBIN
+    assert router_in("Mooncake performance pages") is None

@@ -146,6 +146,21 @@ def test_constants_enter_where_they_say(llama: ModelShape, machine: Machine) -> 
     assert eager.step_cost(replace(plain, launch_s_per_layer=1e-3)).decode_s(8) > base.decode_s(8) + 0.07
 
 
+def test_latent_layers_are_launched_at_a_time_of_their_own(
+    llama: ModelShape, deepseek: ModelShape, machine: Machine
+) -> None:
+    for shape, own, other in (
+        (llama, "launch_s_per_layer", "launch_s_per_latent_layer"),
+        (deepseek, "launch_s_per_latent_layer", "launch_s_per_layer"),
+    ):
+        worker, plain = worker_of(shape, machine), ServingConstants(host_step_s=0.0)
+        slow = worker.step_cost(replace(plain, **{own: 1e-2}))
+        assert slow.prefill_least_s == pytest.approx(1e-2 * shape.num_hidden_layers)
+        assert (
+            worker.step_cost(replace(plain, **{other: 1e-2})).prefill_least_s == worker.step_cost(plain).prefill_least_s
+        )
+
+
 def test_launch_and_device_time_join_smoothly(llama: ModelShape, machine: Machine) -> None:
     """Neither hides the other from a fit: near each other both count, far apart the longer one does."""
     plain = ServingConstants(host_step_s=0.0, launch_s_per_layer=0.0)

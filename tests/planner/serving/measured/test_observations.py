@@ -17,6 +17,7 @@ from meshplan.planner.serving.measured.exclusions import exclusions
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.workloads import recorded_traces
+from meshplan.planner.serving.problem.config import Router
 from meshplan.planner.serving.problem.requests import Sampling
 from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.machines import MachineReader, read_rows
@@ -156,3 +157,21 @@ def test_a_published_checkpoint_in_fp8_has_the_formats_of_its_config(reader: Mac
     assert formats("Qwen/Qwen3-32B-FP8") == ("fp8_block", "fp8_block")
     assert formats("meta-llama/Llama-3.1-405B-Instruct-FP8") == ("bf16", "fp8")
     assert formats("Qwen/Qwen3-32B-FP8", quantization={"gemm": "fp8"}) == formats("mine") == ("fp8", "fp8")
+
+
+def test_disaggregated_servers_are_read_with_the_flags_of_their_scripts(reader: MachineReader) -> None:
+    """Slots, split experts and the router of a public run; other sources keep what the row prints."""
+    name = "aicsil-dsr1_b200_trtllm_fp8_disagg_8192x1024_c128_cfg549"
+    row = copy.deepcopy(dict(next(row for row in ROWS if row["id"] == name)))
+    run = served_run(row, reader)
+    prefill, decode = run.config.pools
+    assert run.config.router is Router.ROUND_ROBIN
+    assert (prefill.layout.expert_parallel, prefill.layout.expert_tensor_parallel) == (1, 8)
+    assert (prefill.limits.max_num_seqs, prefill.limits.max_batched_tokens, decode.limits.max_num_seqs) == (
+        8,
+        8320,
+        128,
+    )
+    row["source"] = {"title": "another table"}
+    other = served_run(row, reader)
+    assert (other.config.router, other.config.pools[0].layout.expert_parallel) == (Router.LEAST_LOADED, 8)

@@ -216,6 +216,40 @@ def test_a_decode_server_that_reads_the_prompt_delays_its_own_request_and_no_oth
     assert reading.transfer_s(400) == pytest.approx(0.4 + SLOW_LINK.transfer_s(400))
 
 
+def test_a_slot_that_is_held_until_the_cache_has_arrived_is_one_prompt_at_a_time() -> None:
+    """With one slot, prefills and transfers take turns; with slots for all, or instant links, nothing changes."""
+    num, tokens = 12, 100
+    requests = Requests(arrival_s=np.zeros(num), input_length=np.full(num, tokens), output_length=np.full(num, 3))
+    holding = replace(SLOW_LINK, holds_slots=True)
+    system = disaggregated(link=holding)
+    one = replace(system.pools[0], limits=replace(LIMITS, max_num_seqs=1))
+    run = simulate_system(requests, replace(system, pools=(one, system.pools[1])))
+    prefill_s = COST.step_s(0, 0.0, 1, tokens, tokens * (tokens + 1) / 2)
+    each = prefill_s + holding.transfer_s(tokens)
+    assert np.sort(run.first_token_s).tolist() == pytest.approx((np.arange(num) * each + prefill_s).tolist())
+    assert run.is_served.all()
+    plain = simulate_system(requests, disaggregated())
+    assert simulate_system(requests, system).finish_s.tolist() == plain.finish_s.tolist()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), slots=st.integers(1, 4), concurrency=st.sampled_from([None, 5]))
+def test_no_more_requests_are_prefilled_or_sent_at_once_than_slots(
+    seed: int, slots: int, concurrency: int | None
+) -> None:
+    """Counted from the run alone: a request is there from its admission until a link of one cache at a time sent it."""
+    requests = random_requests(seed, 30, rate_per_s=200.0, concurrency=concurrency, shortest_output=2)
+    system = disaggregated(link=replace(SLOW_LINK, holds_slots=True))
+    few = replace(system.pools[0], limits=replace(LIMITS, max_num_seqs=slots))
+    run = simulate_system(requests, replace(system, pools=(few, system.pools[1])))
+    assert run.is_served.all()
+    free_s, events = 0.0, []
+    for i in np.argsort(run.first_token_s, kind="stable"):
+        free_s = max(free_s, run.first_token_s[i]) + 1e5 * requests.input_length[i] / 1e9
+        events += [(free_s + SLOW_LINK.latency_s - 1e-12, -1), (run.admitted_s[i], 1)]
+    assert np.cumsum([change for _, change in sorted(events)]).max() <= slots
+
+
 def test_gaps_of_disaggregated_pools_include_the_transfer() -> None:
     requests = random_requests(7, 60, rate_per_s=3.0)
     for hidden in (False, True):
