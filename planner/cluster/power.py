@@ -116,7 +116,7 @@ def energy_over_limit_s(constants: PowerConstants, work: DeviceWork, seconds: Fl
 
     >>> busy = DeviceWork(wide_s=np.zeros(1), narrow_s=np.zeros(1), compute_s=np.ones(1))
     >>> energy_over_limit_s(PowerConstants(), busy, np.array([1.0, 2.0, 4.0])).round(2).tolist()
-    [0.99, 1.77, 2.98]
+    [0.99, 1.84, 2.99]
     """
     return np.asarray(seconds * power_share(constants, work.times(1.0 / np.asarray(seconds))))
 

@@ -118,13 +118,13 @@ def search_plans(
     network = problem.machine.network
     if network is None or (network.is_uniform and order is None):
         solution, search = search_degrees(problem, keep=keep, budget=budget, on_progress=on_progress)
-        solution = settle_ties(search, solution)
+        solution = settle_ties(search, solution, budget)
         placement = None if solution.assignment is None else place_config(problem, solution.assignment.config)
         return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
     if order is not None:
         fixed = placed_problem(problem, order)
         solution, search = search_degrees(fixed, keep=keep, budget=budget, on_progress=on_progress)
-        solution = settle_ties(search, solution)
+        solution = settle_ties(search, solution, budget)
         placement = None if solution.assignment is None else given(problem, solution.assignment.config, order)
         return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
     spend = budget or Budget()

@@ -34,13 +34,17 @@ than the simplest found. Splits of the layers other than the usual one count onl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.arrays import BoolArray, FloatArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Solution, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import candidates_of
@@ -149,15 +153,25 @@ class _SimplestTie(Incumbents):
         self.chosen = scored_row(self.problem, batch, row, objective, step_s, safe)
 
 
-def settle_ties(search: DegreeSearch, solution: Solution[ScoredConfig]) -> Solution[ScoredConfig]:
-    """The solution with the simplest of the plans that tie with it, which then leads ``search.best``."""
+def settle_ties(
+    search: DegreeSearch, solution: Solution[ScoredConfig], budget: Budget | None = None
+) -> Solution[ScoredConfig]:
+    """The solution with the simplest of the plans that tie with it, which then leads ``search.best``.
+
+    Args:
+        search: that found it.
+        solution: its best plan.
+        budget: what is left of it. Once it is spent, or with Ctrl-C, the simplest seen until then is taken.
+    """
     if solution.assignment is None or solution.bound is None:
         return solution
     limit = solution.bound / (1.0 - TIE_WIDTH)
     if solution.assignment.objective > limit:  # not even the best is proven within the width: what ties with the best
         limit = solution.assignment.objective / (1.0 - TIE_WIDTH)
     ties = _SimplestTie(search, limit)
-    again = DegreeSearch(search.problem, incumbents=ties, space=search.space, usual_splits=True).run()
+    wall, cpu, budget = time.perf_counter(), time.process_time(), budget or Budget()
+    with budget.keeping(), suppress(SolverError):  # out of budget before another tie was met: one is known
+        DegreeSearch(search.problem, incumbents=ties, space=search.space, usual_splits=True).run(budget)
     chosen = ties.chosen
     others = (scored for scored in search.best if scored.config != chosen.config)
     search.incumbents.best = [chosen, *others][: search.incumbents.keep]
@@ -167,6 +181,6 @@ def settle_ties(search: DegreeSearch, solution: Solution[ScoredConfig]) -> Solut
         objective=chosen.objective,
         gap=relative_gap(chosen.objective, solution.bound),
         status=status_of(chosen.objective, solution.bound, tolerance=TIE_WIDTH),
-        wall_s=solution.wall_s + again.wall_s,
-        cpu_s=solution.cpu_s + again.cpu_s,
+        wall_s=solution.wall_s + time.perf_counter() - wall,
+        cpu_s=solution.cpu_s + time.process_time() - cpu,
     )

@@ -17,9 +17,9 @@ from meshplan.cli.web.settings import Settings
 # Takes many seconds to prove; a plan is found in the first.
 LONG = {
     "kind": "training",
-    "model": "llama-3.1-405b",
+    "model": "deepseek-v3",
     "cluster": {"nodes": [{"type": "dgx-h100", "count": 1280}]},
-    "workload": {"sequence_length": 8192, "global_batch_size": 2560},
+    "workload": {"sequence_length": 4096, "global_batch_size": 15360},
 }
 
 

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from core_cases import DENSE, MOE, configured, problem_of
 
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.search.ties import complexity
+from meshplan.planner.training.search.degrees import search_degrees
+from meshplan.planner.training.search.report import TIE_WIDTH
+from meshplan.planner.training.search.ties import complexity, settle_ties
 
 Choices = dict[str, Any]
 
@@ -50,3 +53,16 @@ def test_the_expert_takes_the_first(name: str) -> None:
     problem = problem_of(shape, num_devices=8, global_batch_size=8)
     problem = replace(problem, machine=replace(problem.machine, domain_size=4))
     assert rank(problem, configured(problem, **first)) < rank(problem, configured(problem, **other))
+
+
+@pytest.mark.parametrize("stopped", ["Ctrl-C", "time"])
+def test_what_is_found_is_kept_when_the_search_for_ties_is_cut_short(stopped: str) -> None:
+    solution, search = search_degrees(problem_of(DENSE, num_devices=4, global_batch_size=8))
+    budget = Budget(time_limit_s=0.0 if stopped == "time" else None)
+    if stopped == "Ctrl-C":
+        budget.interrupt()
+    settled = settle_ties(search, solution, budget)
+    assert solution.objective is not None
+    assert settled.objective is not None
+    assert settled.objective <= solution.objective / (1.0 - TIE_WIDTH)
+    assert settled.bound == solution.bound
