@@ -117,8 +117,8 @@ def _experts(row: Row) -> str:
     return f"{row['expert_parallel']}×{tensor}" if tensor > 1 else str(row["expert_parallel"])
 
 
-# Objective → the metric that its plans are compared by beside their step.
-COST_METRICS = {"energy": "energy_j_per_step", "usd_per_run": "usd_per_run"}
+# Objective → the metric that its plans are compared by beside their step, and its word.
+COSTS = {"energy": ("energy_j_per_step", "joules"), "usd_per_run": ("usd_per_run", "money")}
 
 
 def _kwh(joules: float) -> str:

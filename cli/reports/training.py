@@ -9,7 +9,7 @@ from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
 from meshplan.cli.reports import mixed
 from meshplan.cli.reports.configuration import (
-    COST_METRICS,
+    COSTS,
     TOP_COLUMNS,
     config_text,
     layers_text,
@@ -209,7 +209,7 @@ def _judged(plan: Plan, row: Mapping[str, Any]) -> Row:
 
 
 def _metric(plan: Plan) -> str:
-    return COST_METRICS.get(str(plan.spec.get("objective")), _RATE)
+    return COSTS.get(str(plan.spec.get("objective")), (_RATE, ""))[0]
 
 
 def _filled(plan: Plan) -> float:
@@ -386,7 +386,7 @@ def alternatives_section(plan: Plan, width: int) -> str:
 
 def cost_title(plan: Plan) -> str:
     """What is minimised, where it is neither time nor devices; empty otherwise."""
-    return {"energy": "joules", "usd_per_run": "money"}.get(str(plan.spec.get("objective")), "")
+    return COSTS.get(str(plan.spec.get("objective")), (_RATE, ""))[1]
 
 
 def reason_text(row: Row) -> str:

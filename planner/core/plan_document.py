@@ -117,8 +117,20 @@ class CertificateDocument(Closed):
     checks: list[CheckDocument]
 
 
+class RejectedDocument(Section):
+    """Ways that were not taken, for one reason."""
+
+    reason: Text
+    count: Count
+    example: Text | None = None
+
+
 class PlanDocument(Section):
-    """The fields that every plan has; see :class:`meshplan.planner.core.plan.Plan`."""
+    """The fields that every plan has; see :class:`meshplan.planner.core.plan.Plan`.
+
+    Kinds narrow some of them, where pydantic holds a document against the narrower form. A type checker takes fields
+    for attributes that anybody may set to what the base allows, so that each of these lines is told to be ignored.
+    """
 
     plan_id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
     kind: Name

@@ -15,6 +15,7 @@ from meshplan.planner.core.plan_document import (
     PartDocument,
     PlanDocument,
     Positive,
+    RejectedDocument,
     Section,
     Share,
     SolutionDocument,
@@ -109,12 +110,6 @@ class _Row(Closed):
     memory_bound_bytes: Share
 
 
-class _Rejected(Section):
-    reason: Text
-    count: Count
-    example: Text | None = None
-
-
 class _Change(Section):
     change: Text
 
@@ -143,7 +138,7 @@ class DiffusionPlanDocument(PlanDocument):
     memory: _Memory | Nothing  # type: ignore[assignment]
     breakdown: list[PartDocument]  # type: ignore[assignment]
     alternatives: list[_Row]  # type: ignore[assignment]
-    rejected: list[_Rejected]  # type: ignore[assignment]
+    rejected: list[RejectedDocument]  # type: ignore[assignment]
     solution: _Solution
 
     @model_validator(mode="after")

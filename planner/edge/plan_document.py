@@ -15,6 +15,7 @@ from meshplan.planner.core.plan_document import (
     PartDocument,
     PlanDocument,
     Positive,
+    RejectedDocument,
     Section,
     Share,
     SolutionDocument,
@@ -68,12 +69,6 @@ class _Row(Closed):
     memory_bytes: Share
 
 
-class _Rejected(Section):
-    reason: Text
-    count: Count
-    example: Text | None = None
-
-
 class _Change(Section):
     change: Text
     label: Text = ""
@@ -98,7 +93,7 @@ class EdgePlanDocument(PlanDocument):
     provenance: _Provenance  # type: ignore[assignment]
     breakdown: list[PartDocument]  # type: ignore[assignment]
     alternatives: list[_Row]  # type: ignore[assignment]
-    rejected: list[_Rejected]  # type: ignore[assignment]
+    rejected: list[RejectedDocument]  # type: ignore[assignment]
     solution: _Solution
 
     @model_validator(mode="after")

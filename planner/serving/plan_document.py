@@ -18,6 +18,7 @@ from meshplan.planner.core.plan_document import (
     PartDocument,
     PlanDocument,
     Positive,
+    RejectedDocument,
     Section,
     Share,
     SolutionDocument,
@@ -233,12 +234,6 @@ class _Ranked(Section):
     reason: Text
 
 
-class _Rejected(Section):
-    reason: Text
-    count: Count
-    example: Text | None = None
-
-
 class _Miss(Section):
     limit: Text
     excess_text: Text
@@ -419,7 +414,7 @@ class ServingPlanDocument(PlanDocument):
     provenance: _Provenance  # type: ignore[assignment]
     solution: _Solution
     alternatives: list[_Ranked]  # type: ignore[assignment]
-    rejected: list[_Rejected]  # type: ignore[assignment]
+    rejected: list[RejectedDocument]  # type: ignore[assignment]
     answer: _Answer | None = None  # type: ignore[assignment]
 
     @model_validator(mode="after")

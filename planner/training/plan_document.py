@@ -310,8 +310,6 @@ class _FarApart(Closed):
 class TrainingPlanDocument(PlanDocument):
     """A plan of the kind ``training``."""
 
-    # The base takes any JSON here. pydantic lets a model narrow its fields; a type checker takes them for attributes
-    # that somebody may set.
     spec: TrainingSpec  # type: ignore[assignment]
     config: ConfigDocument | MixedConfigDocument | Nothing  # type: ignore[assignment]
     memory: _Memory | Nothing  # type: ignore[assignment]

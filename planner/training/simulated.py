@@ -9,26 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.training.estimator.candidates import chunk_classes
-from meshplan.planner.training.estimator.priced import candidates_of
-from meshplan.planner.training.estimator.step import TrainingModel
+from meshplan.planner.training.estimator.priced import candidates_of, training_model
 from meshplan.planner.training.pipeline.lookup import UNFLUSHED, nominal_times, pipeline_order, weight_gradient_share
 from meshplan.planner.training.pipeline.simulation import ChunkTimes, Simulated, simulate
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
 
-def _model(problem: TrainingProblem, config: TrainingConfig) -> TrainingModel:
-    return TrainingModel(
-        shape=problem.shape,
-        machine=problem.machine,
-        workload=problem.workload,
-        candidates=candidates_of(problem, config),
-        calibration=problem.calibration,
-    )
-
-
 def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simulated:
     """The simulated schedule of a configuration, from the estimator's chunk times, without messages between stages."""
-    model = _model(problem, config)
+    model = training_model(problem, candidates_of(problem, config))
     p, v = config.pipeline_parallel, config.virtual_pipeline_stages
     seconds, shares = [], []
     for chunk in chunk_classes(problem.shape, model.candidates.split):
@@ -48,7 +37,7 @@ def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simu
 
 def simulated_step_s(problem: TrainingProblem, config: TrainingConfig) -> float:
     """Step time with the pipeline's part from the simulation and everything else from the estimator, s."""
-    estimate = _model(problem, config).estimate()
+    estimate = training_model(problem, candidates_of(problem, config)).estimate()
     run = simulated_pipeline(problem, config)
     pipeline = run.unflushed_s if config.pipeline_schedule in UNFLUSHED else run.flushed_s
     return float(estimate.step_s[0] - estimate.pipeline_s[0]) + pipeline

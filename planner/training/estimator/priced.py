@@ -94,16 +94,21 @@ def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidate
     return Candidates(split=split, **columns)
 
 
-def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
-    """Time and memory of one configuration, by name."""
-    batch = candidates_of(problem, config)
-    model = TrainingModel(
+def training_model(problem: TrainingProblem, batch: Candidates) -> TrainingModel:
+    """The estimator of a batch of candidates of a problem."""
+    return TrainingModel(
         shape=problem.shape,
         machine=problem.machine,
         workload=problem.workload,
         candidates=batch,
         calibration=problem.calibration,
     )
+
+
+def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
+    """Time and memory of one configuration, by name."""
+    batch = candidates_of(problem, config)
+    model = training_model(problem, batch)
     estimate = model.estimate()
     stages = tuple(
         StageBytes(

@@ -25,8 +25,7 @@ from meshplan.planner.training.estimator.energy import board_limit_w, energy_j, 
 from meshplan.planner.training.estimator.flops import forward_flops_per_token
 from meshplan.planner.training.estimator.operators.attention import kernel_of
 from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, attention_peak_flops_per_s, gemm_curve
-from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.estimator.step import TrainingModel
+from meshplan.planner.training.estimator.priced import price, training_model
 from meshplan.planner.training.problem.expert_load import leaving_load
 from meshplan.planner.training.problem.problem import (
     TrainingConfig,
@@ -71,13 +70,7 @@ class Objective:
     def estimated(self, batch: Candidates) -> tuple[TrainingEstimate, FloatArray]:
         """What candidates take, without their memory, and f of each, [n]."""
         problem = self.problem
-        model = TrainingModel(
-            shape=problem.shape,
-            machine=problem.machine,
-            workload=problem.workload,
-            candidates=batch,
-            calibration=problem.calibration,
-        )
+        model = training_model(problem, batch)
         estimate = model.estimate(with_memory=False)
         if problem.objective is TrainingObjective.ENERGY:
             work = step_work(problem, model)

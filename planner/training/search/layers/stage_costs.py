@@ -16,6 +16,7 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, layer_kinds
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.priced import training_model
 from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.choice import Recompute
@@ -32,17 +33,6 @@ from meshplan.planner.training.search.memory_savers import takes_blocks
 
 # Numbers of layers of a stage for which times are tabulated.
 MOST_COUNTS = 24
-
-
-def training_model(problem: TrainingProblem, batch: Candidates) -> TrainingModel:
-    """The estimator of a batch."""
-    return TrainingModel(
-        shape=problem.shape,
-        machine=problem.machine,
-        workload=problem.workload,
-        candidates=batch,
-        calibration=problem.calibration,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,9 @@ def test_sorting_takes_about_what_pull_requests_print(
 def test_greedy_is_free_and_only_old_releases_sort() -> None:
     recipes = engine_recipes()
     assert sampling_cost(recipes["vllm-2025"], None) is None
-    sorts = {name for name, recipe in recipes.items() if sampling_cost(recipe, NUCLEUS).sorted_logits_per_s}  # type: ignore[union-attr]
+    costs = {name: sampling_cost(recipe, NUCLEUS) for name, recipe in recipes.items()}
+    sorts = {name for name, cost in costs.items() if cost is not None and cost.sorted_logits_per_s}
+    assert None not in costs.values()
     assert sorts == {"vllm-v0", "vllm-2025", "vllm-0.14"}
     penalised = sampling_cost(recipes["vllm-2025"], Sampling(penalties=True))
     assert penalised is not None

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe, TimeConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.training.estimator.candidates import Candidates
-from meshplan.planner.training.estimator.priced import candidates_of, price
-from meshplan.planner.training.estimator.step import TrainingModel, estimate_training
+from meshplan.planner.training.estimator.priced import candidates_of, price, training_model
+from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import Phase, TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.switches import Launches, TrainingPractice
 from meshplan.planner.training.search.objective import work_device_s
@@ -335,13 +335,7 @@ def test_classes_of_stages_held_as_one_are_what_each_is_alone(question: Question
     if block:
         config = replace(config, activation_recompute="block", recompute_num_layers=block)
     batch = candidates_of(problem, config)
-    model = TrainingModel(
-        shape=problem.shape,
-        machine=problem.machine,
-        workload=problem.workload,
-        candidates=batch,
-        calibration=problem.calibration,
-    )
+    model = training_model(problem, batch)
     classes = batch.split.classes
     for stage, figures, memory in zip(classes, model.figures(classes), model.memory.stages(), strict=True):
         (alone,), own = model.figures([stage]), model.memory.stage(stage)

@@ -12,10 +12,10 @@ from degree_brute_force import layer_splits
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.priced import training_model
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.every_split import all_sizes, every_split_s
-from meshplan.planner.training.search.layers.stage_costs import training_model
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
 from meshplan.planner.training.search.templates import make_templates, pipeline_splits, template_candidates
 

@@ -11,13 +11,14 @@ from core_cases import DENSE, MOE, problem_of
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.candidates import PipelineSplit, split_layers
+from meshplan.planner.training.estimator.priced import training_model
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.least_recompute import (
     fewest_in_flight,
     least_recompute_s,
     least_recomputed,
 )
-from meshplan.planner.training.search.layers.stage_costs import SplitCosts, training_model
+from meshplan.planner.training.search.layers.stage_costs import SplitCosts
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
 from meshplan.planner.training.search.templates import make_templates, pipeline_splits, template_candidates
 
