@@ -27,6 +27,7 @@ from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.encoders.sound import CrossAttention
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
+from meshplan.planner.serving.estimator.grouped_rows import GROUPED_SCHEME, SKIPPING, rows_computed
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.estimator.mixing.attention import ATTENTION_KERNELS, SoftmaxAttention
 from meshplan.planner.serving.estimator.mixing.mixers import NORM_ELEMENTS, Mixers
@@ -54,6 +55,7 @@ class WorkerParts:
         all_reduce: engine whose all-reduce kernels are called; empty for its own.
         experts: routing and the places of experts; None prices the skew that kernels were timed with.
         state_updates_per_s: elements of Mamba-2's states that the engine's kernel updates a second at most.
+        expert_block_rows: rows of a block of the engine's grouped product of experts; 0: kernels as they were timed.
         sampling: how tokens are drawn; None: every token is the likeliest one.
     """
 
@@ -66,6 +68,7 @@ class WorkerParts:
     all_reduce: str = ""
     experts: ExpertRouting | None = None
     state_updates_per_s: float = math.inf
+    expert_block_rows: int = 0
     sampling: SamplingCost | None = None
 
     @cached_property
@@ -171,8 +174,25 @@ class WorkerParts:
             top_k=moe.num_experts_per_token,
             num_experts=slots,
             local_experts=slots / layout.expert_parallel,
+            rows=self._expert_rows(tokens) if traffic is None else None,
         )
         return price() if traffic is None else traffic.mean_over_layers(lambda factor: price(load_factor=factor))
+
+    def _expert_rows(self, tokens: FloatArray) -> FloatArray | None:
+        """Rows that grouped products of one layer compute on a device; None where kernels are as they were timed."""
+        moe, block = self.shape.moe, self.expert_block_rows
+        if moe is None or not block or self.quantization.experts != GROUPED_SCHEME:
+            return None
+        if moe.expert_intermediate_size % (block * self.layout.expert_tensor_parallel):
+            return None  # a product that cannot be cut into such blocks runs as it was timed
+        return rows_computed(
+            tokens,
+            top_k=moe.num_experts_per_token,
+            num_experts=moe.num_experts,
+            local_experts=moe.num_experts / self.layout.expert_parallel,
+            block_rows=block,
+            skips_empty=self.machine.device.architecture == SKIPPING,
+        )
 
     def expert_exchange_s(self, tokens: FloatArray) -> FloatArray:
         """Dispatch and combine of one layer; ``tokens`` of all ranks of a stage."""
