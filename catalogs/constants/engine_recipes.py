@@ -53,6 +53,7 @@ class EngineRecipe:
         state_updates_per_s: generation of devices → elements of Mamba-2's states that a device updates a second where
             the kernel's launch shape allows fewer than the memory does; others are bound by memory.
         tuned_state_elements: elements of one head's state for which launch shapes were tuned, so that memory binds.
+        expert_kernels: framework of the surfaces of fused experts that were timed with a release of these; empty: none.
         expert_block_rows: rows of a block of the grouped products in which experts in fp8 blocks are multiplied, over
             as many rows as there could be at most; 0 where kernels compute what there is.
         sorted_logits_per_s: logits that top-p sorts a second, where the engine sorts the whole vocabulary for it.
@@ -87,6 +88,7 @@ class EngineRecipe:
     all_reduce: str = ""
     state_updates_per_s: Mapping[str, float] = field(default_factory=dict)
     tuned_state_elements: tuple[int, ...] = ()
+    expert_kernels: str = ""
     expert_block_rows: int = 0
     sorted_logits_per_s: float | None = None
     penalty_bytes: float = 12.0

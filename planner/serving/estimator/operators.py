@@ -109,10 +109,13 @@ class Operators:
     Args:
         device: the accelerator.
         engine: whose kernels are priced where they differ: ``vllm``, ``sglang``, ``trtllm``.
+        expert_kernels: name of the surfaces of fused experts that were timed with the engine's release itself; empty:
+            where there are none, the fastest for few tokens, the engine's newest for many.
     """
 
     device: Device
     engine: str
+    expert_kernels: str = ""
 
     def _own(self, name: str) -> float:
         """Measured over predicted time of a class of operators on this device; 1 where nothing was measured."""
@@ -285,10 +288,14 @@ class Operators:
     ) -> FloatArray | None:
         """Fused experts: the fastest kernel measured on the device for few tokens, the engine's own for many.
 
-        Engines choose special kernels for decode batches, which the tables of a single engine often lack. Grouped
-        products (DeepGEMM) are no engine's own, and were timed inside one. None without any table.
+        Engines choose special kernels for decode batches, which the tables of a single engine often lack. A release
+        that was timed itself has its own times. Grouped products (DeepGEMM) are no engine's own, and were timed inside
+        one. None without any table.
         """
         for kernel in _EXPERT_KERNELS.get(scheme, ()):
+            timed = expert_surface(measured_as(self.device), kernel, self.expert_kernels)
+            if timed is not None and not is_grouped:
+                return np.maximum.accumulate(timed.time_s(tokens, **sizes))
             fastest = expert_surface(measured_as(self.device), kernel)
             if fastest is None:
                 continue

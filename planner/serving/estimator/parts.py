@@ -55,6 +55,7 @@ class WorkerParts:
         all_reduce: engine whose all-reduce kernels are called; empty for its own.
         experts: routing and the places of experts; None prices the skew that kernels were timed with.
         state_updates_per_s: elements of Mamba-2's states that the engine's kernel updates a second at most.
+        expert_kernels: surfaces of fused experts that were timed with the engine's release; empty: none were.
         expert_block_rows: rows of a block of the engine's grouped product of experts; 0: kernels as they were timed.
         sampling: how tokens are drawn; None: every token is the likeliest one.
     """
@@ -68,13 +69,14 @@ class WorkerParts:
     all_reduce: str = ""
     experts: ExpertRouting | None = None
     state_updates_per_s: float = math.inf
+    expert_kernels: str = ""
     expert_block_rows: int = 0
     sampling: SamplingCost | None = None
 
     @cached_property
     def operators(self) -> Operators:
         """Operator times of the device."""
-        return Operators(device=self.machine.device, engine=self.engine)
+        return Operators(device=self.machine.device, engine=self.engine, expert_kernels=self.expert_kernels)
 
     @cached_property
     def mixers(self) -> Mixers:
