@@ -43,6 +43,7 @@ class EngineRecipe:
             and at most two for each request that may run; 0 where all of them are launched kernel by kernel.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
+        pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         receive_interval: decode iterations between two looks for new requests.
         batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
         batch_wait_share: share of the token budget at which that wait is over.
@@ -80,6 +81,7 @@ class EngineRecipe:
     quantized_kv_cache: str = "bf16"
     graphed_tokens: int = 0
     prepares_ahead: tuple[str, ...] = ()
+    pads_ranks: bool = False
     receive_interval: int = 1
     batch_wait_steps: int = 0
     batch_wait_share: float = 1.0

@@ -54,6 +54,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         all_reduce=site.recipe.all_reduce,
         graphed_tokens=site.recipe.graphed_tokens,
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
+        pads_ranks=site.recipe.pads_ranks,
         one_batch=site.recipe.one_batch,
         layout=pool.layout,
         limits=scheduled(pool, site.recipe, workload),
