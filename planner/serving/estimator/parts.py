@@ -27,7 +27,13 @@ from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.encoders.sound import CrossAttention
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
-from meshplan.planner.serving.estimator.grouped_rows import GROUPED_SCHEME, SKIPPING, rows_computed
+from meshplan.planner.serving.estimator.grouped_rows import (
+    GROUPED_SCHEME,
+    MULTIPLIED_ROWS,
+    SKIPPING,
+    most_rows,
+    used_rows,
+)
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.estimator.mixing.attention import ATTENTION_KERNELS, SoftmaxAttention
 from meshplan.planner.serving.estimator.mixing.mixers import NORM_ELEMENTS, Mixers
@@ -176,25 +182,24 @@ class WorkerParts:
             top_k=moe.num_experts_per_token,
             num_experts=slots,
             local_experts=slots / layout.expert_parallel,
-            rows=self._expert_rows(tokens) if traffic is None else None,
+            rows=self.expert_rows(tokens) if traffic is None else None,
         )
         return price() if traffic is None else traffic.mean_over_layers(lambda factor: price(load_factor=factor))
 
-    def _expert_rows(self, tokens: FloatArray) -> FloatArray | None:
-        """Rows that grouped products of one layer compute on a device; None where kernels are as they were timed."""
+    def expert_rows(self, tokens: FloatArray, *, multiplied: bool = False) -> FloatArray | None:
+        """Rows of grouped products of one layer that take time on a device, or that it multiplies; None where kernels
+        are as they were timed.
+        """
         moe, block = self.shape.moe, self.expert_block_rows
         if moe is None or not block or self.quantization.experts != GROUPED_SCHEME:
             return None
         if moe.expert_intermediate_size % (block * self.layout.expert_tensor_parallel):
             return None  # a product that cannot be cut into such blocks runs as it was timed
-        return rows_computed(
-            tokens,
-            top_k=moe.num_experts_per_token,
-            num_experts=moe.num_experts,
-            local_experts=moe.num_experts / self.layout.expert_parallel,
-            block_rows=block,
-            skips_empty=self.machine.device.architecture == SKIPPING,
-        )
+        top_k, local = moe.num_experts_per_token, moe.num_experts / self.layout.expert_parallel
+        if self.machine.device.architecture != SKIPPING:
+            return most_rows(tokens, top_k=top_k, local_experts=local, block_rows=block)
+        unit = MULTIPLIED_ROWS if multiplied else block
+        return used_rows(tokens, top_k=top_k, num_experts=moe.num_experts, local_experts=local, unit_rows=unit)
 
     def expert_exchange_s(self, tokens: FloatArray) -> FloatArray:
         """Dispatch and combine of one layer; ``tokens`` of all ranks of a stage."""

@@ -12,34 +12,37 @@ from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
 from meshplan.planner.cluster.machine import machine_of
-from meshplan.planner.serving.estimator.grouped_rows import rows_computed
+from meshplan.planner.serving.estimator.grouped_rows import most_rows, used_rows
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.problem.config import EngineLimits, Layout
 from meshplan.planner.serving.problem.quantization import Quantization
 
 EXPERTS, TOP_K, BLOCK = 128, 8, 128
-SIZES: dict[str, Any] = {"top_k": TOP_K, "num_experts": EXPERTS, "block_rows": BLOCK}
 NODES = {"hopper": "dgx-h100", "blackwell": "dgx-b200"}
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 64, 512, 1500, 4096])
-def test_a_kernel_that_skips_computes_the_blocks_in_use(tokens: int) -> None:
+@pytest.mark.parametrize("unit", [64, BLOCK])
+def test_the_units_in_use_are_those_of_tokens_that_choose_by_themselves(tokens: int, unit: int) -> None:
     draw = np.random.default_rng(tokens)
     chosen = draw.random((24, tokens, EXPERTS)).argpartition(TOP_K, axis=2)[:, :, :TOP_K]
     counts = np.stack([np.bincount(each.ravel(), minlength=EXPERTS) for each in chosen])
-    blocks = np.ceil(counts / BLOCK).sum(axis=1).mean()
-    found = rows_computed(np.array([float(tokens)]), local_experts=EXPERTS, skips_empty=True, **SIZES)
-    assert found[0] == pytest.approx(BLOCK * blocks, rel=0.1)
+    units = np.ceil(counts / unit).sum(axis=1).mean()
+    found = used_rows(
+        np.array([float(tokens)]), top_k=TOP_K, num_experts=EXPERTS, local_experts=EXPERTS, unit_rows=unit
+    )
+    assert found[0] == pytest.approx(unit * units, rel=0.1)
 
 
 @pytest.mark.parametrize("local_experts", [16, 64])
-def test_one_that_does_not_has_room_for_every_choice_in_any_expert(local_experts: int) -> None:
+def test_at_most_every_expert_has_one_token_more_than_whole_blocks(local_experts: int) -> None:
     tokens = np.array([1.0, 8.0, 300.0, 8192.0])
-    found = rows_computed(tokens, local_experts=local_experts, skips_empty=False, **SIZES)
-    worst = tokens * TOP_K + local_experts * (BLOCK - 1)  # each expert one more than whole blocks
+    found = most_rows(tokens, top_k=TOP_K, local_experts=local_experts, block_rows=BLOCK)
+    worst = tokens * TOP_K + local_experts * (BLOCK - 1)
     assert np.all(found % BLOCK == 0)
     assert np.all((found >= worst) & (found < worst + BLOCK))
-    assert np.all(found >= rows_computed(tokens, local_experts=local_experts, skips_empty=True, **SIZES))
+    sizes: dict[str, Any] = {"top_k": TOP_K, "num_experts": EXPERTS, "local_experts": local_experts}
+    assert np.all(found >= used_rows(tokens, unit_rows=BLOCK, **sizes))
 
 
 def decode_s(catalog: Catalog, node: str, recipe: EngineRecipe | None, *, formats: str, running: int) -> float:
