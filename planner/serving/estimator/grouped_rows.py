@@ -7,7 +7,7 @@ tokens with k choices can need (``compute_aligned_M``; T is that of the whole gr
     rows = ⌈(T·k + E_d·(b − 1))/b⌉·b
 
 Blocks that no token uses are marked. Blackwell's kernel does not look: it multiplies them with the first expert's
-weights (``sm100_fp8_gemm_1d1d.cuh``). Hopper's skips them, so that blocks in use, of u = b rows, take the time. There two
+weights (``sm100_fp8_gemm_1d1d.cuh``). Hopper's skips them, so that blocks in use (u = b rows) take the time. There two
 warp groups multiply u = 64 rows of a block each, and one whose first row is unused does not (``is_computation_valid``):
 that saves power but hardly time, as the other goes on. Either way u·Σ_j P(N > j·u) rows of an expert that N tokens
 choose: 1 − (1 − k/E)^T for j = 0; for the others N is taken to be normal with mean and variance T·k/E, its
