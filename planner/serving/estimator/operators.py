@@ -337,7 +337,7 @@ class Operators:
         if rows is not None:
             tokens, load_factor = rows * groups / top_k, 1.0
         distinct = distinct_experts(tokens, top_k=top_k, num_experts=num_experts)
-        sizes = {
+        sizes: dict[str, Any] = {
             "hidden_size": hidden,
             "expert_size": max(round(width), 1),
             "top_k": top_k,
