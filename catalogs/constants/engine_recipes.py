@@ -43,6 +43,7 @@ class EngineRecipe:
             and at most two for each request that may run; 0 where all of them are launched kernel by kernel.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
+        pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         receive_interval: decode iterations between two looks for new requests.
         batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
         batch_wait_share: share of the token budget at which that wait is over.
@@ -53,6 +54,9 @@ class EngineRecipe:
         state_updates_per_s: generation of devices → elements of Mamba-2's states that a device updates a second where
             the kernel's launch shape allows fewer than the memory does; others are bound by memory.
         tuned_state_elements: elements of one head's state for which launch shapes were tuned, so that memory binds.
+        expert_kernels: framework of the surfaces of fused experts that were timed with a release of these; empty: none.
+        expert_block_rows: rows of a block of the grouped products in which experts in fp8 blocks are multiplied, over
+            as many rows as there could be at most; 0 where kernels compute what there is.
         sorted_logits_per_s: logits that top-p sorts a second, where the engine sorts the whole vocabulary for it.
         penalty_bytes: that penalties on repeated tokens move for each logit of a sequence.
         calibrated_as: name of the constants that it takes, where they are not its own.
@@ -77,6 +81,7 @@ class EngineRecipe:
     quantized_kv_cache: str = "bf16"
     graphed_tokens: int = 0
     prepares_ahead: tuple[str, ...] = ()
+    pads_ranks: bool = False
     receive_interval: int = 1
     batch_wait_steps: int = 0
     batch_wait_share: float = 1.0
@@ -85,6 +90,8 @@ class EngineRecipe:
     all_reduce: str = ""
     state_updates_per_s: Mapping[str, float] = field(default_factory=dict)
     tuned_state_elements: tuple[int, ...] = ()
+    expert_kernels: str = ""
+    expert_block_rows: int = 0
     sorted_logits_per_s: float | None = None
     penalty_bytes: float = 12.0
     calibrated_as: str = ""

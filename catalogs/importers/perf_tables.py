@@ -7,6 +7,7 @@ a whole. pyarrow is needed to read them: ``pip install 'meshplan[aiconfigurator]
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ SYSTEMS: Mapping[str, str] = {
 # A kernel takes between a tenth of a launch and a minute; seconds or microseconds in place of ms fall outside.
 _MIN_LATENCY_MS, _MAX_LATENCY_MS = 1e-4, 6e4
 _MAX_COUNT = 2**31
+TEXT_SUFFIX = ".txt"
 # Pairs of counts of which the first is never the greater one.
 _ORDERED = (("num_key_value_heads", "num_heads"), ("topk", "num_experts"), ("moe_ep_size", "num_experts"))
 
@@ -44,7 +46,8 @@ def data_folder(root: Path) -> Path:
     Raises:
         CatalogError: there is none.
     """
-    for folder in (root, root / "systems" / "data", root / "aiconfigurator_core" / "systems" / "data"):
+    packages = (root / "aiconfigurator_core", root / "aiconfigurator")
+    for folder in (root, root / "systems" / "data", *(package / "systems" / "data" for package in packages)):
         if any((folder / system).is_dir() for system in SYSTEMS):
             return folder
     raise CatalogError(
@@ -70,7 +73,7 @@ def read_perf_table(
     """The named columns of a table, and ``time_s`` made of its ``latency``.
 
     Args:
-        path: a parquet file.
+        path: a parquet file, or ``.txt`` with comma-separated columns as wheels of before 0.8 have it.
         texts: columns of text.
         counts: columns of whole numbers, not negative.
         optional: those of ``counts`` that older tables lack; they are zeros there.
@@ -78,7 +81,7 @@ def read_perf_table(
     Raises:
         CatalogError: pyarrow is not installed; unreadable; or malformed, then all problems are listed.
     """
-    table = _parquet(path)
+    table = _text_table(path) if path.suffix == TEXT_SUFFIX else _parquet(path)
     problems = [
         Problem(path="columns", message=f"no column {name!r}; the file has {', '.join(table)}")
         for name in (*texts, *counts, "latency")
@@ -172,6 +175,15 @@ def _parquet(path: Path, columns: list[str] | None = None) -> dict[str, list[Any
         return dict(parquet.read_table(path, columns=columns).to_pydict())
     except (OSError, pyarrow.ArrowException) as error:
         raise CatalogError(f"cannot read the table {path}: {error}") from error
+
+
+def _text_table(path: Path) -> dict[str, list[Any]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            rows = list(csv.DictReader(lines))
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise CatalogError(f"cannot read the table {path}: {error}") from error
+    return {name: [row[name] for row in rows] for name in rows[0] if name is not None} if rows else {}
 
 
 def _version(text: str) -> tuple[tuple[int, int], ...]:

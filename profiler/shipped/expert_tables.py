@@ -41,6 +41,14 @@ TEXTS = ("moe_dtype", "kernel_source", "distribution")
 # B200; all 8, which balanced routing reads, are 1.36 GB: 29 TB/s, where the device has 8. Two experts would be 7.3.
 IMPOSSIBLE = "moe_torch_flow_min_latency"
 POWER_LAW = "power_law_"
+# Tables of vLLM's releases of 2025: (folder of the older wheel, the oldest version there) → device.
+OLDER_TABLES: Mapping[tuple[str, str], str] = {
+    ("h100_sxm", "0.12.0"): "h100-sxm-80gb",
+    ("h200_sxm", "0.12.0"): "h200-sxm-141gb",
+    ("b200_sxm", "0.14.1"): "b200-sxm-180gb",
+}
+# What was run by vLLM's own Triton kernels; nvfp4 was FlashInfer's CUTLASS, as in newer tables.
+OLDER_KINDS = {"float16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
 # Fewer measurements are one model's; a surface of them would be asked for others.
 MIN_SAMPLES = 1100
 # Layers this long are bound by their products, so that half the work takes about half the time.
@@ -114,6 +122,21 @@ def expert_samples(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterat
                 found = samples.get(quantization)
                 if found is not None and len(found) >= MIN_SAMPLES:
                     yield device, framework, quantization, found
+
+
+def older_expert_samples(folder: Path) -> Iterator[tuple[str, str, ExpertSamples]]:
+    """(device, quantization, samples) of vLLM's kernels of 2025, from the wheel of ``aiconfigurator`` 0.7.0.
+
+    They lie in ``systems/data/SYSTEM/vllm/VERSION/moe_perf.txt``. All routing is skewed.
+    """
+    for (system, version), device in OLDER_TABLES.items():
+        columns = read_perf_table(folder / system / "vllm" / version / "moe_perf.txt", texts=TEXTS, counts=COUNTS)
+        found: dict[str, Times] = {}
+        for (kind, *_), times in plausible(_by_kernel(columns)).items():
+            found.setdefault(OLDER_KINDS.get(kind, ""), {}).update(times)
+        for quantization in ELEMENT_BYTES:
+            if len(found.get(quantization, ())) >= MIN_SAMPLES:
+                yield device, quantization, _samples(found[quantization], set(), f"vllm {version}")
 
 
 def unsplit(times: Times) -> bool:

@@ -2,7 +2,7 @@
 
 Run by hand when the tables change (they are not part of meshplan)::
 
-    python -m meshplan.profiler.shipped.fit_experts AICONFIGURATOR_CORE catalogs/seed
+    python -m meshplan.profiler.shipped.fit_experts AICONFIGURATOR_CORE AICONFIGURATOR_0_7_0 catalogs/seed
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from meshplan.profiler.fitting.gemm_model import HELD_OUT_FRACTION
 from meshplan.profiler.fitting.least_squares import RelativeError, fit_positive, held_out, relative_error
 from meshplan.profiler.fitting.surface_fit import fit_grid, fit_grid_robustly
 from meshplan.profiler.shipped.command import AICONFIGURATOR, write_files
-from meshplan.profiler.shipped.expert_tables import ExpertSamples, expert_samples
+from meshplan.profiler.shipped.expert_tables import ExpertSamples, expert_samples, older_expert_samples
 from meshplan.profiler.shipped.fit_attention import octaves
 
 KNOTS = (
@@ -48,18 +48,26 @@ KNOTS = (
 )
 # Left out to keep the file small: on these, SGLang and vLLM run mostly the same kernels of FlashInfer and Triton.
 LEFT_OUT = {(device, "sglang") for device in ("b300", "gb200", "gb300", "l40s", "rtx-pro-6000")}
+# Name of the surfaces of vLLM's kernels before release 0.15.
+OLDER = "vllm-2025"
+OLDER_SOURCE = "Fitted to kernel times published with AIConfigurator, aiconfigurator 0.7.0 (as the others)"
 # R FLOP/s, B bytes/s, t₀, t_e and t_n s: of a Hopper device; the fit finds the others from there.
 _START = np.array([5e14, 3e12, 3e-5, 1e-7, 1e-9])
 ITERATIONS = 15
 
 
-def files(aiconfigurator_core: Path) -> dict[str, str]:
-    """Surfaces of fused experts."""
+def files(aiconfigurator_core: Path, aiconfigurator: Path) -> dict[str, str]:
+    """Surfaces of fused experts; ``aiconfigurator`` is an unpacked wheel of release 0.7.0."""
     surfaces = [
         fit_experts(samples, device=device, quantization=quantization, framework=framework)
         for device, framework, quantization, samples in shipped_samples(data_folder(aiconfigurator_core))
     ]
-    rows, shared = stored(surfaces)
+    older = [
+        fit_experts(samples, device=device, quantization=quantization, framework=OLDER)
+        for device, quantization, samples in older_expert_samples(data_folder(aiconfigurator))
+    ]
+    rows, shared = stored([*surfaces, *older])
+    rows[len(surfaces) :] = [row | {"source": OLDER_SOURCE} for row in rows[len(surfaces) :]]
     return {SURFACES.shipped.name: SURFACES.text(rows, **shared)}
 
 

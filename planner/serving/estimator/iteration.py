@@ -85,6 +85,7 @@ class Worker(WorkerParts):
         graphed_tokens: an iteration with prompts is replayed from graphs where a batch has at most so many tokens, and
             at most two for each request that may run.
         prepares_ahead: the engine prepares iterations while others run.
+        pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         one_batch: stages are passed by one batch at a time, not by a batch each.
         images: of each prompt; None: text alone.
     """
@@ -96,6 +97,7 @@ class Worker(WorkerParts):
     slowdown: Slowdown | None = None
     graphed_tokens: int = 0
     prepares_ahead: bool = False
+    pads_ranks: bool = False
     one_batch: bool = False
     images: Images | None = None
 
@@ -198,6 +200,11 @@ class Worker(WorkerParts):
         def factor(tokens: FloatArray) -> FloatArray:
             return scale(use, tokens) * self.slower(tokens)
 
+        dense = host + factor(times.knots) * times.dense_s
+        experts = factor(times.together / ranks) * times.experts_s
+        if self.pads_ranks and ranks > 1:  # experts see the tokens of the fullest rank from each, whatever these hold
+            dense = dense + np.interp(times.knots * ranks, times.together, experts)
+            experts = np.zeros_like(experts)
         decodes = self.slower(times.seqs * self._verified_tokens)
         fixed, slope = (
             self._by_request(times.seqs, use.decode_factor * decodes * values)
@@ -206,8 +213,8 @@ class Worker(WorkerParts):
         cost = StepCost(
             concurrent_batches=batches,
             pipeline_parallel=self.micro_batches,
-            dense_s=Table(times.knots, host + factor(times.knots) * times.dense_s, int(times.knots[-1])),
-            experts_s=Table(times.together, factor(times.together / ranks) * times.experts_s, int(times.together[-1])),
+            dense_s=Table(times.knots, dense, int(times.knots[-1])),
+            experts_s=Table(times.together, experts, int(times.together[-1])),
             outputs_s=Table(times.seqs, decodes * times.head_s + use.host_s_per_seq * times.seqs, int(times.seqs[-1])),
             decode_fixed_s=fixed,
             decode_context_s=slope,

@@ -109,10 +109,13 @@ class Operators:
     Args:
         device: the accelerator.
         engine: whose kernels are priced where they differ: ``vllm``, ``sglang``, ``trtllm``.
+        expert_kernels: name of the surfaces of fused experts that were timed with the engine's release itself; empty:
+            where there are none, the fastest for few tokens, the engine's newest for many.
     """
 
     device: Device
     engine: str
+    expert_kernels: str = ""
 
     def _own(self, name: str) -> float:
         """Measured over predicted time of a class of operators on this device; 1 where nothing was measured."""
@@ -280,17 +283,25 @@ class Operators:
 
     # --- experts ----------------------------------------------------------------------------------------------------
 
-    def _expert_kernels_s(self, scheme: str, tokens: FloatArray, **sizes: Any) -> FloatArray | None:
+    def _expert_kernels_s(
+        self, scheme: str, tokens: FloatArray, *, is_grouped: bool = False, **sizes: Any
+    ) -> FloatArray | None:
         """Fused experts: the fastest kernel measured on the device for few tokens, the engine's own for many.
 
-        Engines choose special kernels for decode batches, which the tables of a single engine often lack. None without
-        any table.
+        Engines choose special kernels for decode batches, which the tables of a single engine often lack. A release
+        that was timed itself has its own times. Grouped products (DeepGEMM) are no engine's own, and were timed inside
+        one. None without any table.
         """
         for kernel in _EXPERT_KERNELS.get(scheme, ()):
+            timed = expert_surface(measured_as(self.device), kernel, self.expert_kernels)
+            if timed is not None and not is_grouped:
+                return np.maximum.accumulate(timed.time_s(tokens, **sizes))
             fastest = expert_surface(measured_as(self.device), kernel)
             if fastest is None:
                 continue
             few = fastest.time_s(tokens, **sizes)
+            if is_grouped:
+                return np.maximum.accumulate(few)
             own = expert_surface(measured_as(self.device), kernel, self.engine) if self.engine in FRAMEWORKS else None
             many = few if own is None else own.time_s(tokens, **sizes)
             share = np.clip(np.log(np.maximum(tokens, 1.0) / FEW_TOKENS) / np.log(MANY_TOKENS / FEW_TOKENS), 0.0, 1.0)
@@ -309,8 +320,12 @@ class Operators:
         num_experts: int,
         local_experts: float,
         load_factor: float | None = None,
+        rows: FloatArray | None = None,
     ) -> FloatArray:
         """Routed experts of one layer on one device; ``tokens`` are all that choose among ``num_experts``.
+
+        ``rows`` are those of the device's products where they are not those of its tokens
+        (:mod:`meshplan.planner.serving.estimator.grouped_rows`): priced as evenly spread tokens that have as many.
 
         ``load_factor`` is the load of the fullest device over the mean, where it is known. Without it, the tables of a
         group of devices are those of a power law of exponent :data:`ROUTING_SKEW`, and rooflines take the mean.
@@ -319,8 +334,10 @@ class Operators:
         times are scaled by the ratio of the kernel's times for these numbers of experts.
         """
         groups = max(round(num_experts / local_experts), 1)
+        if rows is not None:
+            tokens, load_factor = rows * groups / top_k, 1.0
         distinct = distinct_experts(tokens, top_k=top_k, num_experts=num_experts)
-        sizes = {
+        sizes: dict[str, Any] = {
             "hidden_size": hidden,
             "expert_size": max(round(width), 1),
             "top_k": top_k,
@@ -329,6 +346,7 @@ class Operators:
             "gated": matrices == GATED,
             "skew": ROUTING_SKEW if groups > 1 and load_factor is None else 0.0,
             "load_factor": load_factor,
+            "is_grouped": rows is not None,
         }
         seconds = self._expert_kernels_s(scheme, tokens, **sizes)
         if seconds is not None:

@@ -27,6 +27,13 @@ from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.encoders.sound import CrossAttention
 from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
+from meshplan.planner.serving.estimator.grouped_rows import (
+    GROUPED_SCHEME,
+    MULTIPLIED_ROWS,
+    SKIPPING,
+    most_rows,
+    used_rows,
+)
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.estimator.mixing.attention import ATTENTION_KERNELS, SoftmaxAttention
 from meshplan.planner.serving.estimator.mixing.mixers import NORM_ELEMENTS, Mixers
@@ -54,6 +61,8 @@ class WorkerParts:
         all_reduce: engine whose all-reduce kernels are called; empty for its own.
         experts: routing and the places of experts; None prices the skew that kernels were timed with.
         state_updates_per_s: elements of Mamba-2's states that the engine's kernel updates a second at most.
+        expert_kernels: surfaces of fused experts that were timed with the engine's release; empty: none were.
+        expert_block_rows: rows of a block of the engine's grouped product of experts; 0: kernels as they were timed.
         sampling: how tokens are drawn; None: every token is the likeliest one.
     """
 
@@ -66,12 +75,14 @@ class WorkerParts:
     all_reduce: str = ""
     experts: ExpertRouting | None = None
     state_updates_per_s: float = math.inf
+    expert_kernels: str = ""
+    expert_block_rows: int = 0
     sampling: SamplingCost | None = None
 
     @cached_property
     def operators(self) -> Operators:
         """Operator times of the device."""
-        return Operators(device=self.machine.device, engine=self.engine)
+        return Operators(device=self.machine.device, engine=self.engine, expert_kernels=self.expert_kernels)
 
     @cached_property
     def mixers(self) -> Mixers:
@@ -171,8 +182,24 @@ class WorkerParts:
             top_k=moe.num_experts_per_token,
             num_experts=slots,
             local_experts=slots / layout.expert_parallel,
+            rows=self.expert_rows(tokens) if traffic is None else None,
         )
         return price() if traffic is None else traffic.mean_over_layers(lambda factor: price(load_factor=factor))
+
+    def expert_rows(self, tokens: FloatArray, *, multiplied: bool = False) -> FloatArray | None:
+        """Rows of grouped products of one layer that take time on a device, or that it multiplies; None where kernels
+        are as they were timed.
+        """
+        moe, block = self.shape.moe, self.expert_block_rows
+        if moe is None or not block or self.quantization.experts != GROUPED_SCHEME:
+            return None
+        if moe.expert_intermediate_size % (block * self.layout.expert_tensor_parallel):
+            return None  # a product that cannot be cut into such blocks runs as it was timed
+        top_k, local = moe.num_experts_per_token, moe.num_experts / self.layout.expert_parallel
+        if self.machine.device.architecture != SKIPPING:
+            return most_rows(tokens, top_k=top_k, local_experts=local, block_rows=block)
+        unit = MULTIPLIED_ROWS if multiplied else block
+        return used_rows(tokens, top_k=top_k, num_experts=moe.num_experts, local_experts=local, unit_rows=unit)
 
     def expert_exchange_s(self, tokens: FloatArray) -> FloatArray:
         """Dispatch and combine of one layer; ``tokens`` of all ranks of a stage."""

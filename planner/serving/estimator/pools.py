@@ -54,6 +54,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         all_reduce=site.recipe.all_reduce,
         graphed_tokens=site.recipe.graphed_tokens,
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
+        pads_ranks=site.recipe.pads_ranks,
         one_batch=site.recipe.one_batch,
         layout=pool.layout,
         limits=scheduled(pool, site.recipe, workload),
@@ -64,6 +65,8 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         speculation=speculation,
         experts=site.experts,
         state_updates_per_s=_state_updates_per_s(site, pool),
+        expert_kernels=site.recipe.expert_kernels,
+        expert_block_rows=site.recipe.expert_block_rows,
         images=workload.images,
         sampling=sampling_cost(site.recipe, workload.sampling),
     )

@@ -30,9 +30,10 @@ ALL_STAGES = "all"
 # Prompt tokens of benchmarks that print none, one mean for all rows of a set of prompts: chat turns with their history,
 # questions with choices, code around a gap. From rates and gaps of the ML.ENERGY leaderboard v3.0. Chat: of 100, 200,
 # 300 and 400, each with the spread below, 300 errs least on rates and p99 gaps of three dense models together, whatever
-# the host's time for each request. Code: Qwen3-Coder-30B asks for 2,000 on H100. Answers to the questions are so long
+# the host's time for each request. Code: of 500, 750, 1,000, 1,500 and 2,000, 1,000 errs least on the rates of
+# Qwen3-Coder-30B on H100 (7.1 %; 2,000: 18.5 %), whose p99 gaps alone ask for 500. Answers to the questions are so long
 # that their prompts hardly matter.
-UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 300, "gpqa": 250, "sourcegraph-fim": 2000}
+UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 300, "gpqa": 250, "sourcegraph-fim": 1000}
 # Standard deviation of the logarithm of such lengths, where services of their kind print theirs: prompts of the Azure
 # LLM inference traces 2023, conversation and code (AzurePublicDataset, CC-BY 4.0; Patel et al., ISCA 2024), 19,366 and
 # 8,819 requests. Questions with choices are taken as equally long.

@@ -36,6 +36,19 @@ def test_a_sound_table_is_read_in_seconds(tmp_path: Path) -> None:
     assert columns["time_s"].tolist() == pytest.approx([2.6e-6, 2.7e-6])
 
 
+def test_an_older_table_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "table.txt"
+    rows = zip(*SOUND.values(), strict=True)
+    path.write_text("\n".join(",".join(map(str, row)) for row in (SOUND, *rows)) + "\n")
+    columns = read_perf_table(path, texts=TEXTS, counts=COUNTS)
+    assert columns["message_size"].tolist() == [128, 256]
+    assert columns["time_s"].tolist() == pytest.approx([2.6e-6, 2.7e-6])
+    for content, message in (("", "no column"), ("kernel_source,num_gpus,message_size,latency\nA,2,x,1\n", "texts")):
+        path.write_text(content)
+        with pytest.raises(CatalogError, match=message):
+            read_perf_table(path, texts=TEXTS, counts=COUNTS)
+
+
 def test_a_column_of_newer_tables_may_be_missing(tmp_path: Path) -> None:
     columns = read_perf_table(written(tmp_path), texts=TEXTS, counts=(*COUNTS, "window"), optional=("window",))
     assert columns["window"].tolist() == [0, 0]

@@ -67,7 +67,10 @@ def iteration_work(
         hit = distinct_experts(tokens / batches, top_k=moe.num_experts_per_token, num_experts=moe.num_experts)
         each = SCHEMES[scheme].weight_bytes
         by_width[each < BYTES_16_BIT] += batches * each * hit * held
-        compute = compute + 2.0 * tokens * moe.num_experts_per_token * held / _peak(worker, scheme)
+        rows = worker.expert_rows(tokens / batches, multiplied=True)
+        visits = tokens * moe.num_experts_per_token
+        visits = visits if rows is None else rows * batches * layout.expert_parallel
+        compute = compute + 2.0 * visits * held / _peak(worker, scheme)
     by_width[False] += cached_tokens * _cache_bytes(worker)
     states = state_bytes_per_request(shape, tensor_parallel=layout.tensor_parallel) / stages
     by_width[False] += 2.0 * decodes / ranks * states

@@ -338,3 +338,19 @@ def test_sparse_attention_reads_less_of_long_contexts(catalog: Catalog, deepseek
     some, all_of_it = (worker_of(shape, machine).decode_attention_s(seqs, contexts) for shape in (sparse, deepseek))
     assert some[0] > all_of_it[0]  # the indexer is work, and saves nothing below top_k
     assert some[1] < all_of_it[1]
+
+
+def test_ranks_padded_to_the_fullest_compute_its_tokens_each(deepseek: ModelShape, machine: Machine) -> None:
+    layout = Layout(attention_data_parallel=8, expert_parallel=8)
+    formats = Quantization.uniform("fp8_block")
+    plain = worker_of(deepseek, machine, layout=layout, quantization=formats)
+    even, padded = plain.step_cost(), replace(plain, pads_ranks=True).step_cost()
+    for running in (8, 64):  # as many on every rank: nothing is padded
+        assert padded.decode_s(running) == pytest.approx(even.decode_s(running), rel=1e-3)
+    pairs = 2000.0 * 2001.0 / 2.0
+    one, eight = (cost.step_s(0, 0.0, 1, 2000, pairs) for cost in (even, padded))
+    full = even.step_s(0, 0.0, 8, 8 * 2000, 8 * pairs)
+    assert one < 0.9 * eight
+    assert eight == pytest.approx(full, rel=1e-3)  # one rank's prompt costs what a prompt on each does
+    alone = worker_of(deepseek, machine, quantization=formats)
+    assert replace(alone, pads_ranks=True).step_cost().decode_s(8) == alone.step_cost().decode_s(8)

@@ -50,7 +50,7 @@ def test_greedy_is_free_and_only_old_releases_sort() -> None:
     costs = {name: sampling_cost(recipe, NUCLEUS) for name, recipe in recipes.items()}
     sorts = {name for name, cost in costs.items() if cost is not None and cost.sorted_logits_per_s}
     assert None not in costs.values()
-    assert sorts == {"vllm-v0", "vllm-2025", "vllm-0.14"}
+    assert sorts == {"vllm-v0", "vllm-0.10", "vllm-0.11", "vllm-2025", "vllm-0.14"}
     penalised = sampling_cost(recipes["vllm-2025"], Sampling(penalties=True))
     assert penalised is not None
     assert penalised.sorted_logits_per_s is None
