@@ -21,6 +21,8 @@ from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.fitting import Linear
 from meshplan.planner.validation.machines import MachineReader
 
+ITERATION = ("decode_factor", "prefill_factor", "host_step_s", "host_s_per_seq", "launch_s_per_layer")
+
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> MachineReader:
@@ -96,6 +98,21 @@ def test_one_point_of_a_curve_helps_the_rest(reader: MachineReader) -> None:
         assert np.mean(errors(rest, made.constants, metric)) < np.mean(errors(rest, ServingConstants(), metric))
     assert made.source.startswith("mine; starting from")
     assert made.error_p90 == shipped.error_p90
+
+
+def test_a_server_that_is_slower_in_everything_is_so_at_every_load(reader: MachineReader) -> None:
+    """Whatever its iterations wait for: one point knows it, and does not blame the host or the device alone."""
+    slower = replace(PLANTED, **{name: 1.25 * getattr(PLANTED, name) for name in ITERATION})
+    runs = []
+    for run in prepared(reader, (1, 8, 128), "a"):
+        values = run.predicted(slower)
+        runs.append(PreparedRun(replace(run.run, measured={name: values[name] for name in run.run.measured})))
+    start = ServingCalibration(engine=ANY_ENGINE, architecture=ANY, constants=PLANTED)
+    (made,) = refine_serving(runs[1:2], lambda *_: start, source="mine", date="2026-11-26").calibrations
+    assert min(errors(runs, PLANTED, "tpot_s")) > 0.15
+    assert max(errors(runs, made.constants, "tpot_s")) < 0.04
+    for name in ITERATION:
+        assert getattr(made.constants, name) / getattr(PLANTED, name) == pytest.approx(1.25, abs=0.06)
 
 
 def test_fixed_constants_stay_and_layouts_are_left_out_whole(reader: MachineReader) -> None:
