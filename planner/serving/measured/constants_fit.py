@@ -27,13 +27,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
 from meshplan.catalogs.constants.engine_recipes import engine_of_constants
-from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.catalogs.constants.serving import OwnLoad, ServingConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.prediction import FITTED_METRICS, TAIL_METRICS, PreparedRun
 from meshplan.planner.serving.problem.requests import Arrival
@@ -105,6 +106,14 @@ NOISE = {"ttft_s": 0.2, "tpot_s": 0.08, "latency_s": 0.08, "output_tokens_per_s"
 # must not move constants that all loads share by much. Chosen with the own spreads on half of the curves,
 # and so that eight runs still move the constants that they depend on.
 OWN_NOISE = {"ttft_s": 0.2, "tpot_s": 0.04, "latency_s": 0.04, "output_tokens_per_s": 0.04}
+# What a server is off by for one model and its lengths says less of others. Of what the mean run of a curve is off by
+# (280 curves of the public benchmark and the vendor, shipped constants), other lengths of the model share 0.5, other
+# layouts 0.35 to 0.43 (time per token; time to first token 0.5 and 0.27 to 0.35), other models nothing. A run counts
+# as so much more uncertain, in the logarithm, that it moves an iteration by 0.4 of what it says, and by a fifth of it
+# for another model: a cluster of a user's own may be off as a whole, which runs of the sources that constants were
+# fitted to cannot show.
+OTHER_LENGTHS = {"ttft_s": 0.36, "tpot_s": 0.2, "latency_s": 0.2, "output_tokens_per_s": 0.2}
+OTHER_MODEL = {"ttft_s": 0.63, "tpot_s": 0.3, "latency_s": 0.3, "output_tokens_per_s": 0.3}
 LOSS, OWN_LOSS = Loss(huber=1.5, cauchy=1.0), Loss(huber=1.5)
 STEP = 0.1  # by which constants are perturbed for derivatives, in the logarithm
 MAX_MOVE = 1.0  # of a constant in one iteration, in the logarithm
@@ -201,6 +210,17 @@ class Row:
         )
 
     @property
+    def load(self) -> OwnLoad:
+        """What plans share with the run."""
+        return self.prepared.own_load
+
+    def with_noise(self, noise: FloatArray) -> Row:
+        """The same run with another scatter, [M]."""
+        made = copy(self)
+        made.noise = noise
+        return made
+
+    @property
     def source(self) -> str:
         """Who published the run: the first part of its group."""
         return self.group.partition("|")[0]
@@ -280,14 +300,22 @@ def solve(
     return theta
 
 
-def refined(rows: Sequence[Row], start: ServingConstants, free: Sequence[str] = tuple(FITTED)) -> ServingConstants:
+def refined(
+    rows: Sequence[Row],
+    start: ServingConstants,
+    free: Sequence[str] = tuple(FITTED),
+    *,
+    of: OwnLoad | None = None,
+) -> ServingConstants:
     """Constants of one server adapted to its own runs, however few.
 
     Args:
         rows: runs of one engine on one generation, with the scatter of a single server.
         start: the catalog's, which is also the prior.
         free: constants that may move.
+        of: for which plans; None for those of models that no run is of.
     """
+    rows = seen_from(of, thinned_curves(rows))
     may_move = np.array([name in free for name in FITTED])
     prior = Prior(
         mean=PARAMETERS.vector(start),
@@ -302,6 +330,28 @@ def refined(rows: Sequence[Row], start: ServingConstants, free: Sequence[str] = 
         return limited(theta, found, MAX_MOVE)
 
     return PARAMETERS.replaced(start, gauss_newton(step, prior.mean, iterations=OWN_ITERATIONS))
+
+
+def seen_from(of: OwnLoad | None, rows: Sequence[Row]) -> list[Row]:
+    """The rows as they tell of plans of a load: with a server's scatter σ, and the deviation b of what is not of it.
+
+    k runs that share a deviation must not tell more than one of them: each has √(σ² + k·b²), k being the runs of its
+    lengths, or of its model where that is another.
+
+    Args:
+        of: the load; None for a model that no row is of.
+        rows: own runs.
+    """
+    of_model, of_lengths = Counter(row.load.model for row in rows), Counter(row.load for row in rows)
+
+    def noise(row: Row) -> FloatArray:
+        if of is not None and row.load == of:
+            return row.noise
+        alike = of is not None and row.load.model == of.model
+        count, deviation = (of_lengths[row.load], OTHER_LENGTHS) if alike else (of_model[row.load.model], OTHER_MODEL)
+        return np.sqrt(row.noise**2 + count * np.array([deviation[name] for name in row.metrics]) ** 2)
+
+    return [row.with_noise(noise(row)) for row in rows]
 
 
 def thinned_curves(rows: Sequence[Row]) -> list[Row]:

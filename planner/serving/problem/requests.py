@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.catalogs.constants.serving import OwnLoad
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 # Requests simulated under open arrivals where the workload gives no number: ten lie beyond the 99th percentile.
@@ -172,3 +173,12 @@ class ServingWorkload:
         """Mean prompt and output tokens of a request: nominal × (1 + length_ratio)/2."""
         mean = (1.0 + self.length_ratio) / 2.0
         return mean * self.input_length, mean * self.output_length
+
+    def own_load(self, model: str) -> OwnLoad:
+        """What own runs of a model with these lengths share.
+
+        Args:
+            model: slug; of names with an owner the last part.
+        """
+        prompt, answer = self.mean_lengths
+        return OwnLoad(model.rpartition("/")[2], (round(prompt), round(answer)))
