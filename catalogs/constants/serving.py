@@ -48,7 +48,7 @@ class OwnLoad(NamedTuple):
 
     Args:
         model: slug.
-        lengths: mean tokens of a prompt and of an answer; None for any.
+        lengths: tokens of a prompt and of an answer, powers of two about their means; None for any.
     """
 
     model: str

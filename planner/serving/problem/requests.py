@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -175,10 +176,10 @@ class ServingWorkload:
         return mean * self.input_length, mean * self.output_length
 
     def own_load(self, model: str) -> OwnLoad:
-        """What own runs of a model with these lengths share.
+        """What own runs of a model with such lengths share: those that are nearest to the same powers of two.
 
         Args:
             model: slug; of names with an owner the last part.
         """
-        prompt, answer = self.mean_lengths
-        return OwnLoad(model.rpartition("/")[2], (round(prompt), round(answer)))
+        prompt, answer = (2 ** round(math.log2(max(mean, 1.0))) for mean in self.mean_lengths)
+        return OwnLoad(model.rpartition("/")[2], (prompt, answer))
