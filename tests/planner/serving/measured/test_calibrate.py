@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from planted_serving import PLANTED, prepared
 
+from meshplan.catalogs.constants.checks import calibration_problems
 from meshplan.catalogs.constants.serving import OwnLoad, ServingCalibration, ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
@@ -131,6 +132,15 @@ def test_a_run_says_most_of_its_own_load_and_least_of_other_models(reader: Machi
     assert 1.0 < model < 1.0 + 0.5 * (own - 1.0)
     assert model < lengths < own
     assert moved[1][2] - 1.0 < 1.5 * (model - 1.0)
+
+
+def test_a_set_whose_constants_of_a_model_are_none_is_refused() -> None:
+    made = ServingCalibration(engine="vllm", architecture="hopper", model_constants={"qwen3-32b": PLANTED})
+    assert not list(calibration_problems("vllm", "hopper", made.to_document()))
+    for broken in ({"qwen3-32b": {"decode_factor": -1.0}}, ["qwen3-32b"]):
+        document = {**made.to_document(), "model_constants": broken}
+        (problem,) = calibration_problems("vllm", "hopper", document)
+        assert "model_constants" in problem
 
 
 def test_fixed_constants_stay_and_layouts_are_left_out_whole(reader: MachineReader) -> None:
