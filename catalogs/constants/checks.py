@@ -52,12 +52,13 @@ def calibration_problems(framework: object, architecture: object, document: Mapp
     yield from _unknown(document, ServingCalibration if serves else Calibration, "")
     for part, kind in parts.items():
         yield from _section(part, kind, document.get(part, {}))
-    by_model = document.get("model_time", {})
+    of_models, constants = ("model_constants", ServingConstants) if serves else ("model_time", TimeConstants)
+    by_model = document.get(of_models, {})
     if not isinstance(by_model, Mapping):
-        yield f"model_time must map models to constants, not {by_model!r}"
+        yield f"{of_models} must map models to constants, not {by_model!r}"
     else:
         for model, section in by_model.items():
-            yield from _section(f"model_time.{model}", TimeConstants, section)
+            yield from _section(f"{of_models}.{model}", constants, section)
     runs = document.get("num_runs", 0)
     if not isinstance(runs, int) or isinstance(runs, bool) or not 0 <= runs <= _MOST_SAMPLES:
         yield f"num_runs must be a whole number of at least 0, not {runs!r}"

@@ -8,8 +8,8 @@ meaning and one unit; there is no constant for a single run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,27 @@ class ServingConstants:
     first_token_offset_s: float = 20e-3
 
 
+class OwnLoad(NamedTuple):
+    """What plans share with own runs, besides the engine and the devices: a model, and lengths of its requests.
+
+    Args:
+        model: slug.
+        lengths: tokens of a prompt and of an answer, powers of two about their means; None for any.
+    """
+
+    model: str
+    lengths: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the set calls it.
+
+        >>> OwnLoad("qwen3-32b", (4096, 512)).name, OwnLoad("qwen3-32b").name
+        ('qwen3-32b 4096+512', 'qwen3-32b')
+        """
+        return self.model if self.lengths is None else f"{self.model} {self.lengths[0]}+{self.lengths[1]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCalibration:
     """One set of constants, for an engine on a hardware generation.
@@ -52,6 +73,8 @@ class ServingCalibration:
         architecture: hardware generation, such as ``hopper``; ``any`` for the global set; of a set of one cluster
             ``hopper@CLUSTER`` (:mod:`meshplan.catalogs.constants.own`).
         constants: see :class:`ServingConstants`.
+        model_constants: of a set with own runs, :class:`OwnLoad` by name → the same for plans of that model, and for
+            plans of it with such lengths.
         error_p90: metric (``ttft``, ``tpot``, ``throughput``) → 90th percentile of |log(measured/predicted)| on runs
             held out; the half-width of intervals, in the logarithm.
         start_error_p90: of a set of one cluster, what ``error_p90`` was before its own runs; empty elsewhere.
@@ -64,6 +87,7 @@ class ServingCalibration:
     engine: str
     architecture: str
     constants: ServingConstants = field(default_factory=ServingConstants)
+    model_constants: Mapping[str, ServingConstants] = field(default_factory=dict)
     error_p90: Mapping[str, float] = field(default_factory=lambda: {"ttft": 1.0, "tpot": 0.45, "throughput": 0.45})
     start_error_p90: Mapping[str, float] = field(default_factory=dict)
     basis: Mapping[str, str] = field(default_factory=dict)
@@ -71,11 +95,20 @@ class ServingCalibration:
     source: str = ""
     date: str = ""
 
+    def for_load(self, load: OwnLoad) -> ServingCalibration:
+        """The set as plans of a model with such lengths use it: nearer where own runs are of them."""
+        names = (load.name, OwnLoad(load.model).name)
+        known = [self.model_constants[name] for name in names if name in self.model_constants]
+        return replace(self, constants=known[0]) if known else self
+
     def to_document(self) -> dict[str, Any]:
-        """Plain JSON, all constants by name; what only sets of one cluster have is left out elsewhere."""
-        return {key: value for key, value in asdict(self).items() if value or key != "start_error_p90"}
+        """Plain JSON, all constants by name; what only sets with own runs have is left out elsewhere."""
+        of_some = ("model_constants", "start_error_p90")
+        return {key: value for key, value in asdict(self).items() if value or key not in of_some}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> ServingCalibration:
         """Read back what :meth:`to_document` wrote; a missing constant takes its default."""
-        return cls(**{**document, "constants": ServingConstants(**document.get("constants", {}))})
+        constants = ServingConstants(**document.get("constants", {}))
+        near = {name: ServingConstants(**values) for name, values in document.get("model_constants", {}).items()}
+        return cls(**{**document, "constants": constants, "model_constants": near})

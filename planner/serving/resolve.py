@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.constants.own import own_name
-from meshplan.catalogs.constants.serving import ServingCalibration
+from meshplan.catalogs.constants.serving import OwnLoad, ServingCalibration
 from meshplan.catalogs.errors import Problem, UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.config import read_formats
@@ -96,7 +96,8 @@ def resolve_serving(
     tiering = _tiering(spec, shape, machines, experts, problems)
     problems.check()
     recipe = engine_recipes()[rules.name]
-    calibrations = _calibrations(spec, catalog, recipe.constants_name, machines)
+    own = workload.own_load(shape.slug)
+    calibrations = _calibrations(spec, catalog, recipe.constants_name, machines, own)
     problem = ServingProblem(
         shape=shape,
         machines=machines,
@@ -162,13 +163,13 @@ def _speculation_options(spec: ServingSpec, shape: ModelShape, problems: Problem
 
 
 def _calibrations(
-    spec: ServingSpec, catalog: Catalog, engine: str, machines: Mapping[str, Machine]
+    spec: ServingSpec, catalog: Catalog, engine: str, machines: Mapping[str, Machine], own: OwnLoad
 ) -> dict[str, ServingCalibration]:
-    """The constants of an engine on each node type of the cluster."""
+    """The constants of an engine on each node type of the cluster, nearest to what own runs are of."""
     return {
         name: serving_calibration(
             catalog, engine, machine.device.architecture, cluster=cluster_identity(spec.cluster, name)
-        )
+        ).for_load(own)
         for name, machine in machines.items()
     }
 

@@ -5,7 +5,8 @@ slope S_i = ∂ predicted/∂θ, the noise σ_i and the weight w_i; the prior ha
 
     Σ_i w_i ρ((r_i − S_i·(θ − θ₀))/σ_i) + Σ_j ((θ_j − μ_j)/s_j)²
 
-The prior keeps a constant that no row depends on where it was expected. ρ is Huber's loss, optionally followed by
+The prior keeps a constant that no row depends on where it was expected. Where constants are expected to move together
+by u besides, its last term is (θ − μ)ᵀ(diag(s²) + u·uᵀ)⁻¹(θ − μ). ρ is Huber's loss, optionally followed by
 Cauchy's ln(1 + x²), which ignores rows that no constants explain.
 
 *Method.* Iteratively reweighted least squares within one linearisation (:func:`most_probable`); linearising again where
@@ -74,10 +75,21 @@ class Prior:
     Args:
         mean: μ, [J].
         spread: standard deviations s, [J].
+        together: what all constants move by at once, u, in standard deviations, [J]; None: each moves by itself.
     """
 
     mean: FloatArray
     spread: FloatArray
+    together: FloatArray | None = None
+
+    @property
+    def precision(self) -> FloatArray:
+        """Inverse of the covariance diag(s²) + u·uᵀ, [J, J], by the formula of Sherman and Morrison."""
+        alone = np.diag(1.0 / self.spread**2)
+        if self.together is None:
+            return alone
+        pull = self.together / self.spread**2
+        return np.asarray(alone - np.outer(pull, pull) / (1.0 + float(pull @ self.together)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,13 +161,13 @@ def most_probable(
         start: where the first weights are taken; None for the point of linearisation.
         max_step: by how much one round may change a constant.
     """
-    theta = linear.at if start is None else start
+    theta, precision = linear.at if start is None else start, prior.precision
     for count in range(rounds):
         residual = linear.residual - linear.slope @ (theta - linear.at)
         divisor = loss.divisor(np.abs(residual) / linear.noise, is_second_half=count >= rounds // 2)
         weighted = linear.slope * (linear.weight / divisor / linear.noise**2)[:, None]
-        normal = weighted.T @ linear.slope + np.diag(1.0 / prior.spread**2)
-        gradient = weighted.T @ residual - (theta - prior.mean) / prior.spread**2
+        normal = weighted.T @ linear.slope + precision
+        gradient = weighted.T @ residual - precision @ (theta - prior.mean)
         theta = theta + np.clip(np.linalg.solve(normal, gradient), -max_step, max_step)
     return theta
 

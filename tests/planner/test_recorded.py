@@ -82,6 +82,24 @@ def test_own_runs_change_plans_of_their_cluster_and_of_no_other(own: Catalog, sp
     assert [text(estimate_plan({**spec, "cluster": cluster}, own)) for cluster in OTHERS] == before
 
 
+def test_a_recorded_serving_plan_says_most_of_its_own_model_and_lengths(own: Catalog) -> None:
+    loads = (
+        {"workload": {**SERVING["workload"], "concurrency": 32, "num_requests": 128}},
+        {"workload": {**SERVING["workload"], "output_length": 200}},
+        {"model": "qwen3-8b"},
+    )
+
+    def per_token() -> list[float]:
+        return [estimate_plan({**SERVING, **load}, own).predicted["tpot_mean_s"].value for load in loads]
+
+    before = per_token()
+    record(own, planned(own, SERVING), 1.2)
+    calibrated(own)
+    at_others, lengths, model = (after / first for after, first in zip(per_token(), before, strict=True))
+    assert at_others == pytest.approx(1.2, abs=0.03)
+    assert 1.0 < model < lengths < at_others
+
+
 @pytest.mark.parametrize("spec", [SPEC, SERVING])
 def test_undoing_brings_the_answers_back_bit_for_bit(own: Catalog, spec: dict[str, Any]) -> None:
     made = planned(own, spec)

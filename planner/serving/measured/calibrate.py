@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
-from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
+from meshplan.catalogs.constants.serving import OwnLoad, ServingCalibration, ServingConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.constants_fit import (
     FITTED,
@@ -142,6 +143,10 @@ def _sets(
 # --- a user's own runs ----------------------------------------------------------------------------------------------
 
 
+def _name(load: OwnLoad) -> str:
+    return load.name
+
+
 # What is left out together of a user's own runs: one run, a whole layout, as for a user who plans to change
 # it, or all runs of a model on a device.
 HELD_OUT_TOGETHER: Mapping[str, Callable[[Row], Hashable]] = {
@@ -173,11 +178,16 @@ def refine_serving(
     together = HELD_OUT_TOGETHER[hold_out]
 
     def adapted(members: Sequence[Row], start: ServingCalibration) -> tuple[ServingCalibration, list[HeldOut]]:
-        def without(left_out: Hashable) -> FloatArray:
+        def without(left_out: Hashable) -> Callable[[OwnLoad], FloatArray]:
             others = [row for row in members if together(row) != left_out]
-            return PARAMETERS.vector(refined(others, start.constants, free) if others else start.constants)
+            return cache(lambda load: PARAMETERS.vector(constants_for(load, others)))
 
-        found = leave_one_out(members, together, without, lambda row, theta: row.held_out(theta))
+        def constants_for(load: OwnLoad, rows: Sequence[Row]) -> ServingConstants:
+            before = start.for_load(load).constants
+            return refined(rows, before, free, of=load) if rows else before
+
+        found = leave_one_out(members, together, without, lambda row, theta_for: row.held_out(theta_for(row.load)))
+        loads = sorted({load for row in members for load in (row.load, OwnLoad(row.load.model))}, key=_name)
         is_enough = sum(item.metric not in TAIL_METRICS for item in found) >= FEWEST_OWN
         own = {
             name: p90(
@@ -191,6 +201,7 @@ def refine_serving(
             start,
             engine=members[0].key[0],
             constants=refined(members, start.constants, free),
+            model_constants={**start.model_constants, **{load.name: constants_for(load, members) for load in loads}},
             error_p90={name: own[name] if is_enough else start.error_p90[name] for name in INTERVALS},
             basis=dict.fromkeys(INTERVALS, OWN_RUNS) if is_enough else start.basis,
         )

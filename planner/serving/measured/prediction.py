@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from meshplan.catalogs.constants.power import power_calibration
-from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.catalogs.constants.serving import OwnLoad, ServingConstants
 from meshplan.planner.cluster.power import power_share
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import worker_memory
@@ -57,6 +57,11 @@ class PreparedRun:
     def key(self) -> tuple[str, str]:
         """(constants' engine name, hardware generation)."""
         return self.run.recipe.constants_name, self.run.architecture
+
+    @property
+    def own_load(self) -> OwnLoad:
+        """What plans share with it."""
+        return self.run.workload.own_load(self.run.shape.slug)
 
     @cached_property
     def workers(self) -> tuple[Worker, ...]:

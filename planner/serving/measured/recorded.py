@@ -65,7 +65,7 @@ def recorded_serving_run(
     metrics = Row(run, OWN_NOISE).metrics
     if not metrics:
         raise UnsupportedError(f"no constant is fitted to {', '.join(recording.figures)}, but to {', '.join(NAMES)}")
-    predicted = run.predicted(start.constants)
+    predicted = run.predicted(start.for_load(run.own_load).constants)
     if not set(metrics) <= set(predicted):
         raise UnsupportedError("not every request fits the memory that the engine takes: it was another plan")
     return RecordedRun(

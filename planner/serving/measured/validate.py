@@ -57,6 +57,7 @@ def validated_run(prepared: PreparedRun, calibration: ServingCalibration, *, exc
         excluded: why the run is not to be judged by; empty where it is.
     """
     run = prepared.run
+    calibration = calibration.for_load(prepared.own_load)
     values = prepared.predicted(calibration.constants)
     measured = {name: float(value) for name, value in {**run.derived, **run.measured}.items() if name in values}
     status = "excluded" if excluded else "ok"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.catalogs.constants.serving import OwnLoad
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 # Requests simulated under open arrivals where the workload gives no number: ten lie beyond the 99th percentile.
@@ -172,3 +174,12 @@ class ServingWorkload:
         """Mean prompt and output tokens of a request: nominal × (1 + length_ratio)/2."""
         mean = (1.0 + self.length_ratio) / 2.0
         return mean * self.input_length, mean * self.output_length
+
+    def own_load(self, model: str) -> OwnLoad:
+        """What own runs of a model with such lengths share: those that are nearest to the same powers of two.
+
+        Args:
+            model: slug; of names with an owner the last part.
+        """
+        prompt, answer = (2 ** round(math.log2(max(mean, 1.0))) for mean in self.mean_lengths)
+        return OwnLoad(model.rpartition("/")[2], (prompt, answer))

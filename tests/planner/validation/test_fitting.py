@@ -55,6 +55,22 @@ def test_where_rows_are_linearised_does_not_matter() -> None:
     )
 
 
+def test_constants_that_move_together_are_told_by_one_of_them() -> None:
+    """u = (1, 1) and s = ½: the row sees θ₀ alone, of variance 1 + ¼; it and its partner go (1 + ¼) and 1 of the way
+    times 5/(1 + ¼ + 1).
+    """
+    prior = replace(prior_of([0.0, 0.0], 0.5), together=np.ones(2))
+    found = most_probable(linear_of([[1.0, 0.0]], [5.0]), prior, LEAST_SQUARES, rounds=1)
+    assert found == pytest.approx([1.25 * 5.0 / 2.25, 5.0 / 2.25])
+
+
+def test_precision_is_the_inverse_of_the_covariance() -> None:
+    spread, together = np.array([0.5, 2.0, 0.1]), np.array([0.3, 0.0, 1.0])
+    prior = Prior(mean=np.zeros(3), spread=spread, together=together)
+    covariance = np.diag(spread**2) + np.outer(together, together)
+    assert prior.precision @ covariance == pytest.approx(np.eye(3))
+
+
 def test_a_constant_that_no_row_depends_on_stays_at_the_prior() -> None:
     found = most_probable(linear_of([[1.0, 0.0]] * 3, [5.0] * 3), prior_of([0.0, -2.5]), Loss(huber=1.5), rounds=8)
     assert found[1] == pytest.approx(-2.5)

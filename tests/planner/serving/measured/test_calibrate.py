@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from planted_serving import PLANTED, prepared
 
-from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
+from meshplan.catalogs.constants.checks import calibration_problems
+from meshplan.catalogs.constants.serving import OwnLoad, ServingCalibration, ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
 from meshplan.planner.serving.measured.constants_fit import FITTED, NOISE, PARAMETERS, Row, solve
@@ -20,6 +21,8 @@ from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.fitting import Linear
 from meshplan.planner.validation.machines import MachineReader
+
+ITERATION = ("decode_factor", "prefill_factor", "host_step_s", "host_s_per_seq", "launch_s_per_layer")
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +95,52 @@ def test_one_point_of_a_curve_helps_the_rest(reader: MachineReader) -> None:
     shipped = ServingCalibration(engine=ANY_ENGINE, architecture=ANY)
     result = refine_serving(point, lambda *_: shipped, source="mine", date="2026-11-21")
     (made,) = result.calibrations
+    near = made.for_load(rest[0].own_load).constants
     for metric in ("ttft_s", "tpot_s"):
-        assert np.mean(errors(rest, made.constants, metric)) < np.mean(errors(rest, ServingConstants(), metric))
+        assert np.mean(errors(rest, near, metric)) < np.mean(errors(rest, ServingConstants(), metric))
     assert made.source.startswith("mine; starting from")
     assert made.error_p90 == shipped.error_p90
+
+
+def test_a_server_that_is_slower_in_everything_is_so_at_every_load(reader: MachineReader) -> None:
+    """Whatever its iterations wait for: one point knows four fifths of it for the loads at both ends, too."""
+    slower = replace(PLANTED, **{name: 1.25 * getattr(PLANTED, name) for name in ITERATION})
+    runs = []
+    for run in prepared(reader, (1, 8, 128), "a"):
+        values = run.predicted(slower)
+        runs.append(PreparedRun(replace(run.run, measured={name: values[name] for name in run.run.measured})))
+    start = ServingCalibration(engine=ANY_ENGINE, architecture=ANY, constants=PLANTED)
+    (made,) = refine_serving(runs[1:2], lambda *_: start, source="mine", date="2026-11-26").calibrations
+    near = made.for_load(runs[0].own_load).constants
+    assert min(errors(runs, PLANTED, "tpot_s")) > 0.15
+    assert max(errors(runs, near, "tpot_s")) < 0.04
+
+
+def test_a_run_says_most_of_its_own_load_and_least_of_other_models(reader: MachineReader) -> None:
+    """And ten of one model together hardly more of another model than one, though far more of their own."""
+    start = ServingCalibration(engine=ANY_ENGINE, architecture=ANY)
+    one, ten = prepared(reader, (8,), "a"), prepared(reader, (1, 2, 4, 6, 8, 10, 12, 16, 24, 32), "a")
+    load = one[0].own_load
+    moved = []
+    for runs in (one, ten):
+        (made,) = refine_serving(runs, lambda *_: start, source="mine", date="2026-11-26").calibrations
+        assert ServingCalibration.from_document(made.to_document()) == made
+        loads = (load, OwnLoad(load.model, (1, 1)), OwnLoad("another", load.lengths))
+        sets = [made.for_load(each).constants for each in loads]
+        moved.append([one[0].predicted(each)["tpot_s"] / one[0].predicted(start.constants)["tpot_s"] for each in sets])
+    own, lengths, model = moved[0]
+    assert 1.0 < model < 1.0 + 0.5 * (own - 1.0)
+    assert model < lengths < own
+    assert moved[1][2] - 1.0 < 1.5 * (model - 1.0)
+
+
+def test_a_set_whose_constants_of_a_model_are_none_is_refused() -> None:
+    made = ServingCalibration(engine="vllm", architecture="hopper", model_constants={"qwen3-32b": PLANTED})
+    assert not list(calibration_problems("vllm", "hopper", made.to_document()))
+    for broken in ({"qwen3-32b": {"decode_factor": -1.0}}, ["qwen3-32b"]):
+        document = {**made.to_document(), "model_constants": broken}
+        (problem,) = calibration_problems("vllm", "hopper", document)
+        assert "model_constants" in problem
 
 
 def test_fixed_constants_stay_and_layouts_are_left_out_whole(reader: MachineReader) -> None:
@@ -105,8 +150,9 @@ def test_fixed_constants_stay_and_layouts_are_left_out_whole(reader: MachineRead
     free = ("decode_factor", "first_token_offset_s")
     result = refine_serving(runs, lambda *_: shipped, source="mine", hold_out="layout", free=free)
     (made,) = result.calibrations
+    near = made.for_load(runs[0].own_load).constants
     for name in FITTED:
-        moved = getattr(made.constants, name) != pytest.approx(getattr(ServingConstants(), name), rel=1e-3)
+        moved = getattr(near, name) != pytest.approx(getattr(ServingConstants(), name), rel=1e-3)
         assert moved == (name in free)
     for item in result.held_out:
         run = next(run for run in runs if run.run.id == item.id)

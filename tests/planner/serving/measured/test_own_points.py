@@ -58,7 +58,7 @@ def test_predictions_are_those_of_the_refined_set(runs: list[PreparedRun]) -> No
         given = [ids[row.id] for row in rows if row.status == "given"]
         (stored,) = refine_serving(given, lambda *_: SHIPPED, source="mine").calibrations
         for row in rows:
-            values = ids[row.id].predicted(stored.constants)
+            values = ids[row.id].predicted(stored.for_load(ids[row.id].own_load).constants)
             assert {name: item.value for name, item in row.predicted.items()} == values
 
 
