@@ -275,6 +275,6 @@ def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num
         power_cap_w=placed.power_cap_w,
         weight_tiers=placed.weight_tiers,
         ffn=placed.ffn,
-        mig=problem.mig,
+        share=problem.share,
         kv_tier=problem.kv_tier if placed.role is Role.MIXED and placed.limits.prefix_caching else None,
     )

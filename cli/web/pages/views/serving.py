@@ -75,6 +75,8 @@ def sentences(plan: Plan) -> Iterator[str]:
     for pool in plan.config["pools"]:
         if (mig := pool.get("mig")) is not None:
             yield f"Every GPU is cut into {mig['instances']} parts ({mig['name']}), with a server in each."
+        if (mps := pool.get("mps")) is not None:
+            yield f"Every GPU runs {mps['instances']} servers at the same time (CUDA MPS)."
     slo: Mapping[str, float] = plan.spec.get("slo") or {}
     told = [_latency(key, plan.predicted[key].value, slo[key]) for key in plan.predicted if key in slo]
     if told:
