@@ -69,6 +69,11 @@ class PlacedWorker:
         return own, (self.ffn.node_type, self.ffn_machine, self.ffn.num_devices)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether it has a part of a device."""
+        return self.machine.instances_per_device > 1
+
+    @property
     def num_devices(self) -> int:
         """Devices of one worker, or instances of devices that are cut."""
         return sum(size for _, _, size in self.sides)

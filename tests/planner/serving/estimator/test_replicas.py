@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from meshplan.planner.serving.problem.config import Layout, Pool, Role, serving_
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.search.workers import priced_workers
 from meshplan.planner.store import plan_from_document
 
 SPEC: dict[str, Any] = {
@@ -90,6 +92,20 @@ def test_replicas_have_no_more_together_than_the_device(catalog: Catalog, replic
 def test_an_instance_of_mig_is_a_device_of_its_own(catalog: Catalog) -> None:
     pool = replica(question(catalog), mig_profiles()["h100-sxm-80gb"]["3g.40gb"])
     assert pool.fraction_of_device == pool.limits.memory_fraction
+
+
+@pytest.mark.parametrize("share", [MpsShare.of(80 * 2**30, 3), mig_profiles()["h100-sxm-80gb"]["3g.40gb"]])
+def test_parts_of_a_device_draw_together_what_the_device_does(catalog: Catalog, share: DeviceShare) -> None:
+    """At the same requests/s no less than the whole device, because each reads the weights, and not many times it."""
+    problem = question(catalog)
+    constants = problem.power.constants
+    whole = priced_workers(problem.with_share(None), Role.MIXED, Counter())[0]
+    part = priced_workers(problem.with_share(share), Role.MIXED, Counter())[0]
+    for rate in (10.0, 40.0, 100.0):
+        alone, each = whole.power_w(rate, constants), part.power_w(rate / share.instances, constants)
+        assert alone is not None
+        assert each is not None
+        assert 0.98 * alone < share.instances * each < 1.5 * alone
 
 
 @pytest.fixture(scope="module")
