@@ -192,6 +192,8 @@ class FrameworkRecipe:
         overlaps_activation_offload: inputs of recomputed layers go to the host and come back on streams of their own,
             behind the passes of the other layers.
         logits_share: bytes of a logit over those of an eager loss in fp32: below 1 where the loss is fused.
+        keeps_outputs: the pipeline's engine holds the fp32 logits of its last two micro-batches until their buffers are
+            used again, and the loss works in place on those of the running one; in place of ``logits_share``.
         frees_gradients: gradients are allocated by the backward pass and freed by the step, so that where one
             micro-batch is a step they and the logits are never held at once.
         keeps_last_graph: the loss of a micro-batch is referenced until the next one has its own, and with it what
@@ -241,6 +243,7 @@ class FrameworkRecipe:
     full_recompute_keeps_input_sharded: bool = False
     overlaps_activation_offload: bool = False
     logits_share: float = 1.0
+    keeps_outputs: bool = False
     frees_gradients: bool = False
     keeps_last_graph: bool = False
     upcasts_unquantised: bool = True

@@ -273,8 +273,10 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
     job = cast("ServingJob", _module(started).job(request))
     if found.wraps and len({program.pool.role for program in job.programs}) < len(job.programs):
         raise CannotExpressError(target, "several kinds of workers behind one weighted router", f"target {engine}")
-    if found.wraps and any(program.pool.mig is not None for program in job.programs):
-        raise CannotExpressError(target, "workers in MIG instances", f"target {engine}, or a plan without mig")
+    if found.wraps and any(program.pool.share is not None for program in job.programs):
+        raise CannotExpressError(
+            target, "workers on parts of devices", f"target {engine}, or a plan without mig and mps"
+        )
     measured = benchmark.benchmark_script(job)
     made = cast(EmittedPlan, _module(found).wrap(job)) if found.wraps else _serving_scripts(target, job)
     return made if measured is None else replace(made, artifacts=(*made.artifacts, measured))

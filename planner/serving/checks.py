@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from meshplan.catalogs.constants.machines.device_shares import USUAL_REPLICAS, DeviceShare, MpsShare
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile, mig_profiles
 from meshplan.catalogs.hardware import Price
 from meshplan.catalogs.models.pooling import Pooling
@@ -201,7 +202,40 @@ def _check_caps(spec: ServingSpec, machines: Mapping[str, Machine], problems: Pr
             )
 
 
-def mig_options(spec: ServingSpec, machines: Mapping[str, Machine], problems: Problems) -> tuple[MigProfile, ...]:
+def share_options(spec: ServingSpec, machines: Mapping[str, Machine], problems: Problems) -> tuple[DeviceShare, ...]:
+    """The ways to share devices that the plan may choose from."""
+    return (*_mig_options(spec, machines, problems), *_mps_options(spec, machines, problems))
+
+
+def _mps_options(spec: ServingSpec, machines: Mapping[str, Machine], problems: Problems) -> tuple[MpsShare, ...]:
+    """Numbers of replicas of a device; a problem where nobody launches them or they were not priced."""
+    if spec.mps is None:
+        return ()
+    devices = {machine.device.slug: machine.device for machine in machines.values()}
+    asked = {
+        "constraints.target": (
+            spec.constraints.target != "vllm",
+            "vllm alone takes its memory as a part of the device's",
+        ),
+        "cluster": (
+            len(devices) > 1 or any(device.vendor != "nvidia" for device in devices.values()),
+            f"one type of NVIDIA's devices, not {', '.join(devices)}",
+        ),
+        "cluster.host_memory": (
+            spec.cluster.host_memory is not None,
+            "weights in host memory were not priced for replicas",
+        ),
+        "power_caps_w": (bool(spec.power_caps_w), "power limits were not priced for replicas"),
+    }
+    for path, (is_asked, why) in asked.items():
+        if is_asked:
+            problems.say("mps", f"{path}: {why}; or leave mps out")
+    problems.check()
+    memory = next(iter(devices.values())).memory_bytes
+    return tuple(MpsShare.of(memory, count) for count in (USUAL_REPLICAS if spec.mps == "choose" else spec.mps))
+
+
+def _mig_options(spec: ServingSpec, machines: Mapping[str, Machine], problems: Problems) -> tuple[MigProfile, ...]:
     """The MIG profiles that the plan may choose from; a problem where a device has none of that name."""
     if spec.mig is None:
         return ()
@@ -241,6 +275,7 @@ def _check_separation(spec: ServingSpec, shape: ModelShape, problems: Problems) 
         "experts": (spec.experts is not None, "recorded routing beside FFN devices was not priced"),
         "power_caps_w": (bool(spec.power_caps_w), "power limits beside FFN devices were not priced"),
         "mig": (spec.mig is not None, "no link joins MIG instances"),
+        "mps": (spec.mps is not None, "replicas on one device were not priced for it"),
         "cluster.host_memory": (
             spec.cluster.host_memory is not None and spec.fixed.device_experts is not None,
             "weights lie on FFN devices or on the host, not on both",

@@ -13,7 +13,7 @@ from meshplan.catalogs.surfaces.recurrent import KERNELS
 from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
 from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
-from meshplan.planner.serving.estimator.instances import INSTANCE_DOUBT, INSTANCE_ERROR_P90
+from meshplan.planner.serving.estimator.instances import share_doubt, share_error_p90
 from meshplan.planner.serving.estimator.memory import caches
 from meshplan.planner.serving.estimator.pools import pool_memory
 from meshplan.planner.serving.estimator.power.cap import SLOWDOWN_ERROR_P90
@@ -124,7 +124,7 @@ def error_factors(problem: ServingProblem, config: ServingConfig) -> dict[str, f
     for pool in config.pools:
         beyond = 0.0 if pool.weight_tiers is None else TIER_ERROR_P90 + pool.weight_tiers.drive_doubt
         slowed = 0.0 if pool.power_cap_w is None else SLOWDOWN_ERROR_P90
-        slowed += 0.0 if pool.mig is None else INSTANCE_ERROR_P90
+        slowed += 0.0 if pool.share is None else share_error_p90(pool.share)
         beyond += 0.0 if pool.ffn is None else SEPARATION_ERROR_P90
         for name, error in problem.calibrations[pool.node_type].error_p90.items():
             widest[name] = max(widest.get(name, 1.0), math.exp(math.hypot(error, slowed, beyond)))
@@ -342,8 +342,8 @@ def _not_validated(problem: ServingProblem, config: ServingConfig | None) -> dic
         )
     if problem.tiering is not None and config and any(pool.weight_tiers for pool in config.pools):
         doubts += problem.tiering.doubts
-    if config and any(pool.mig for pool in config.pools):
-        doubts.append(INSTANCE_DOUBT)
+    if config and config.pools[0].share is not None:  # all pools have the same
+        doubts.append(share_doubt(config.pools[0].share))
     if problem.separation is not None and config and any(pool.ffn for pool in config.pools):
         doubts += problem.separation.doubts
     return {"not_validated": doubts} if doubts else {}

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from meshplan.catalogs.constants.machines.device_shares import MOST_REPLICAS, MpsShare
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile, mig_profiles
 from meshplan.planner.core.plan_document import (
     Closed,
@@ -95,6 +96,15 @@ def _known_mig(profile: MigProfile) -> MigProfile:
     return profile
 
 
+def _sound_mps(share: MpsShare) -> MpsShare:
+    replicas = share.instances
+    if not 1 < replicas <= MOST_REPLICAS or not 0.0 < share.memory_bytes <= _MAX_BYTES:
+        raise ValueError(f"mps: {replicas} replicas of a device must be within 2 and {MOST_REPLICAS}, and have memory")
+    if share != MpsShare.of(share.memory_bytes * replicas, replicas):
+        raise ValueError(f"mps: {share} is no equal part of {replicas}: plan again")
+    return share
+
+
 def _stated(*names: str) -> BeforeValidator:
     """These keys are there: reports show the document's own values, not the defaults of what is read from it."""
 
@@ -125,6 +135,7 @@ class _Pool(Closed):
     weight: Annotated[Count, Field(ge=1)] = 1
     power_cap_w: Positive | None = None
     mig: Annotated[MigProfile, AfterValidator(_known_mig)] | None = None
+    mps: Annotated[MpsShare, AfterValidator(_sound_mps)] | None = None
     ffn: Annotated[FfnDevices, AfterValidator(_sound_ffn)] | None = None
     weight_tiers: Annotated[WeightTiers, AfterValidator(_sound_tiers)] | None = None
     kind: Text = ""  # of an allocation's pools

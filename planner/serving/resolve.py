@@ -26,7 +26,7 @@ from meshplan.planner.cluster.lookup import (
 )
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
-from meshplan.planner.serving.checks import check_choices, check_formats, mig_options, served_shape
+from meshplan.planner.serving.checks import check_choices, check_formats, served_shape, share_options
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
@@ -116,7 +116,7 @@ def resolve_serving(
         pinned=_pinned(spec),
         experts=experts,
         power_caps_w=tuple(spec.power_caps_w or ()),
-        mig_options=mig_options(spec, machines, problems),
+        share_options=share_options(spec, machines, problems),
         tiering=tiering,
         separation=_separation(spec, machines, calibrations),
     )

@@ -81,7 +81,7 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
         )
     chosen = solution.assignment
     config = chosen.candidate.config
-    cut = resolved.problem.with_mig(config.pools[0].mig)
+    cut = resolved.problem.with_share(config.pools[0].share)
     drafted = replace(cut, speculation=config.speculation, speculation_options=())
     made = make_serving_plan(
         replace(resolved, problem=drafted), chosen, search, solution=report, identity=identity, top=question.top

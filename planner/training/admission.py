@@ -7,8 +7,10 @@ pins choices may know that they run: where nothing with his pins stays within th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
 from meshplan.planner.training.estimator.priced import Priced
 from meshplan.planner.training.problem.problem import TrainingProblem
@@ -28,10 +30,31 @@ WITH_RECOMPUTE = "recompute that the row leaves unsaid"
 
 def admission(problem: TrainingProblem, priced: Priced) -> Admission:
     """The strictest figure by which every rank stays within the problem's limit."""
-    limit = problem.limits.memory_bytes
-    if priced.safe_bytes <= limit:
+    return strictest([(priced.safe_bytes, priced.typical_bytes, problem.limits.memory_bytes)])
+
+
+def strictest(ranks: Iterable[tuple[float, float, float]]) -> Admission:
+    """The strictest figure by which every rank stays within its own limit.
+
+    Args:
+        ranks: safe bound, typical figure and limit of each that differs, bytes.
+    """
+    ranks = list(ranks)
+    if all(safe <= limit for safe, _, limit in ranks):
         return Admission.SAFE
-    return Admission.TYPICAL if priced.typical_bytes <= limit else Admission.NONE
+    return Admission.TYPICAL if all(typical <= limit for _, typical, limit in ranks) else Admission.NONE
+
+
+def pinned_report(figure: Admission) -> dict[str, Any]:
+    """The ``solution`` of a plan whose choices are all pinned."""
+    fits = figure is not Admission.NONE
+    report = {"status": "feasible" if fits else "infeasible", "solver": "none: one configuration", "oom": not fits}
+    return report | admitted_by(figure)
+
+
+def admitted_by(figure: Admission) -> dict[str, str]:
+    """What a plan says where its pins stay within the memory by the typical figure alone."""
+    return {"admitted_by": figure.value} if figure is Admission.TYPICAL else {}
 
 
 def by_typical_figure(problem: TrainingProblem) -> TrainingProblem:

@@ -94,7 +94,8 @@ def fit(plan: Plan) -> str:
     worst, limit = plan.memory["worst"], plan.memory["limit_bytes"]
     if worst["safe_bytes"] <= limit:
         return f"it fits, {format_bytes(limit - worst['safe_bytes'])} of {format_bytes(limit)} to spare"
-    typical = max(stage["typical_bytes"] for stage in plan.memory["stages"])
+    alike = [one for one in plan.memory["stages"] if one.get("device_limit", limit) == limit]
+    typical = max(stage["typical_bytes"] for stage in alike)
     is_wide = worst.get("gradients_bytes", 0.0) > worst.get("weights_bytes", 0.0)
     smaller = ", or keep gradients in 16 bits (fixed.gradient_precision: bf16)" if is_wide else ""
     return (

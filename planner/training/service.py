@@ -14,10 +14,10 @@ from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
-from meshplan.planner.training.admission import Admission, admission, by_typical_figure
+from meshplan.planner.training.admission import admission, admitted_by, by_typical_figure, pinned_report
 from meshplan.planner.training.alternatives import alternatives
 from meshplan.planner.training.alternatives import instead as best_instead
-from meshplan.planner.training.estimator.priced import Priced, price
+from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.infeasible import explain_infeasible
 from meshplan.planner.training.pinned import fixed_config
@@ -121,7 +121,7 @@ def plan(question: Question) -> Plan:
     if question.beyond:
         others = alternatives(problem, judged, search=found.search, budget=question.budget)
         rows += alternative_rows(judged, others, Objective(problem))
-    report |= _admitted(resolved.problem, chosen)
+    report |= admitted_by(admission(resolved.problem, chosen))
     made = make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
     return _under_availability(question, resolved, made)
 
@@ -169,12 +169,6 @@ def _with_safe_bounds(problem: TrainingProblem, best: Iterable[ScoredConfig]) ->
     return [replace(scored, safe_bytes=price(problem, scored.config).safe_bytes) for scored in best]
 
 
-def _admitted(problem: TrainingProblem, priced: Priced) -> dict[str, str]:
-    """What a plan says where its pins stay within the memory by the typical figure alone."""
-    figure = admission(problem, priced)
-    return {"admitted_by": figure.value} if figure is Admission.TYPICAL else {}
-
-
 def estimate(question: Question) -> Plan:
     """Price the configuration that ``fixed`` pins.
 
@@ -193,9 +187,7 @@ def estimate(question: Question) -> Plan:
     config = fixed_config(resolved.problem)
     resolved, common["placement"] = _placed_config(resolved, config)
     priced = price(resolved.problem, config)
-    fits = admission(resolved.problem, priced) is not Admission.NONE
-    report = {"status": "feasible" if fits else "infeasible", "solver": "none: one configuration", "oom": not fits}
-    report |= _admitted(resolved.problem, priced)
+    report = pinned_report(admission(resolved.problem, priced))
     return make_training_plan(resolved, priced, solution=report, alternatives=(), rejected=(), **common)
 
 

@@ -8,9 +8,9 @@ layer at each degree of tensor parallelism, so that a block takes what its measu
 cluster what the first two runs of the file say of the efficiency of its network, by least squares of log errors over
 a grid. Links inside nodes keep their shipped efficiency: two runs do not tell it from what else a micro-batch takes
 (``--fit-inside`` reads both from them). The other runs are predicted: median error, rank correlation, and the regret of
-the plan that the prediction likes best. Of every run: whether its plan stays within memory, by the safe bound that
-admits plans and by the expected peak. MORE: files of runs whose measured peaks are compared, stage by stage where rows
-state them.
+the plan that the prediction likes best. Of every run: how its plan is admitted when it is pinned, by the safe bound,
+to which searches keep, by the expected peak with a warning, or not (``planner/training/admission.py``). MORE: files of
+runs whose measured peaks are compared, stage by stage where rows state them.
 
 AMP's pipelines compute the forward of a layer twice, once of them to print its shape (ParallelTransformerLayerPipe in
 megatron/model/transformer.py of DachengLi1/AMP at 708e87f; not at a40c7a4). Which of the two made the published trials
@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.training.admission import Admission
 from meshplan.planner.training.estimator.candidates import StageClass
 from meshplan.planner.training.measured.observations import ObservationReader
 from meshplan.planner.training.measured.pools import pooled_run
@@ -203,15 +204,18 @@ def print_times(runs: Sequence[Run], blocks: Mapping[tuple[str, int], float], *,
 
 
 def print_admission(runs: Sequence[Run]) -> None:
-    """Which runs are not admitted, by the safe bound and by the expected peak."""
+    """Which runs are refused as pinned plans, and which are admitted with a warning."""
     for kind, chosen in {
         "likely out of memory": [run for run in runs if likely(run) == "out_of_memory"],
         "ran": [run for run in runs if run.measured_s],
     }.items():
         shares = [(run.row["id"], price_mixed(run.problem, run.plan)) for run in chosen]
-        beyond = [name for name, priced in shares if not priced.fits]
-        typical = [name for name, priced in shares if any(one.typical_bytes > one.limit_bytes for one in priced.shares)]
-        print(f"{kind}: {len(chosen)}; beyond memory by the safe bound {beyond}, by the expected peak {typical}")
+        refused = [name for name, priced in shares if priced.admission is Admission.NONE]
+        warned = [name for name, priced in shares if priced.admission is Admission.TYPICAL]
+        print(
+            f"{kind}: {len(chosen)}; refused as a pinned plan (beyond memory by the expected peak) {refused}, admitted "
+            f"with a warning (beyond it by the safe bound alone, which a search keeps to) {warned}"
+        )
 
 
 def likely(run: Run) -> str:

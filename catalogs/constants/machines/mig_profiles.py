@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from meshplan.catalogs.constants.entries import seed_content
+from meshplan.catalogs.constants.machines.device_shares import DeviceShare
 
 MIG_FILE = "mig.yaml"
 # Memory, L2 cache and memory bandwidth of a device are dealt out in eighths.
@@ -15,22 +16,11 @@ _GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MigProfile:
-    """One kind of instance; all instances of a device that is cut are of one kind here.
+class MigProfile(DeviceShare):
+    """One kind of instance, named as ``nvidia-smi mig -cgi`` takes it, such as ``3g.40gb``.
 
-    Args:
-        name: as ``nvidia-smi mig -cgi`` takes it, such as ``3g.40gb``.
-        instances: of one device.
-        compute_share: of the device's multiprocessors.
-        memory_share: of the device's memory bandwidth.
-        memory_bytes: memory of one instance, bytes.
+    All instances of a device that is cut are of one kind here.
     """
-
-    name: str
-    instances: int
-    compute_share: float
-    memory_share: float
-    memory_bytes: float
 
 
 @cache

@@ -242,15 +242,17 @@ def pool_text(pool: Mapping[str, Any]) -> str:
     workers = counted(pool["num_workers"], f"{role}worker")
     schemes = dict.fromkeys((formats["mlp"], formats["attention"], formats["experts"]))
     return (
-        f"{workers} on {pool['node_type']}: {_mig_text(pool) or degrees}; weights {' / '.join(schemes)}, "
+        f"{workers} on {pool['node_type']}: {_share_text(pool) or degrees}; weights {' / '.join(schemes)}, "
         f"KV cache {formats['kv_cache']}{_tier_text(pool)}{_host_text(pool)}{_ffn_text(pool)}; {_limit_text(pool)}"
         f"max_num_seqs {limits['max_num_seqs']}, "
         f"max_batched_tokens {limits['max_batched_tokens']}."
     )
 
 
-def _mig_text(pool: Mapping[str, Any]) -> str:
-    """The instance of a device that each of its workers has; empty where they have whole devices."""
+def _share_text(pool: Mapping[str, Any]) -> str:
+    """The part of a device that each of its workers has; empty where they have whole devices."""
+    if (mps := pool.get("mps")) is not None:
+        return f"one of {mps['instances']} replicas on a device under MPS"
     mig = pool.get("mig")
     return "" if mig is None else f"one MIG instance {mig['name']}, {mig['instances']} of a device"
 

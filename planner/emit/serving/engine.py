@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from meshplan.catalogs.constants.machines.device_shares import MpsShare
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.releases import release_notes, spelled
 from meshplan.planner.emit.serving.hosts import nodes_per_worker
@@ -97,7 +99,7 @@ class Engine:
             notes=(
                 *self.notes(request),
                 *power_cap_notes(request),
-                *mig_notes(request),
+                *share_notes(request),
                 *release_notes(name, request.framework_version),
             ),
         )
@@ -113,7 +115,13 @@ class Engine:
             expressed_by="CUDA_VISIBLE_DEVICES of an instance; nvidia-smi mig, named in the notes, cuts the devices",
             verified_by="not run",
         )
-        return (*feature_rows(self.terms), *self.more_features, cap, mig)
+        mps = Feature(
+            name="mps",
+            expressed_by="CUDA_MPS_ACTIVE_THREAD_PERCENTAGE; launch.sh starts the daemon, and servers in turn",
+            verified_by="bash with stand-ins",
+        )
+        shares = (mig, mps) if self.rules.name == "vllm" else (mig,)
+        return (*feature_rows(self.terms), *self.more_features, cap, *shares)
 
 
 def power_cap_notes(request: ServingRequest) -> tuple[str, ...]:
@@ -126,11 +134,26 @@ def power_cap_notes(request: ServingRequest) -> tuple[str, ...]:
     )
 
 
-def mig_notes(request: ServingRequest) -> tuple[str, ...]:
+def share_notes(request: ServingRequest) -> tuple[str, ...]:
+    """How the devices are shared: cut, which an administrator does before the servers start, or under MPS."""
+    share = request.config.pools[0].share  # all pools have the same
+    if isinstance(share, MpsShare):
+        return (_mps_note(share),)
+    return _mig_notes(request, share) if isinstance(share, MigProfile) else ()
+
+
+def _mps_note(share: MpsShare) -> str:
+    return (
+        f"Every device in use runs {share.instances} servers at the same time under CUDA's MPS, each with "
+        f"{share.thread_percentage} % of the threads and its part of the memory. launch.sh starts a daemon of its own "
+        "and ends it (CUDA_MPS_PIPE_DIRECTORY names one that runs already), and starts the servers of a device one "
+        "after the other, because vLLM measures what memory is free. Nothing keeps them apart: a fatal fault of one "
+        "server can end the others of its device."
+    )
+
+
+def _mig_notes(request: ServingRequest, mig: MigProfile) -> tuple[str, ...]:
     """How the devices are cut, which an administrator does before the servers start."""
-    mig = request.config.pools[0].mig
-    if mig is None:
-        return ()
     instances = ",".join([mig.name] * mig.instances)
     uuids = (
         "vLLM 0.20.1 ended where CUDA_VISIBLE_DEVICES names an instance (vllm-project/vllm, issue 41848; its fix, pull "

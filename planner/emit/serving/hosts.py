@@ -64,8 +64,8 @@ def nodes_per_worker(request: ServingRequest, pool: Pool, *, target: str) -> int
 
 
 def _per_host(request: ServingRequest, pool: Pool) -> int:
-    """Devices of a host, or instances of them."""
-    return request.host_type(pool.node_type).devices_per_host * (1 if pool.mig is None else pool.mig.instances)
+    """Devices of a host, or parts of them."""
+    return request.host_type(pool.node_type).devices_per_host * (1 if pool.share is None else pool.share.instances)
 
 
 def place(request: ServingRequest, *, target: str) -> tuple[Worker, ...]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from meshplan.catalogs.constants.machines.device_shares import MpsShare
+from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, commented, stamp
 from meshplan.planner.emit.gpu_checks import gpu_checks, mig_checks, mig_uuids
@@ -191,7 +193,9 @@ def _addresses_text(launch: ServingLaunch) -> str:
 
 
 def _launch_text(launch: ServingLaunch) -> str:
-    mig = launch.job.request.config.pools[0].mig  # all pools have the same
+    share = launch.job.request.config.pools[0].share  # all pools have the same
+    mig = share if isinstance(share, MigProfile) else None
+    mps = share if isinstance(share, MpsShare) else None
     functions = "".join(_start_function(program) for program in launch.job.programs)
     return (
         "#!/usr/bin/env bash\n"
@@ -205,8 +209,23 @@ def _launch_text(launch: ServingLaunch) -> str:
         + functions
         + ("" if mig is None else mig_uuids(mig))
         + _CHECKS.format(gpu_checks=_gpu_checks(launch.job.request), program=_first_program(launch))
-        + _START.format(health_path=HEALTH_PATH, visible=_VISIBLE if mig is None else _VISIBLE_INSTANCE)
+        + _START.format(
+            health_path=HEALTH_PATH,
+            visible=_VISIBLE if mig is None else _VISIBLE_INSTANCE,
+            **_rounds(mps),
+        )
     )
+
+
+def _rounds(mps: MpsShare | None) -> dict[str, str]:
+    """What lets the replicas of a device start one after the other; empty where each server has whole devices."""
+    if mps is None:
+        return dict.fromkeys(("open_round", "of_round", "close_round"), "")
+    return {
+        "open_round": _OPEN_ROUND.format(percentage=mps.thread_percentage, last=mps.instances - 1),
+        "of_round": _OF_ROUND.format(replicas=mps.instances),
+        "close_round": _CLOSE_ROUND,
+    }
 
 
 def _first_program(launch: ServingLaunch) -> str:
@@ -218,8 +237,9 @@ def _gpu_checks(request: ServingRequest) -> str:
     branches = []
     config = request.config
     for name, pool in zip(config.pool_names, config.pools, strict=True):
-        mig = pool.mig
-        checks = gpu_checks(request.host_type(pool.node_type).device) if mig is None else mig_checks(mig)
+        share = pool.share
+        device = request.host_type(pool.node_type).device
+        checks = mig_checks(share) if isinstance(share, MigProfile) else gpu_checks(device)
         branches.append(f"  if [[ $1 == {name} ]]; then\n  :\n{checks}\n  fi")
     return "\n".join(branches)
 
@@ -311,6 +331,24 @@ fi
 _VISIBLE = "export CUDA_VISIBLE_DEVICES=$devices"
 # A worker has one instance: devices is its number on the host.
 _VISIBLE_INSTANCE = 'CUDA_VISIBLE_DEVICES=$(mig_uuids | sed -n "$((devices + 1))p"); export CUDA_VISIBLE_DEVICES'
+# Replicas of a device start one after the other: a server measures what memory is free. In workers.txt devices are
+# counted over all parts of a host.
+_OPEN_ROUND = r"""command -v nvidia-cuda-mps-control > /dev/null || fail "nvidia-cuda-mps-control is not on the PATH"
+if [[ -z ${{CUDA_MPS_PIPE_DIRECTORY:-}} ]]; then
+  CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
+  export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY="$CUDA_MPS_PIPE_DIRECTORY"
+  env -u CUDA_VISIBLE_DEVICES nvidia-cuda-mps-control -d || fail "the MPS daemon did not start"
+  trap 'stop; echo quit | nvidia-cuda-mps-control > /dev/null || true' EXIT
+fi
+export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}
+for part in $(seq 0 {last}); do  # the first server of every device, then the second
+"""
+_OF_ROUND = r"""  (( devices % {replicas} == part )) || continue
+  devices=$(( devices / {replicas} ))
+"""
+_CLOSE_ROUND = r"""waits=()
+done
+"""
 _START = r"""
 # --- start --------------------------------------------------------------------------------------------------------
 logs=${{MESHPLAN_LOGS:-$here/logs}}
@@ -322,9 +360,9 @@ stop() {{
 }}
 trap stop EXIT
 trap 'exit 143' TERM INT
-while read -r worker role row_host node_rank head_host port internal_port devices <&3; do
+{open_round}while read -r worker role row_host node_rank head_host port internal_port devices <&3; do
   [[ $worker != "#"* && $row_host == "$host" ]] || continue
-  head=${{addresses[head_host]}}
+{of_round}  head=${{addresses[head_host]}}
   mpi_hosts=$(awk -v worker="$worker" -v list="${{addresses[*]}}" \
     'BEGIN {{ split(list, address, " ") }}
      $1 == worker {{ n = split($8, _, ","); printf "%s%s:%d", separator, address[$3 + 1], n; separator = "," }}' \
@@ -351,7 +389,7 @@ for wait_for in ${{waits[@]+"${{waits[@]}}"}}; do
   done
   echo "port $port answers"
 done
-echo "all workers of host $host are ready"
+{close_round}echo "all workers of host $host are ready"
 (( ${{#pids[@]}} > 0 )) || exit 0
 wait -n "${{pids[@]}}" || true  # servers do not end by themselves
 fail "a worker ended; logs are in $logs"

@@ -190,8 +190,8 @@ TERMS = (
     _pair_term("chunked_prefill", write=_chunks),
     _rows.write_only(
         "memory_fraction",
-        lambda _, pool: {"--gpu-memory-utilization": f"{pool.limits.memory_fraction:g}"},
-        "--gpu-memory-utilization",
+        lambda _, pool: {"--gpu-memory-utilization": f"{pool.fraction_of_device:g}"},
+        "--gpu-memory-utilization, of the whole device",
     ),
     _pair_term("prefix_caching"),
     _rows.write_only(

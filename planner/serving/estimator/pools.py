@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.planner.serving.estimator.encoders.sound import windows_of_an_iteration
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
-from meshplan.planner.serving.estimator.instances import in_instance
+from meshplan.planner.serving.estimator.instances import in_share
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.estimator.power.cap import capped
@@ -74,8 +74,8 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         worker = site.tiering.worker(worker, pool)
     if site.separation is not None:
         worker = site.separation.worker(worker, pool)
-    if pool.mig is not None:
-        worker = in_instance(worker)
+    if pool.share is not None:
+        worker = in_share(worker)
     return worker if pool.power_cap_w is None else capped(worker, pool.power_cap_w, site.power)
 
 

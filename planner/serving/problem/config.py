@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from meshplan.catalogs.constants.machines.device_shares import DeviceShare, MpsShare
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.serving.problem.quantization import Quantization
@@ -159,7 +160,7 @@ class Pool:
         weight: of each worker, for a router between pools of one role; relative to the others' weights.
         power_cap_w: power limit of each device, W; None for the board's own.
         weight_tiers: weights beyond device memory; None where all lie on the devices.
-        mig: how each device is cut: a worker has one instance; None: whole devices.
+        share: how each device is shared, by MIG or MPS: a worker has one part; None: whole devices.
         ffn: devices of each worker for its MLPs or experts; None: those of the layout compute them.
     """
 
@@ -173,7 +174,7 @@ class Pool:
     weight: int = 1
     power_cap_w: float | None = None
     weight_tiers: WeightTiers | None = None
-    mig: MigProfile | None = None
+    share: DeviceShare | None = None
     ffn: FfnDevices | None = None
 
     @property
@@ -184,13 +185,19 @@ class Pool:
 
     @property
     def num_ranks(self) -> int:
-        """Devices of all workers, or instances of devices that are cut: one a rank."""
+        """Devices of all workers, or parts of devices that they share: one a rank."""
         return sum(size for _, size in self.sides) * self.num_workers
+
+    @property
+    def fraction_of_device(self) -> float:
+        """Share of a whole device's memory that one worker may take; an instance of MIG is a device of its own."""
+        replicas = self.share.instances if isinstance(self.share, MpsShare) else 1
+        return self.limits.memory_fraction / replicas
 
     @property
     def num_devices(self) -> int:
         """Devices of all workers, whole ones."""
-        return self.num_ranks if self.mig is None else -(-self.num_ranks // self.mig.instances)
+        return self.num_ranks if self.share is None else -(-self.num_ranks // self.share.instances)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +351,8 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
     tier: dict[str, Any] = {} if pool.kv_tier is None else {"kv_tier": asdict(pool.kv_tier)}
     weight = {} if pool.weight == 1 else {"weight": pool.weight}
     cap = {} if pool.power_cap_w is None else {"power_cap_w": pool.power_cap_w}
-    mig = {} if pool.mig is None else {"mig": asdict(pool.mig)}
+    way = "mps" if isinstance(pool.share, MpsShare) else "mig"
+    share = {} if pool.share is None else {way: asdict(pool.share)}
     ffn = {} if pool.ffn is None else {"ffn": asdict(pool.ffn)}
     beyond = {} if pool.weight_tiers is None else {"weight_tiers": asdict(pool.weight_tiers)}
     if beyond:
@@ -362,7 +370,7 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
         **tier,
         **weight,
         **cap,
-        **mig,
+        **share,
         **ffn,
         **beyond,
     }
@@ -381,8 +389,14 @@ def _pool_from(document: Mapping[str, Any]) -> Pool:
         power_cap_w=float(document["power_cap_w"]) if "power_cap_w" in document else None,
         ffn=FfnDevices(**document["ffn"]) if "ffn" in document else None,
         weight_tiers=_weight_tiers_from(document["weight_tiers"]) if "weight_tiers" in document else None,
-        mig=MigProfile(**document["mig"]) if "mig" in document else None,
+        share=_share_from(document),
     )
+
+
+def _share_from(document: Mapping[str, Any]) -> DeviceShare | None:
+    if "mps" in document:
+        return MpsShare(**document["mps"])
+    return MigProfile(**document["mig"]) if "mig" in document else None
 
 
 def _weight_tiers_from(document: Mapping[str, Any]) -> WeightTiers:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
-from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
+from meshplan.catalogs.constants.machines.device_shares import DeviceShare
 from meshplan.catalogs.constants.power import PowerCalibration, PowerConstants, power_calibration
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.mig import cut
+from meshplan.planner.cluster.shares import cut
 from meshplan.planner.serving.problem.config import KvTier, Pool, Role, Speculation
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
@@ -96,7 +96,7 @@ class Site:
 
     def machine(self, pool: Pool) -> Machine:
         """The machine of a pool, cut as the pool's devices are."""
-        return cut(self.machines[pool.node_type], pool.mig)
+        return cut(self.machines[pool.node_type], pool.share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +122,8 @@ class ServingProblem:
         experts: routing and the places of experts; None where nothing is known of them.
         power: constants of the devices' power by load.
         power_caps_w: power limits of a device to choose from, W; empty for the board's own.
-        mig: how every device is cut; None: whole devices. The machines are those of instances.
-        mig_options: profiles to choose from besides; empty: nothing to choose.
+        share: how every device is shared; None: whole devices. The machines are those of its parts.
+        share_options: ways to choose from besides, by MIG or MPS; empty: nothing to choose.
         tiering: what may lie in host memory; None where none was stated.
         separation: what may be split between attention and FFN devices; None where nothing may.
     """
@@ -146,8 +146,8 @@ class ServingProblem:
     experts: ExpertRouting | None = None
     power: PowerCalibration = field(default_factory=power_calibration)
     power_caps_w: tuple[float, ...] = ()
-    mig: MigProfile | None = None
-    mig_options: tuple[MigProfile, ...] = ()
+    share: DeviceShare | None = None
+    share_options: tuple[DeviceShare, ...] = ()
     tiering: Tiering | None = None
     separation: Separation | None = None
 
@@ -157,23 +157,23 @@ class ServingProblem:
         choices = (self.speculation, *self.speculation_options)
         return tuple(replace(self, speculation=choice, speculation_options=()) for choice in choices)
 
-    def with_mig(self, profile: MigProfile | None) -> ServingProblem:
-        """The question with every device cut into instances of a profile, which its devices then are."""
+    def with_share(self, profile: DeviceShare | None) -> ServingProblem:
+        """The question with every device shared in one way; its devices then are the parts."""
         if profile is None:
-            return replace(self, mig_options=())
+            return replace(self, share_options=())
         most = self.limits.max_devices
         return replace(
             self,
             machines={name: cut(machine, profile) for name, machine in self.machines.items()},
             limits=replace(self.limits, max_devices=None if most is None else most * profile.instances),
-            mig=profile,
-            mig_options=(),
+            share=profile,
+            share_options=(),
         )
 
     @property
-    def with_each_mig(self) -> tuple[ServingProblem, ...]:
-        """The question with each way to cut the devices stated, whole ones first."""
-        return tuple(self.with_mig(profile) for profile in (None, *self.mig_options))
+    def with_each_share(self) -> tuple[ServingProblem, ...]:
+        """The question with each way to share the devices stated, whole ones first."""
+        return tuple(self.with_share(profile) for profile in (None, *self.share_options))
 
     @property
     def site(self) -> Site:
@@ -203,7 +203,7 @@ class ServingProblem:
         most = self.limits.max_devices
         if most is None:
             return have
-        return min(have, most if self.mig is None else most // self.mig.instances)
+        return min(have, most if self.share is None else most // self.share.instances)
 
     @property
     def has_free_load(self) -> bool:

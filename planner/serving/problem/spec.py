@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from meshplan.catalogs.constants.machines.device_shares import MOST_REPLICAS
 from meshplan.catalogs.constants.speculation import speculation_profiles
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.reading.spec_fields import Count, Dollars, SpecModel, Whole
@@ -366,6 +367,12 @@ class ServingSpec(SpecModel):
         min_length=1,
         description="profiles of NVIDIA's MIG into which the plan may cut every device (3g.40gb), one worker in each "
         "instance, or choose for all of the device; default: whole devices",
+    )
+    mps: list[Annotated[int, Field(ge=2, le=MOST_REPLICAS)]] | Literal["choose"] | None = Field(
+        default=None,
+        min_length=1,
+        description="numbers of replicas that the plan may run on one device at the same time under CUDA's MPS, or "
+        "choose for 2, 3 and 4; vLLM alone; default: one server a device",
     )
     attention_ffn: Literal["choose", "disaggregated"] | None = Field(
         default=None,

@@ -263,7 +263,7 @@ def config_label(config: ServingConfig) -> str:
 def _more(pool: Pool) -> str:
     """A power limit, instances of devices, FFN devices, and weights beyond device memory."""
     cap = "" if pool.power_cap_w is None else f" at {pool.power_cap_w:g} W"
-    cap += "" if pool.mig is None else f" in {pool.mig.name}"
+    cap += "" if pool.share is None else f" in {pool.share.name}"
     cap += "" if pool.ffn is None else f", {pool.ffn.label}"
     return cap if pool.weight_tiers is None else f"{cap}, {pool.weight_tiers.label}"
 

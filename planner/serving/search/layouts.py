@@ -69,6 +69,11 @@ class PlacedWorker:
         return own, (self.ffn.node_type, self.ffn_machine, self.ffn.num_devices)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether it has a part of a device."""
+        return self.machine.instances_per_device > 1
+
+    @property
     def num_devices(self) -> int:
         """Devices of one worker, or instances of devices that are cut."""
         return sum(size for _, _, size in self.sides)
@@ -128,8 +133,8 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
 def _refused(problem: ServingProblem, machine: Machine, layout: Layout, quantization: Quantization) -> str | None:
     """Why a layout is none on a machine; None where network, engine, drafts and experts allow it."""
     rules = problem.rules
-    if problem.mig is not None and layout.num_devices > 1:
-        return "no link joins MIG instances: a worker has one"
+    if problem.share is not None and layout.num_devices > 1:
+        return "no link joins parts of a device: a worker has one"
     if layout.num_devices > machine.joined_devices:
         return machine.no_network
     if rules.one_host and layout.num_devices > machine.devices_per_host:

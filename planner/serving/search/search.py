@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
+from meshplan.catalogs.constants.machines.device_shares import DeviceShare
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.serving.problem.config import Role, Speculation
@@ -210,13 +210,13 @@ def _simplicity(simulated: Simulated) -> tuple[float, ...]:
     return (*candidate.family.simplicity(candidate.counts), latency)
 
 
-# Drafts, and how devices are cut.
-Choice = tuple[Speculation | None, MigProfile | None]
+# Drafts, and how devices are shared.
+Choice = tuple[Speculation | None, DeviceShare | None]
 
 
 def _choice(found: Simulated) -> Choice:
     config = found.candidate.config
-    return config.speculation, config.pools[0].mig
+    return config.speculation, config.pools[0].share
 
 
 def _space(
@@ -229,9 +229,9 @@ def _space(
     """
     mixed: dict[Choice, tuple[PricedWorker, ...]] = {}
     found: list[Family] = []
-    for cut in problem.with_each_mig:
+    for cut in problem.with_each_share:
         alone, families_of = _space_of(cut, rejected if not mixed else Counter())
-        mixed |= {(drafts, cut.mig): kinds for drafts, kinds in alone.items()}
+        mixed |= {(drafts, cut.share): kinds for drafts, kinds in alone.items()}
         found += families_of
     return mixed, found
 
@@ -245,7 +245,7 @@ def _space_of(
         rejected[f"{problem.rules.name} has no flag for workers that prefill or decode only"] += 1
     # An answer of one token is done after its prefill.
     may_split = splits and mode is not False and problem.workload.mean_lengths[1] > 1.0
-    may_split = may_split and problem.workload.arrival is not Arrival.ALL_AT_ONCE and problem.mig is None
+    may_split = may_split and problem.workload.arrival is not Arrival.ALL_AT_ONCE and problem.share is None
     mixed: dict[Speculation | None, tuple[PricedWorker, ...]] = {}
     prefill: list[PricedWorker] = []
     found: list[Family] = []

@@ -77,7 +77,7 @@ def what_if(problem: ServingProblem) -> list[WhatIf]:
 
     None where no token is generated, since all are ways to decode, and none in MIG instances, which no link joins.
     """
-    if problem.workload.task.is_pooled or problem.mig is not None:
+    if problem.workload.task.is_pooled or problem.share is not None:
         return []
     kinds = (_disaggregated_attention(problem), _host_experts(problem))
     found = [_best(list(shapes), problem.objective) for shapes in kinds]

@@ -101,7 +101,9 @@ class PricedWorker:
     @cached_property
     def work_per_request(self) -> DeviceWork:
         """[N] Work of one of its devices for a request, by running requests."""
-        return request_work(self.worker, self.steady.num_seqs.astype(np.float64), cached=self.cached)
+        # A replica is priced by the kernels of the whole device; what it draws is that of its part.
+        worker = replace(self.worker, machine=self.placed.machine) if self.placed.is_shared else self.worker
+        return request_work(worker, self.steady.num_seqs.astype(np.float64), cached=self.cached)
 
     def power_w(self, rate_per_s: float, constants: PowerConstants) -> float | None:
         """Average power of all its devices where it finishes so many requests/s, W; None without a known limit, and
@@ -275,6 +277,6 @@ def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num
         power_cap_w=placed.power_cap_w,
         weight_tiers=placed.weight_tiers,
         ffn=placed.ffn,
-        mig=problem.mig,
+        share=problem.share,
         kv_tier=problem.kv_tier if placed.role is Role.MIXED and placed.limits.prefix_caching else None,
     )

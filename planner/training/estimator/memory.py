@@ -33,6 +33,9 @@ from meshplan.planner.training.problem.switches import CHUNKED, NARROW, WHOLE
 FUSED_LOSS_SHARE = (2.0 + 2.0) / 12.0
 # The same operators in 16 bits: logits, those of the shifted labels, their log-softmax and its gradient.
 NARROW_LOSS_SHARE = (2.0 + 2.0 + 2.0 + 2.0) / 12.0
+# A loss in place holds the 16-bit logits while they are copied to fp32, and from then on the copy alone, which becomes
+# the softmax and then the gradient; of this copy an engine that keeps outputs has one for each of two buffers.
+IN_PLACE_LOSS_SHARE, KEPT_OUTPUT_SHARE, OUTPUT_BUFFERS = (2.0 + 4.0) / 12.0, 4.0 / 12.0, 2
 # Candidates whose recompute is worked out together: for each, all numbers of layers of a chunk.
 ROWS_AT_ONCE = 2048
 Components = Mapping[str, FloatArray]  # name → bytes, [n] each
@@ -302,10 +305,22 @@ class MemoryModel(LayerActivations):
     def _logits(self, stage: StageClass) -> FloatArray:
         """Logits of one micro-batch on a rank, in entries of an eager fp32 loss, [n]."""
         heads = stage.vocabulary_share or stage.has_head * (1.0 + self.shape.num_nextn_predict_layers)
-        own = self.calibration.recipe.logits_share
-        shares = {WHOLE: 1.0, CHUNKED: min(own, FUSED_LOSS_SHARE), NARROW: min(own, NARROW_LOSS_SHARE)}
+        own = self._loss_share
+        shares = {WHOLE: 1.0, CHUNKED: np.minimum(own, FUSED_LOSS_SHARE), NARROW: np.minimum(own, NARROW_LOSS_SHARE)}
         share = shares.get(self.workload.practice.loss, own)
         return heads * share * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
+
+    @cached_property
+    def _loss_share(self) -> FloatArray | float:
+        """What the framework's own loss takes over an eager one in fp32, outputs of earlier micro-batches included.
+
+        A step of one micro-batch has those of the step before.
+        """
+        recipe = self.calibration.recipe
+        if not recipe.keeps_outputs:
+            return recipe.logits_share
+        kept = np.minimum(OUTPUT_BUFFERS, self.candidates.num_microbatches)
+        return IN_PLACE_LOSS_SHARE + KEPT_OUTPUT_SHARE * kept
 
     def offloaded_input_bytes(self, stage: StageClass) -> FloatArray:
         """Layer inputs that one micro-batch keeps on a stage under full recompute, [n]."""

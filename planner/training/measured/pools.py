@@ -154,7 +154,7 @@ def validate_pooled(reader: ObservationReader, row: Mapping[str, Any], catalog: 
         error={name: predicted[name].value / measured[name] - 1.0 for name in predicted if measured.get(name)},
         filled=run.filled,
         oom=not priced.fits,
-        admitted="",
+        admitted=priced.admission.value if measured and not failed else "",
         breakdown_s={name: float(seconds[0]) for name, seconds in priced.estimate.breakdown_s.items()},
     )
 

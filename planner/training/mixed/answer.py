@@ -19,6 +19,7 @@ from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, plan_identity
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import relative_gap
+from meshplan.planner.training.admission import pinned_report
 from meshplan.planner.training.mixed.estimator import MixedPriced, price_mixed
 from meshplan.planner.training.mixed.pinned import pinned_stages
 from meshplan.planner.training.mixed.plan import config_document, make_mixed_plan, mixed_content
@@ -98,11 +99,7 @@ def estimate(question: Question, *, shape: ModelShape | None = None) -> Plan:
     resolved = resolved_question(question, shape=shape)
     spec = read_training_spec(question.document)
     priced = price_mixed(resolved.problem, pinned_stages(resolved.problem, spec.fixed.stages or ()))
-    report = {
-        "status": "feasible" if priced.fits else "infeasible",
-        "solver": "none: one configuration",
-        "oom": not priced.fits,
-    }
+    report = pinned_report(priced.admission)
     return make_mixed_plan(resolved, priced, solution=report, **_identity(question, resolved))
 
 

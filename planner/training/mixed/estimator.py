@@ -25,6 +25,7 @@ import numpy as np
 
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.admission import Admission, strictest
 from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, StageClass, layer_kinds
 from meshplan.planner.training.estimator.exchange.boundaries import (
@@ -99,6 +100,11 @@ class MixedPriced:
     def fits(self) -> bool:
         """Whether every rank stays within its own device's memory by the safe bound."""
         return all(one.safe_bytes <= one.limit_bytes for one in self.shares)
+
+    @property
+    def admission(self) -> Admission:
+        """The strictest figure by which every rank stays within its own device's memory."""
+        return strictest((one.safe_bytes, one.typical_bytes, one.limit_bytes) for one in self.shares)
 
 
 def price_mixed(problem: MixedProblem, config: MixedConfig) -> MixedPriced:

@@ -9,6 +9,7 @@ import pytest
 from core_cases import DENSE, configured, problem_of
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.units import format_bytes
 from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.training.admission import Admission, admission, by_typical_figure
 from meshplan.planner.training.estimator.priced import price
@@ -84,6 +85,33 @@ def test_a_search_keeps_to_the_safe_bound(catalog: Catalog) -> None:
     plan = make_plan({**between(catalog, PINNED), "fixed": {}}, catalog)
     assert plan.memory["worst"]["safe_bytes"] <= plan.memory["limit_bytes"]
     assert "admitted_by" not in plan.solution
+
+
+MIXED: dict[str, Any] = {
+    **SPEC,
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}, {"type": "dgx-a100-40gb", "count": 1}]},
+    "fixed": {
+        "stages": [
+            {"node_type": "dgx-h100", "num_layers": 22, "tensor_parallel": 4, "data_parallel": 2},
+            {"node_type": "dgx-a100-40gb", "num_layers": 10, "tensor_parallel": 4, "data_parallel": 2},
+        ]
+    },
+}
+
+
+def test_pinned_stages_on_several_node_types_are_admitted_by_the_same_rule(catalog: Catalog) -> None:
+    """Each rank by its own device's limit: the typical figure is told of where the bound is exceeded."""
+    stages = estimate_plan(MIXED, catalog).memory["stages"]
+    tight = max(stages, key=lambda one: one["safe_bytes"] / one["device_limit"])
+    for share, status, admitted_by in ((0.5, "feasible", "typical figure"), (-0.1, "infeasible", None)):
+        limit = tight["typical_bytes"] + share * (tight["safe_bytes"] - tight["typical_bytes"])
+        headroom = {"memory_headroom": f"{int(tight['device_limit'] - limit)} B"}
+        plan = estimate_plan({**MIXED, "constraints": headroom}, catalog)
+        assert plan.memory["worst"]["node_type"] == tight["node_type"]
+        assert (plan.solution["status"], plan.solution.get("admitted_by")) == (status, admitted_by)
+        assert plan.solution["oom"] is (status == "infeasible")
+        if admitted_by:
+            assert f"{format_bytes(tight['typical_bytes'])} of {format_bytes(limit)}" in fit(plan)
 
 
 def test_beyond_the_typical_figure_nothing_is_admitted(catalog: Catalog) -> None:

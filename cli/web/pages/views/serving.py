@@ -57,8 +57,22 @@ def equation(config: Mapping[str, Any]) -> str:
         degrees = "·".join(
             f"{short}{pool['layout'].get(key, 1)}" for key, short in _SHORT.items() if pool["layout"].get(key, 1) > 1
         )
-        terms.append(f"{counted(int(pool['num_workers']), _ROLES[pool['role']])} × {degrees or 'one GPU'}")
+        one = "part of a GPU" if _shares_devices(pool) else "one GPU"
+        terms.append(f"{counted(int(pool['num_workers']), _ROLES[pool['role']])} × {degrees or one}")
     return f"{counted(int(config['num_devices']), 'GPU')} = {' + '.join(terms)}"
+
+
+def _shares_devices(pool: Mapping[str, Any]) -> bool:
+    """Whether several workers run on one device: instances of MIG, or replicas under MPS."""
+    return "mig" in pool or "mps" in pool
+
+
+def _gpus(pool: Mapping[str, Any]) -> str:
+    """The GPUs of each worker, or of all where they share them."""
+    if _shares_devices(pool):
+        return counted(int(pool["num_devices"]), "GPU")
+    each = " each" if pool["num_workers"] > 1 else ""
+    return counted(int(pool["num_devices"]) // int(pool["num_workers"]), "GPU") + each
 
 
 def sentences(plan: Plan) -> Iterator[str]:
@@ -66,8 +80,7 @@ def sentences(plan: Plan) -> Iterator[str]:
     parts = [
         f"{counted(int(pool['num_workers']), 'copy', 'copies')} of the model"
         f"{'' if pool['role'] == 'mixed' else ' for ' + {'prefill': 'prompts', 'decode': 'answers'}[pool['role']]}"
-        f" on {counted(int(pool['num_devices']) // int(pool['num_workers']), 'GPU')}"
-        f"{' each' if pool['num_workers'] > 1 else ''}"
+        f" on {_gpus(pool)}"
         for pool in plan.config["pools"]
     ]
     yield f"Run {' and '.join(parts)}, with {plan.config['engine']}."
@@ -75,6 +88,8 @@ def sentences(plan: Plan) -> Iterator[str]:
     for pool in plan.config["pools"]:
         if (mig := pool.get("mig")) is not None:
             yield f"Every GPU is cut into {mig['instances']} parts ({mig['name']}), with a server in each."
+        if (mps := pool.get("mps")) is not None:
+            yield f"Every GPU runs {mps['instances']} servers at the same time (CUDA MPS)."
     slo: Mapping[str, float] = plan.spec.get("slo") or {}
     told = [_latency(key, plan.predicted[key].value, slo[key]) for key in plan.predicted if key in slo]
     if told:

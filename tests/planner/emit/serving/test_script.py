@@ -24,6 +24,7 @@ from serving_cases import (
     serving_request,
 )
 
+from meshplan.catalogs.constants.machines.device_shares import MpsShare
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit.serving import llama_cpp, sglang, trtllm, vllm
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
@@ -39,6 +40,7 @@ from meshplan.planner.serving.problem.quantization import Quantization
 SERVER = f"""#!{sys.executable}
 import json, os, sys, time
 names = ("CUDA_VISIBLE_DEVICES", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT")
+names += ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 note = {{"words": [os.path.basename(sys.argv[0]), *sys.argv[1:]], **{{name: os.environ.get(name) for name in names}}}}
 with open(os.environ["NOTES"], "a") as notes:
     notes.write(json.dumps(note) + "\\n")
@@ -115,6 +117,37 @@ def test_workers_of_a_host_share_no_device_and_no_port(tmp_path: Path) -> None:
     (router,) = start(tmp_path, request, script="router.sh")
     urls = router["words"][router["words"].index("--worker-urls") + 1 :]
     assert urls == [f"http://127.0.0.1:{port}" for port in range(8100, 8104)]
+
+
+# A daemon notes how it is called; a server answers once it has noted its port; waiting takes no time to speak of.
+DAEMON = '#!/usr/bin/env bash\nif [[ $# == 0 ]]; then set -- "$(cat)"; fi\necho "$*" >> "$NOTES.daemon"\n'
+ANSWERS = '#!/usr/bin/env bash\nport=${@: -1}\nport=${port##*:}\ngrep -q "\\"${port%%/*}\\"" "$NOTES"\n'
+SLEEP = "#!/usr/bin/env bash\nexec /bin/sleep 0.05\n"
+
+
+@pytest.mark.parametrize("own_daemon", [True, False])
+def test_replicas_of_a_device_start_in_turn_each_with_its_part(tmp_path: Path, own_daemon: bool) -> None:
+    """All first replicas, and once they answer all second ones; one daemon, which is ended if it was started here."""
+    share = MpsShare.of(H100.memory_bytes, 2)
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(1), num_workers=4, share=share))
+    own = tmp_path / "own"
+    own.mkdir()
+    for name, text in {"nvidia-cuda-mps-control": DAEMON, "curl": ANSWERS, "sleep": SLEEP}.items():
+        (own / name).write_text(text)
+        (own / name).chmod(0o755)
+    variables = {"PATH": f"{own}:{tools(tmp_path)['PATH']}", "STAY_S": "3"}
+    variables |= {} if own_daemon else {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
+    notes = start(tmp_path, request, "0", **variables)
+    assert {note["CUDA_VISIBLE_DEVICES"] for note in notes[:2]} == {"0", "1"}
+    assert {note["CUDA_VISIBLE_DEVICES"] for note in notes[2:]} == {"0", "1"}
+    assert len({value(note, "--port") for note in notes}) == len(notes) == 4
+    assert {value(note, "--gpu-memory-utilization") for note in notes} == {"0.45"}
+    assert {note["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for note in notes} == {"50"}
+    pipes = {note["CUDA_MPS_PIPE_DIRECTORY"] for note in notes}
+    assert len(pipes) == 1
+    assert (pipes == {"/run/mps"}) is not own_daemon
+    daemon = tmp_path / "notes.daemon"
+    assert (daemon.read_text().split() if daemon.exists() else []) == (["-d", "quit"] if own_daemon else [])
 
 
 def test_a_single_worker_serves_clients_itself(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile, mig_profiles
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError, SpecError
-from meshplan.planner.cluster.mig import CutMachine, cut, instance_of
+from meshplan.planner.cluster.shares import CutMachine, cut, instance_of
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import emit_plan, make_plan
 from meshplan.planner.serving.estimator.instances import LOADS
@@ -75,7 +75,7 @@ def test_a_worker_in_an_instance_is_slower_than_on_the_whole_device_and_faster_i
     )
     known = mig_profiles()["h100-sxm-80gb"]
     profiles = [None, EVERYTHING, *(known[name] for name in ("3g.40gb", "2g.20gb", "1g.10gb"))]
-    costs = [pool_worker(problem.site, replace(pool, mig=one), problem.workload).step_cost() for one in profiles]
+    costs = [pool_worker(problem.site, replace(pool, share=one), problem.workload).step_cost() for one in profiles]
     for load in LOADS:
         times = [cost.decode_s(load) + cost.decode_context_s[load] * load * 576.5 for cost in costs]
         assert times == sorted(times), load
@@ -83,27 +83,27 @@ def test_a_worker_in_an_instance_is_slower_than_on_the_whole_device_and_faster_i
 
 def test_a_cut_machine_costs_what_the_whole_one_does_and_is_not_cut_again(catalog: Catalog) -> None:
     problem = question(catalog)
-    whole, profile = problem.machines["dgx-h100"], problem.mig_options[0]
+    whole, profile = problem.machines["dgx-h100"], problem.share_options[0]
     parts = cut(whole, profile)
     assert isinstance(parts, CutMachine)
     assert cut(parts, profile) is parts
     assert cut(whole, None) is whole
     prices = [one.num_devices * (one.usd_per_hour_per_device or 0.0) for one in (whole, parts)]
     assert prices[0] == pytest.approx(prices[1]) == 24.0
-    assert problem.with_mig(profile).num_devices == problem.num_devices == 1
-    assert what_if(problem.with_mig(profile)) == []
+    assert problem.with_share(profile).num_devices == problem.num_devices == 1
+    assert what_if(problem.with_share(profile)) == []
     free = question(catalog, constraints={})
-    assert free.with_mig(profile).num_devices == free.num_devices == 8
+    assert free.with_share(profile).num_devices == free.num_devices == 8
 
 
 def test_a_question_that_does_not_ask_searches_whole_devices_alone(catalog: Catalog) -> None:
-    assert [one.machines for one in question(catalog, mig=None).with_each_mig] == [question(catalog).machines]
+    assert [one.machines for one in question(catalog, mig=None).with_each_share] == [question(catalog).machines]
 
 
 def test_workers_in_instances_have_one_each_and_devices_are_rented_whole(catalog: Catalog) -> None:
     rejected = Counter[str]()
     _, families = _space(question(catalog), rejected)
-    cut_up = [family for family in families if family.problem.mig is not None]
+    cut_up = [family for family in families if family.problem.share is not None]
     assert cut_up
     assert all(kind.num_devices == 1 for family in cut_up for kind in family.kinds)
     assert all(not family.is_disaggregated for family in cut_up)
@@ -115,16 +115,16 @@ def test_workers_in_instances_have_one_each_and_devices_are_rented_whole(catalog
 
 
 def test_more_ways_to_cut_are_never_worse_and_a_plan_in_instances_is_read_back(plans: dict[bool, Plan]) -> None:
-    with_mig, without = plans[True], plans[False]
-    rates = [plan.predicted["output_tokens_per_s_per_device"].value for plan in (without, with_mig)]
+    with_share, without = plans[True], plans[False]
+    rates = [plan.predicted["output_tokens_per_s_per_device"].value for plan in (without, with_share)]
     assert rates == sorted(rates)
-    pool = with_mig.config["pools"][0]
+    pool = with_share.config["pools"][0]
     assert pool["mig"]["instances"] == pool["num_workers"]
-    assert pool["num_devices"] == with_mig.config["num_devices"] == 1
-    assert len(with_mig.rank_table or ()) == pool["num_workers"]
-    read = plan_from_document(json.loads(json.dumps(with_mig.to_document())), name="plan")
-    assert serving_config_from_document(read.config).pools[0].mig in mig_profiles()["h100-sxm-80gb"].values()
-    assert any("MIG" in doubt for doubt in with_mig.provenance["not_validated"])
+    assert pool["num_devices"] == with_share.config["num_devices"] == 1
+    assert len(with_share.rank_table or ()) == pool["num_workers"]
+    read = plan_from_document(json.loads(json.dumps(with_share.to_document())), name="plan")
+    assert serving_config_from_document(read.config).pools[0].share in mig_profiles()["h100-sxm-80gb"].values()
+    assert any("MIG" in doubt for doubt in with_share.provenance["not_validated"])
 
 
 def test_files_give_every_server_an_instance_and_name_the_command_that_cuts(
@@ -137,7 +137,7 @@ def test_files_give_every_server_an_instance_and_name_the_command_that_cuts(
     assert "CUDA_VISIBLE_DEVICES=$devices" not in script
     names = ",".join([pool["mig"]["name"]] * pool["num_workers"])
     assert any(f"nvidia-smi mig -cgi {names} -C" in note for note in emitted.notes)
-    with pytest.raises(CannotExpressError, match="workers in MIG instances"):
+    with pytest.raises(CannotExpressError, match="workers on parts of devices"):
         emit_plan(plans[True], "lws", catalog)
 
 

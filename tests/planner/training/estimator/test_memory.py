@@ -402,6 +402,24 @@ def test_a_loss_in_16_bits_holds_two_thirds_of_the_logits() -> None:
     assert less == pytest.approx(usual * 8.0 / 12.0)
 
 
+@pytest.mark.parametrize(("num_microbatches", "bytes_per_logit"), [(1, 10.0), (2, 14.0), (8, 14.0)])
+def test_a_pipeline_that_keeps_its_outputs_holds_earlier_logits(num_microbatches: int, bytes_per_logit: float) -> None:
+    """While a micro-batch's 16-bit logits are copied to fp32 (2 + 4): the copies in each of two buffers, of the step
+    before where it has one micro-batch, and none of the loss itself, which works in place.
+    """
+    recipe = recipe_named("megatron-2020").recipe
+    problem = problem_of(
+        DENSE,
+        global_batch_size=3 * num_microbatches,
+        precision="fp16",
+        calibration=Calibration(framework="megatron-2020", architecture="any", recipe=recipe),
+    )
+    first, last = price(problem, configured(problem, pipeline_parallel=2, micro_batch_size=3, zero_stage=0)).stages
+    assert first.components["logits"] == 0.0
+    tokens = 3 * problem.workload.sequence_length
+    assert last.components["logits"] == pytest.approx(bytes_per_logit * tokens * DENSE.vocab_size)
+
+
 @pytest.mark.parametrize("phase", [Phase.FINE_TUNING, Phase.LORA])
 def test_gradients_are_whole_until_fsdp_synchronises(phase: Phase) -> None:
     """Those of a whole stage, frozen or not, where several micro-batches are a step; a shard of them where one is."""

@@ -9,7 +9,7 @@ import pytest
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.measured.observations import ObservationReader
-from meshplan.planner.training.measured.pools import pooled_run
+from meshplan.planner.training.measured.pools import pooled_run, validate_pooled
 from meshplan.planner.training.mixed.estimator import price_mixed
 from meshplan.planner.training.mixed.stages import MixedProblem
 
@@ -94,3 +94,15 @@ def test_gradients_are_sharded_where_the_framework_shards_them(catalog: Catalog)
     assert plan.zero_stage == 2
     _, plain, _ = pooled_run(ObservationReader(catalog), row_of(), catalog)
     assert plain.zero_stage < 2
+
+
+def test_a_run_that_worked_says_how_its_plan_would_have_been_admitted(catalog: Catalog) -> None:
+    """By the bound, by the expected peak, by neither; a run that failed says nothing."""
+    row = row_of("DeepSpeed + Megatron-LM 1.1.5")
+    assert validate_pooled(ObservationReader(catalog), row, catalog).admitted == "safe bound"
+    for stage in row["parallelism"]["stages"]:
+        stage["micro_batch_size"] *= 4
+    large = validate_pooled(ObservationReader(catalog), row, catalog)
+    assert (large.admitted, large.oom) == ("neither", True)
+    failed = validate_pooled(ObservationReader(catalog), row | {"measured": {"failed": True}}, catalog)
+    assert (failed.admitted, failed.oom) == ("", True)

@@ -1,30 +1,32 @@
-"""A machine whose devices are cut by NVIDIA's Multi-Instance GPU: each instance is a device of its own.
+"""A machine whose devices are shared by several workers: instances of NVIDIA's Multi-Instance GPU, replicas under MPS.
 
-An instance has its share of the multiprocessors, of the memory and of the memory's bandwidth to itself, and no link to
-another instance (docs.nvidia.com/datacenter/tesla/mig-user-guide: no peer-to-peer between instances). No kernel was
-timed on one: its times are those of rooflines at these shares, in which the launch of a kernel is as long as on the
-whole device. Nodes and devices are rented whole. Of the board's power it draws its part.
+An instance of MIG is a device of its own: it has its share of the multiprocessors, of the memory and of the memory's
+bandwidth to itself, and no link to another instance (docs.nvidia.com/datacenter/tesla/mig-user-guide: no peer-to-peer
+between instances). No kernel was timed on one: its times are those of rooflines at these shares, in which the launch of
+a kernel is as long as on the whole device. A replica under MPS runs the kernels of the whole device, more slowly
+(:mod:`meshplan.planner.serving.estimator.instances`); what is said of its device here bounds it. Nodes and devices are
+rented whole. Of the board's power each part draws its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
+from meshplan.catalogs.constants.machines.device_shares import DeviceShare
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.cluster.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutMachine(Machine):
-    """A machine whose devices are instances of larger ones.
+    """A machine whose devices are parts of larger ones.
 
     Args:
-        profile: of every instance.
+        profile: of every part.
         whole_device: what was cut.
     """
 
-    profile: MigProfile
+    profile: DeviceShare
     whole_device: Device
 
     @property
@@ -33,8 +35,8 @@ class CutMachine(Machine):
         return self.profile.instances
 
 
-def cut(machine: Machine, profile: MigProfile | None) -> Machine:
-    """The machine with every device cut into instances of one profile; itself without one, or if it is cut already."""
+def cut(machine: Machine, profile: DeviceShare | None) -> Machine:
+    """The machine with every device cut into equal parts; itself without one, or if it is cut already."""
     if profile is None or isinstance(machine, CutMachine):
         return machine
     times, usd, device = profile.instances, machine.usd_per_hour_per_device, machine.device
@@ -51,8 +53,8 @@ def cut(machine: Machine, profile: MigProfile | None) -> Machine:
     return CutMachine(**(same | changed), profile=profile, whole_device=device)
 
 
-def instance_of(device: Device, profile: MigProfile) -> Device:
-    """One instance as a device; nothing that was measured of the whole holds for it.
+def instance_of(device: Device, profile: DeviceShare) -> Device:
+    """One part as a device; nothing that was measured of the whole holds for it.
 
     Memory that the driver keeps of the whole device is not taken from an instance's a second time: what
     ``nvidia-smi mig -lgip`` lists is what is left.
@@ -60,7 +62,7 @@ def instance_of(device: Device, profile: MigProfile) -> Device:
     return replace(
         device,
         slug=f"{device.slug}.{profile.name}",
-        name=f"{device.name}, MIG {profile.name}",
+        name=f"{device.name}, {profile.name}",
         memory_bytes=int(profile.memory_bytes),
         usable_memory_bytes=int(min(profile.memory_bytes, device.usable_memory_bytes / profile.instances)),
         memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * profile.memory_share,
