@@ -6,9 +6,9 @@ ring of linked pairs exists, along the fewest links between two that have none. 
 
     max Σ_r x_r   with   Σ_r a_ijr·x_r ≤ n_ij  for each i and j,   x_r ≥ 0
 
-*Bound.* Every ring leaves every part of the members, so that no packing beats the least cut; with an odd number of links
-around a part it may miss it: the eight dies of four MI250X have a least cut of five links and four rings, which are those
-of RCCL. Where all rings weighing the same reach the cut, they are the optimum, and nothing is solved.
+*Bound.* Every ring leaves every part of the members, so that no packing beats the least cut. It may miss it: the eight
+dies of four MI250X have a least cut of five links and four rings, which are those of RCCL. Where all rings weighing the
+same reach the cut, they are the optimum, and nothing is solved.
 
 Sources: NCCL's and RCCL's rings: Li et al., arXiv:1903.04611, section 2 (six over eight V100); ROCm/rccl,
 src/graph/rome_models.cc, rome_model_71, ringBase (four over eight dies).
@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise, permutations
 
-import networkx as nx
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
@@ -57,6 +56,8 @@ def num_rings(links: IntArray, least_cut: int) -> float:
 
 def _loads(links: IntArray) -> Iterator[IntArray]:
     """[k²] links that each ring passes, from each member to each; rings of linked pairs where there are any."""
+    import networkx as nx  # start-up: 0.2 s
+
     tours = [(0, *rest, 0) for rest in permutations(range(1, len(links)))]
     direct = [tour for tour in tours if all(links[hop] for hop in pairwise(tour))]
     ways = dict(nx.all_pairs_shortest_path(nx.from_numpy_array(links)))
