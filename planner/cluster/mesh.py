@@ -6,8 +6,9 @@ passes through the devices in between that leave most links: r_ij = max over pat
 where there are links). The members M of a group on one node have the cut c(A) = Σ n_ij between A ⊂ M and the others, or
 Σ r_ij where their own links leave some of them apart.
 
-- ring: every ring passes every cut, so that the members have at most min_A c(A) rings of one link each: the rate of a
-  device is (min_A c(A)) / L of its bandwidth. NCCL makes as many (8 V100: 6, a quad of them: 4, a pair: 1 or 2).
+- ring: the members have R rings of one link each (:mod:`~meshplan.planner.cluster.rings`), at most min_A c(A), as every
+  ring passes every cut: the rate of a device is R / L of its bandwidth (8 V100: 6, a quad of them: 4, a pair: 1 or 2;
+  8 dies of MI250X: 4, though 5 links leave each package).
 - all-to-all: a device sends x bytes to each of the |M| − 1 others; the cut that is crowded most decides,
   max_A |A|·|M∖A|·x / (c(A)·b).
 - neighbours, stage boundaries: what one device sends another passes the route between the two, r_ij·b.
@@ -28,6 +29,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from meshplan.planner.cluster.rings import num_rings
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 
@@ -101,11 +103,13 @@ def _share(mesh: Mesh, kind: str, size: int, stride: int, world_size: int) -> fl
             last = routes[place[-1], place[0]] if closes else beside.min()
             least = min(least, float(min(beside.min(), last)) / most)
             continue
-        inside, cuts = _cuts(links[np.ix_(place, place)])
+        own = links[np.ix_(place, place)]
+        inside, cuts = _cuts(own)
         if not cuts.all():
-            inside, cuts = _cuts(routes[np.ix_(place, place)])
+            own = routes[np.ix_(place, place)]
+            inside, cuts = _cuts(own)
         if kind == "ring":
-            least = min(least, float(cuts.min()) / most)
+            least = min(least, num_rings(own, int(cuts.min())) / most)
         else:
             crowded = (inside * (len(members) - inside) / cuts).max()
             least = min(least, (len(members) - 1) / (most * float(crowded)))

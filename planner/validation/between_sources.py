@@ -29,7 +29,7 @@ section 5.4, for the worth of a cluster.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -90,6 +90,21 @@ class Expected:
     def half_width(self) -> float:
         """In the logarithm, of an interval that holds 90 % of its runs."""
         return student_95(self.worth) * float(np.sqrt(self.square))
+
+    def beside(self, other: Expected) -> Expected:
+        """What is expected where both are there, each by itself: s² = s₁² + s₂², ν = s⁴/(s₁⁴/ν₁ + s₂⁴/ν₂).
+
+        Satterthwaite, An approximate distribution of estimates of variance components, Biometrics Bulletin 2 (1946).
+
+        >>> one = Expected(square=0.01, worth=4.0, level="", num_sources=4)
+        >>> both = one.beside(one)
+        >>> round(both.square, 3), round(both.worth, 3)
+        (0.02, 8.0)
+        """
+        parts = (self.square, self.worth), (other.square, other.worth)
+        square = self.square + other.square
+        spread = sum(part**2 / worth for part, worth in parts)
+        return replace(self, square=square, worth=square**2 / spread if spread else self.worth + other.worth)
 
 
 def expected(levels: Sequence[tuple[str, Sequence[SourceError]]]) -> Expected | None:

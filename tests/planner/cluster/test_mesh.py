@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -79,6 +80,18 @@ def test_devices_of_a_package_are_closer_than_others(catalog: Catalog) -> None:
     assert share(mesh, "ring", 2, 2) == pytest.approx(1 / 7)
 
 
+def test_eight_dies_have_the_four_rings_of_rccl(catalog: Catalog) -> None:
+    """Five links leave each package, and no fifth ring fits. RCCL's own (src/graph/rome_models.cc, rome_model_71,
+    ringBase), each link in each direction no more often than it is there, are as many.
+    """
+    mesh = mesh_from(catalog, "hgx-mi250x-dies")
+    rings = ["01324576", "67542310", "01542376", "67324510"]
+    used = Counter((int(a), int(b)) for ring in rings for a, b in zip(ring, ring[1:] + ring[0], strict=True))
+    assert all(count <= mesh.links[first][second] for (first, second), count in used.items())
+    assert share(mesh, "ring", 8) == pytest.approx(len(rings) / 7)
+    assert share(mesh, "ring", 4) == pytest.approx(2 / 7)
+
+
 def test_devices_without_a_link_are_reached_through_another() -> None:
     """0 – 1 – 2 in a line: what 0 and 2 exchange passes 1."""
     line = whole(np.array([[0, 2, 0], [2, 0, 1], [0, 1, 0]]))
@@ -87,11 +100,14 @@ def test_devices_without_a_link_are_reached_through_another() -> None:
 
 
 @given(meshes())
-def test_rings_are_as_many_as_the_least_cut_has_links(mesh: Mesh) -> None:
-    """The least cut by another algorithm (Stoer and Wagner)."""
+def test_rings_are_no_more_than_the_least_cut_has_links(mesh: Mesh) -> None:
+    """The least cut by another algorithm (Stoer and Wagner); of a pair, as many."""
     links = np.array(mesh.links)
     least, _ = nx.stoer_wagner(nx.from_numpy_array(links))
-    assert share(mesh, "ring", len(links)) * mesh.device_links == pytest.approx(least)
+    rings = share(mesh, "ring", len(links)) * mesh.device_links
+    assert rings <= least + 1e-9
+    if len(links) == 2:
+        assert rings == pytest.approx(least)
 
 
 @given(meshes())

@@ -146,6 +146,26 @@ def test_kernels_that_no_run_has_are_as_far_off_as_kinds_left_out_whole() -> Non
     assert not any(item.is_covered for item in with_coverage(odd, folds))
 
 
+def test_what_a_stranger_differs_by_is_expected_beside_kernels_that_no_run_has() -> None:
+    """A kind left out leaves its sources' other runs in: the more sources differ, the wider."""
+    kinds = [
+        replace(item, kernels=f"kernels {number}")
+        for number in range(5)
+        for item in errors(f"kernels {number}", [0.2], Basis.KERNELS)
+    ]
+
+    def of(strangers: float) -> float:
+        return width({"source": sources("abcdefgh", strangers, Basis.ANY), "kernels": kinds}, Basis.KERNELS)
+
+    alone = of(0.0)
+    assert alone < of(0.1) < of(0.3)
+    assert of(0.3) < alone + width({"source": sources("abcdefgh", 0.3, Basis.ANY)}, Basis.ANY)
+    found = half_width(
+        {"source": sources("abcdefgh", 0.1, Basis.ANY), "kernels": kinds}, basis=Basis.KERNELS, kind=DENSE, key=KEY
+    )
+    assert found.rests_on == "5 kernel kinds of dense models and 8 sources of dense models on megatron"
+
+
 def test_a_set_is_as_wide_as_what_is_known_of_the_kernels() -> None:
     shared = Calibration(
         framework="megatron",
