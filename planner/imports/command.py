@@ -17,6 +17,7 @@ from meshplan.planner.core.reading.documents import parse_document
 from meshplan.planner.emit.terms import Arguments, flattened
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.containers import commands_of, is_manifest, silent_images, task_of
+from meshplan.planner.imports.emitted import with_flags
 from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options
 from meshplan.planner.imports.reading import Assumption, Given, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
@@ -122,7 +123,7 @@ def _given(
         content = _read(path)
         if isinstance(content, str):
             text = content
-            script = _flag_file(content) or read_script(content, variables)
+            script = _flag_file(content) or read_script(with_flags(content, path.parent), variables)
         elif (task := task_of(content)) is not None:
             script = read_script(task[0], {**task[1], **variables})
         elif is_manifest(content):
