@@ -17,13 +17,12 @@ from meshplan.planner.core.reading.documents import parse_document
 from meshplan.planner.emit.terms import Arguments, flattened
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.containers import commands_of, is_manifest, silent_images, task_of
-from meshplan.planner.imports.emitted import with_flags
 from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options
 from meshplan.planner.imports.reading import Assumption, Given, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
 from meshplan.planner.imports.shell import Script, Statement, read_script
 from meshplan.planner.imports.spec import Answers, Imported, complete
-from meshplan.planner.imports.wrappers import expanded, located
+from meshplan.planner.imports.wrappers import expanded, located, with_flags
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
