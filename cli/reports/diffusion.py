@@ -212,6 +212,9 @@ def notes_text(plan: Plan, width: int) -> str:
 
 
 def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
-    """Try another degree, write the files."""
-    shown = [f"meshplan explain {plan.plan_id}{where} --instead ulysses=1"]
+    """Try a degree that the plan does not have already, write the files."""
+    names = ("ulysses", "ring", "replicas", "batch_size")
+    differing = ((name, row["config"][name]) for row in plan.alternatives for name in names)
+    other = next((f"{name}={value}" for name, value in differing if value != plan.config[name]), None)
+    shown = [] if other is None else [f"meshplan explain {plan.plan_id}{where} --instead {other}"]
     return shown if emitted else [*shown, f"meshplan emit {plan.plan_id}{where} --out launch"]

@@ -22,7 +22,7 @@ from meshplan.planner.imports.reading import Assumption, Given, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
 from meshplan.planner.imports.shell import Script, Statement, read_script
 from meshplan.planner.imports.spec import Answers, Imported, complete
-from meshplan.planner.imports.wrappers import expanded, located
+from meshplan.planner.imports.wrappers import expanded, located, with_flags
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -122,7 +122,7 @@ def _given(
         content = _read(path)
         if isinstance(content, str):
             text = content
-            script = _flag_file(content) or read_script(content, variables)
+            script = _flag_file(content) or read_script(with_flags(content, path.parent), variables)
         elif (task := task_of(content)) is not None:
             script = read_script(task[0], {**task[1], **variables})
         elif is_manifest(content):

@@ -171,6 +171,8 @@ def _idle(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
     if idle <= 0:
         return {"num_idle_devices": 0}
     because = "another copy does not fit on them" if problem.has_free_load else "the load needs no more"
+    if chosen.judged.violated:  # one configuration was asked for, whatever the load needs
+        because = "the configuration that is asked for does not use them"
     return {"num_idle_devices": idle, "idle_because": because}
 
 

@@ -91,8 +91,9 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
         if latency.count:
             found[key] = _around(latency.value(percentile), spread["ttft" if metric == "ttft" else "tpot"])
     tokens_per_s, devices = simulated.judged.output_tokens_per_s, candidate.config.num_devices
-    # Under open arrivals the rate is what clients send, not a prediction.
-    factor = 1.0 if problem.workload.request_rate_per_s is not None else spread[_THROUGHPUT]
+    # Under open arrivals the rate is what clients send, not a prediction, unless they send more than is finished.
+    sent = problem.workload.request_rate_per_s
+    factor = 1.0 if sent is not None and simulated.judged.requests_per_s >= sent else spread[_THROUGHPUT]
     rates = {
         "requests_per_s": simulated.judged.requests_per_s,
         "output_tokens_per_s": tokens_per_s,

@@ -25,6 +25,8 @@ _METHODS = {"ngram": "n-grams", "eagle3": "EAGLE-3", "mtp": "prediction layers",
 def most_rate_text(plan: Plan) -> str:
     """The rate that the deployment bears with room to spare, where a rate was given."""
     most = (plan.answer or {}).get("max_request_rate_per_s")
+    if most == 0.0:
+        return "At no rate that was tried does this deployment stay clearly within every SLO."
     return "" if most is None else f"This deployment stays clearly within every SLO up to {most:.3g} requests/s."
 
 

@@ -126,7 +126,7 @@ def status_text(plan: Plan) -> str:
     solution = plan.solution
     if "kept" in solution:
         verdict = "every SLO is met" if solution["kept"] else "an SLO is violated"
-        return f"one configuration, simulated: {verdict}"
+        return f"one configuration, simulated: {verdict}{_overload_text(plan)}"
     count, simulated = solution.get("num_candidates", 0), solution.get("num_simulated", 0)
     seen = f"{counted(count, 'deployment')} in closed form, {simulated:,} simulated"
     if solution["status"] == "infeasible":
@@ -147,6 +147,16 @@ def status_text(plan: Plan) -> str:
     if len(plan.spec["cluster"].get("nodes") or ()) > 1:
         known += "; of one kind of worker for each node type, prefill and decode on one node type each"
     return f"{known}; {effort_text(solution)}"
+
+
+def _overload_text(plan: Plan) -> str:
+    """What becomes of requests that come faster than a deployment finishes them."""
+    sent, finished = plan.spec["workload"].get("request_rate_per_s"), plan.predicted["requests_per_s"].value
+    if not sent or finished >= sent:
+        return ""
+    count = (plan.answer or {}).get("sampling", {}).get("num_requests", 0)
+    after = f"; latencies are those of the first {counted(count, 'request')}" if count else ""
+    return f"; it finishes {finished:.3g} of {sent:g} requests/s, so its queue grows without end{after}"
 
 
 def _is_sampled(plan: Plan) -> bool:

@@ -263,8 +263,8 @@ def _space_of(
 def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 0) -> float:
     """A Poisson rate up to which a deployment meets every SLO clearly, requests/s.
 
-    So clearly that a first run shows it, within :data:`HEADROOM_TOLERANCE` of the highest such rate; at least the
-    question's own, which it meets.
+    So clearly that one run of enough stays shows it, within :data:`HEADROOM_TOLERANCE` of the highest such rate; at
+    least the question's own where it meets that, and 0 where no rate is.
     """
     candidate = chosen.candidate
     supply = candidate.family.rate(candidate.counts)
@@ -278,12 +278,13 @@ def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 
         seed=seed,
         costs=costs,
     )
-    search.effort = Effort.FIRST
-    if rate and not chosen.judged.violated:
+    search.effort = Effort.CLEAR
+    is_met = not chosen.judged.violated
+    if rate and is_met:
         search.start_from(rate, chosen.judged.worst_ratio)
     while not search.is_closed:
         search.narrow()
-    return max(rate, search.met_per_s)
+    return max(rate if is_met else 0.0, search.met_per_s)
 
 
 def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulated, ServingReport]:
@@ -307,7 +308,10 @@ def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulate
         raise ValueError(f"this configuration cannot run: {reason}")
     chosen = min(candidates, key=lambda one: one.config.num_devices)
     simulated = simulate_candidate(problem, chosen, seed=seed)
-    score = score_judged(problem, chosen, simulated.judged)
+    # Its bound without SLOs: of more requests it finishes no more, however many are sent.
+    judged = simulated.judged.finishing(chosen.family.rate(chosen.counts))
+    simulated = replace(simulated, judged=judged)
+    score = score_judged(problem, chosen, judged)
     report = ServingReport(
         simulated=(replace(simulated, score=score),),
         num_candidates=1,

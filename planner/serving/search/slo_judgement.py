@@ -54,7 +54,7 @@ class Judged:
     Args:
         metrics: as clients see them, after the warm-up.
         output_tokens_per_s: rate of all devices; under open arrivals the offered load, since the run's own figure
-            includes the time in which the last requests drain.
+            includes the time in which the last requests drain (:meth:`finishing` limits it).
         requests_per_s: likewise.
         interval_s: SLO → the interval by which it is decided, s.
         violated: the SLOs that are not shown to hold, with their simulated latencies, s: the upper end of the interval
@@ -88,6 +88,13 @@ class Judged:
     def worst_ratio(self) -> float:
         """The largest latency/limit at the upper ends of the intervals; 0 without an SLO."""
         return max((high / slo.limit_s for slo, (_, high) in self.interval_s.items()), default=0.0)
+
+    def finishing(self, most_per_s: float) -> Self:
+        """The same where no more requests/s are finished than ``most_per_s``, however many clients send."""
+        if self.requests_per_s <= most_per_s:
+            return self
+        share = most_per_s / self.requests_per_s
+        return replace(self, requests_per_s=most_per_s, output_tokens_per_s=share * self.output_tokens_per_s)
 
     def shown_s(self, slo: Slo) -> float:
         """The least limit, s, under which the latency of an SLO would be shown to hold."""

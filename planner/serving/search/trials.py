@@ -132,6 +132,7 @@ class Effort(Enum):
     """How much a load is worth."""
 
     FIRST = "first run"  # what it leaves open stays open
+    CLEAR = "clear"  # the same, by a run that is long enough for its stays where a first run is clear but too short
     SEARCH = "search"  # whether it is worth a closer look: by the interval of its own latencies
     DECIDE = "decide"  # whether longer runs keep the SLOs: what SEARCH meets, by as many requests as show that
     SETTLE = "settle"  # the same near the highest rate, where queues last and only many requests tell
@@ -173,7 +174,8 @@ def tried(
         verdict = _verdict(found)
         enough = max(_long_enough(run, load.num_prefixes), math.ceil(min(load.relaxing, LONGEST)))
         telling = 0
-        if not all(high <= CLEARLY[slo.metric] * slo.limit_s for slo, (_, high) in found.items()):
+        is_clear = all(high <= CLEARLY[slo.metric] * slo.limit_s for slo, (_, high) in found.items())
+        if not is_clear:
             enough = max(enough, MOST)
             is_near = verdict is Verdict.OPEN or load.relaxing > FEWEST
             is_met = effort is Effort.DECIDE and num > FEWEST and _verdict(own) is Verdict.MET
@@ -183,9 +185,10 @@ def tried(
         is_endless = load.relaxing > LONGEST
         if verdict is Verdict.MET and is_endless:  # whatever this run shows, the queue of a longer one may be longer
             found = {slo: (low, math.inf) for slo, (low, _) in found.items()}
-        if verdict is Verdict.MET and (is_endless or (effort is Effort.FIRST and not is_long)):
+        is_last = effort is Effort.FIRST or (effort is Effort.CLEAR and not is_clear)
+        if verdict is Verdict.MET and (is_endless or (is_last and not (is_long and is_clear))):
             verdict = Verdict.OPEN
-        is_over = verdict is Verdict.VIOLATED or is_long or is_endless or effort is Effort.FIRST
+        is_over = verdict is Verdict.VIOLATED or is_long or is_endless or is_last
         if is_over or _is_futile(num, max(enough, telling), found, latencies(run, slos)):
             return Trial(verdict=verdict, run=run, interval_s=found, num_requests=num)
         num = max(enough, telling if verdict is Verdict.MET else min(telling, GROWTH * num))

@@ -32,6 +32,16 @@ def test_a_plan_is_read_stored_and_emitted(meshplan: Command, tmp_path: Path) ->
     assert [one["caption"] for one in page["tables"]] == ["Candidates", "Memory of a rank"]
 
 
+@pytest.mark.parametrize("objective", ["usd_per_item", "latency"])
+def test_the_next_command_tries_what_the_plan_is_not(objective: str, meshplan: Command, tmp_path: Path) -> None:
+    outcome = meshplan("plan", asked(tmp_path, objective=objective))
+    (line,) = (line for line in outcome.out.splitlines() if "--instead" in line)
+    name, value = line.split()[-1].split("=")
+    plan = meshplan("plans", "show", "latest", "-f", "json").json
+    assert str(plan["config"][name]) != value
+    assert meshplan(*line.split()[1:]).code == 0
+
+
 def test_no_plan_says_what_binds(meshplan: Command, tmp_path: Path) -> None:
     outcome = meshplan("plan", asked(tmp_path, slo={"latency_s": 0.1}))
     assert outcome.code == 3

@@ -17,6 +17,8 @@ from read_back_cases import FILES, HANDED_OVER, differences, num_devices, read_b
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.training.megatron.layers import pipeline_layout, read_layout
 from meshplan.planner.emit.training.megatron.terms import TERMS
+from meshplan.planner.emit.writer import write_artifacts
+from meshplan.planner.imports.command import read_inputs
 from meshplan.planner.launch.registry import emit
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
@@ -170,3 +172,16 @@ def test_every_argument_of_a_row_is_one_of_its_keys(term: Any) -> None:
                     precision=precision,
                 )
                 assert term.write(config, MIXTRAL).keys() <= set(term.keys)
+
+
+@pytest.mark.parametrize(("target", "stages", "zero"), [("megatron", 2, 1), ("torchtitan", 1, 2)])
+def test_the_written_script_is_read_with_its_flags(target: str, stages: int, zero: int, tmp_path: Path) -> None:
+    """The whole launch script, as a user finds it: its flags and processes stand elsewhere than in the command."""
+    choices = {"tensor_parallel": 4, "data_parallel": 4, "pipeline_parallel": stages, "zero_stage": zero}
+    config = config_for(LLAMA_70B, **choices)
+    write_artifacts(emit(target, request_for(LLAMA_70B, config, hosts=())).artifacts, tmp_path, force=True)
+    reading = read_inputs([str(tmp_path / "launch.sh")])
+    assert (reading.target, reading.problems) == (target, [])
+    read = {name: reading.values[name] for name in ("tensor_parallel", "pipeline_parallel")}
+    assert read == {"tensor_parallel": 4, "pipeline_parallel": stages}
+    assert reading.launch.num_devices == config.world_size

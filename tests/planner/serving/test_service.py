@@ -86,6 +86,37 @@ def test_predictions_under_the_plans_own_load_are_the_plans_own(plan: Plan, cata
     assert twice["tpot_mean_s"].value > plan.predicted["tpot_mean_s"].value
 
 
+def test_more_requests_than_a_deployment_finishes_are_not_called_served(catalog: Catalog) -> None:
+    """The rate that clients send is no throughput beyond the capacity: nothing is bought by it."""
+    pinned = spec(fixed={"tensor_parallel": 8, "num_workers": 1}, workload=load(request_rate_per_s=40))
+    over = estimate_plan(pinned, catalog)
+    finished = over.predicted["requests_per_s"]
+    assert finished.low < finished.value < finished.high
+    assert finished.value < 30
+    more = estimate_plan({**pinned, "workload": load(request_rate_per_s=80)}, catalog)
+    for name in ("requests_per_s", "output_tokens_per_s", "usd_per_million_tokens"):
+        assert more.predicted[name].value == pytest.approx(over.predicted[name].value)
+    tokens_per_s = over.predicted["output_tokens_per_s"].value
+    assert tokens_per_s == pytest.approx(finished.value * SPEC["workload"]["output_length"])
+    assert over.answer is not None
+    assert over.answer["max_request_rate_per_s"] < finished.value
+    assert "no more" not in over.answer.get("idle_because", "")
+
+
+def test_what_a_deployment_bears_is_no_echo_of_the_rate_that_was_asked(catalog: Catalog) -> None:
+    """Long answers: a first run is shorter than their stays, so that it cannot show even what holds clearly."""
+    borne = set()
+    for rate in (1.0, 3.0, 12.0):  # the last is beyond what it bears
+        workload = {"input_length": 1000, "output_length": 2000, "request_rate_per_s": rate}
+        limits = {"ttft_p99_s": 2.0, "tpot_p95_s": 0.05}
+        asked = spec(workload=workload, slo=limits, fixed={"tensor_parallel": 8, "num_workers": 1})
+        answer = estimate_plan(asked, catalog).answer
+        assert answer is not None
+        borne.add(answer["max_request_rate_per_s"])
+    assert min(borne) > 3.2
+    assert max(borne) < min(borne) * 1.06  # found from different sides, each within 5 %
+
+
 def test_a_cheaper_looking_rival_violated_an_slo_or_the_bound(plan: Plan) -> None:
     fewer = [row for row in plan.alternatives if row["num_devices"] < plan.config["num_devices"]]
     assert all("SLO" in row["reason"] for row in fewer)
