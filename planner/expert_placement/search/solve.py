@@ -236,11 +236,11 @@ def _solve_robust(problem: ExpertPlacementProblem, effort: Effort, seed: int) ->
         if problem.over_cases(problem.case_balancedness(placement)) > reached:
             chosen = placement
     bound = problem.over_cases(balance_of_time(bounds).mean(axis=1))
-    found = _Found(placement=chosen, bound=bound, solver="portfolio")
+    usual = _Found(placement=chosen, bound=bound, solver="portfolio")
     if small is None:
-        return found
-    better = max(found, small, key=lambda one: _reached(problem, one))
-    return replace(better, bound=min(found.bound, small.bound), solver=f"{small.solver}, {found.solver}")
+        return usual
+    better = usual if _reached(problem, usual) > _reached(problem, small) else small
+    return replace(better, bound=min(usual.bound, small.bound), solver=f"{small.solver}, {usual.solver}")
 
 
 def _by_every_layout(problem: ExpertPlacementProblem, effort: Effort) -> _Found | None:
