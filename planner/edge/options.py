@@ -1,6 +1,7 @@
 """Every way to generate on some of the machines: which of them, with which engine and format, who is the root.
 
-All are priced, so that the least is proven under the estimate. Machines of a kind are alike: a group is how many of
+All are priced, so that the least is proven under the estimate; where the budget ends that, :func:`least_token_s` bounds
+what was not priced. Machines of a kind are alike: a group is how many of
 each kind it has, and which kind its root is of. Of a pipeline's placements of layers one is priced for each group, main
 host and last machine: the least (:func:`~meshplan.planner.edge.token_time.layers_on`).
 """
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.edge.engines import ENGINES, RPC, TPI_LLM, EdgeEngine
 from meshplan.planner.edge.problem import WEIGHT_BYTES, EdgeProblem
 from meshplan.planner.edge.token_time import (
@@ -45,32 +47,60 @@ class Options:
         priced: those that run, the fastest first.
         rejected: reason → how many.
         nearest: bytes that the way with least of them lacks on a machine, and that way; None where none lacks any.
+        is_whole: no way is left out.
     """
 
     priced: tuple[Priced, ...]
     rejected: Counter[str] = field(default_factory=Counter)
     nearest: tuple[float, Group] | None = None
+    is_whole: bool = True
 
 
-def every_option(problem: EdgeProblem) -> Options:
-    """Price every way that the question leaves open."""
+def every_option(problem: EdgeProblem, budget: Budget | None = None) -> Options:
+    """Price every way that the question leaves open.
+
+    Args:
+        problem: the question.
+        budget: once it is spent, and after Ctrl-C, the ways that are priced are all there are; None: no limit.
+    """
+    budget = budget or Budget()
     rejected: Counter[str] = Counter()
     found: list[Priced] = []
     nearest: tuple[float, Group] | None = None
-    for group in _groups(problem, rejected):
-        lacks = missing_bytes(problem, group)
-        streams = all(
-            not lacking or problem.kinds[index].drive_bytes_per_s is not None
-            for lacking, index in zip(lacks, group.machines, strict=True)
-        )
-        if any(lacks) and not (streams and _reads_drives(group.engine)):
-            rejected[_out_of_memory(group.engine)] += 1
-            if nearest is None or max(lacks) < nearest[0]:
-                nearest = (max(lacks), group)
-            continue
-        found.append(Priced(group=group, time=token_time(problem, group)))
+    is_whole = False
+    with budget.keeping():
+        for group in _groups(problem, rejected):
+            budget.check()
+            lacks = missing_bytes(problem, group)
+            if any(lacks) and not _streams(problem, group, lacks):
+                rejected[_out_of_memory(group.engine)] += 1
+                if nearest is None or max(lacks) < nearest[0]:
+                    nearest = (max(lacks), group)
+                continue
+            found.append(Priced(group=group, time=token_time(problem, group)))
+        is_whole = True
     found.sort(key=lambda one: (one.time.total_s, len(one.group.machines), one.group.machines))
-    return Options(priced=tuple(found), rejected=rejected, nearest=nearest)
+    return Options(priced=tuple(found), rejected=rejected, nearest=nearest, is_whole=is_whole)
+
+
+def least_token_s(problem: EdgeProblem) -> float:
+    """Seconds that no way of generating a token can beat: W / Σ 1/τ_i, in the quickest format.
+
+    τ_i is what machine i takes for a weight. A token is multiplied with W weights; split in the best way over all
+    machines at once they take that long. Equal parts, a pipeline and one machine take no less; caches, exchanges and
+    drives add to it.
+    """
+    weights = layer_weights(problem.shape) + head_weights(problem.shape)
+    rates = [sum(kind.count / kind.weight_s(one) for kind in problem.kinds) for one in problem.formats]
+    return weights / max(rates)
+
+
+def _streams(problem: EdgeProblem, group: Group, lacks: Sequence[float]) -> bool:
+    """Whether what has no room is read from drives."""
+    drives = [problem.kinds[index].drive_bytes_per_s for index in group.machines]
+    return _reads_drives(group.engine) and all(
+        not lacking or drive is not None for lacking, drive in zip(lacks, drives, strict=True)
+    )
 
 
 def _reads_drives(engine: EdgeEngine) -> bool:

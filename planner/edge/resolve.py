@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.machines.drives import drives
 from meshplan.catalogs.constants.machines.small_machines import SmallMachine, small_machines
-from meshplan.catalogs.errors import UnknownEntryError, closest_names, did_you_mean
+from meshplan.catalogs.errors import Problem, UnknownEntryError, closest_names, did_you_mean
 from meshplan.catalogs.hardware import Device
-from meshplan.planner.cluster.lookup import DRIVE_SHARE, look_up_language_model
+from meshplan.planner.cluster.lookup import DRIVE_SHARE, look_up_language_model, unknown_names
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.edge.problem import USABLE_SHARE, WEIGHT_BYTES, EdgeProblem, MachineKind, Network
 from meshplan.planner.edge.spec import EdgeDeviceSpec, EdgeSpec
@@ -70,7 +70,7 @@ def _kind(index: int, item: EdgeDeviceSpec, catalog: Catalog, problems: Problems
         found = small_machines().get(item.type) or _device(item.type, path, catalog, problems)
         if found is None:
             return None
-    drive = _drive(item, path, problems)
+    drive = item.drive_bandwidth if item.drive is None else _drive(item.drive, path, problems)
     bandwidth = item.memory_bandwidth if found is None else found.memory_bandwidth_bytes_per_s
     if bandwidth is None:
         raise AssertionError("the spec requires a bandwidth where it names no type")
@@ -114,14 +114,31 @@ def _device(name: str, path: str, catalog: Catalog, problems: Problems) -> Devic
         return None
 
 
-def _drive(item: EdgeDeviceSpec, path: str, problems: Problems) -> float | None:
-    if item.drive is None:
-        return item.drive_bandwidth
-    if item.drive not in drives():
-        hint = did_you_mean(closest_names(item.drive, drives()))
-        problems.say(f"{path}.drive", f"unknown drive {item.drive!r}{hint}; known: {', '.join(drives())}")
+def _drive(name: str, path: str, problems: Problems) -> float | None:
+    if name not in drives():
+        hint = did_you_mean(closest_names(name, drives()))
+        problems.say(f"{path}.drive", f"unknown drive {name!r}{hint}; known: {', '.join(drives())}")
         return None
-    return DRIVE_SHARE * drives()[item.drive].read_bytes_per_s
+    return DRIVE_SHARE * drives()[name].read_bytes_per_s
+
+
+def unknown_machines(document: Mapping[str, Any], catalog: Catalog) -> list[Problem]:
+    """Names that the catalog does not have, in a document that may be malformed elsewhere.
+
+    Args:
+        document: the spec as plain data, of any shape.
+        catalog: where the names are looked up.
+    """
+    problems = Problems(unknown_names(document, catalog))
+    devices = document.get("devices")
+    for index, item in enumerate(devices if isinstance(devices, list) else []):
+        path, named = f"devices[{index}]", item if isinstance(item, Mapping) else {}
+        machine, drive = named.get("type"), named.get("drive")
+        if isinstance(machine, str) and machine not in small_machines():
+            _device(machine, path, catalog, problems)
+        if isinstance(drive, str):
+            _drive(drive, path, problems)
+    return problems
 
 
 def _source(found: SmallMachine | Device | None) -> str:

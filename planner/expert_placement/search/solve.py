@@ -5,6 +5,7 @@ objective             solver                                      bound
 ====================  ==========================================  ========================================
 balance               ``balance/balance.py``                      ``balance/bounds.py``, or exact search
 robust                ``balance/balance.py`` with several loads   smallest bound of the scenarios
+small layers of both  ``balance/every_layout.py`` beside them     every layout
 balance+affinity      ``locality/affinity.py``                    most frequent neighbours of each expert
 migrate               ``locality/migration.py``                   bound of the balance without a budget
 ====================  ==========================================  ========================================
@@ -12,6 +13,7 @@ migrate               ``locality/migration.py``                   bound of the b
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +38,7 @@ from meshplan.planner.expert_placement.problem.objectives import (
 from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem, Placement
 from meshplan.planner.expert_placement.search.balance.balance import Best, Effort, balance, default_work, normalised
 from meshplan.planner.expert_placement.search.balance.bounds import time_bound
+from meshplan.planner.expert_placement.search.balance.every_layout import best_layouts
 from meshplan.planner.expert_placement.search.balance.nodes import (
     group_devices,
     place_groups,
@@ -200,6 +203,9 @@ def _solve_robust(problem: ExpertPlacementProblem, effort: Effort, seed: int) ->
     The objective is the smallest over cases of a *mean* over layers, but each layer is placed for its own worst case.
     Where different cases are worst in different layers, weights on the cases win back what that gives away.
     """
+    small = _by_every_layout(problem, effort)
+    if small is not None and _is_proven(problem, small):
+        return small
     speed = problem.device_speed
     cases = normalised(problem.load_cases, speed)
     bounds = np.stack([time_bound(case, problem.num_redundant_experts, speed) for case in cases])
@@ -230,7 +236,30 @@ def _solve_robust(problem: ExpertPlacementProblem, effort: Effort, seed: int) ->
         if problem.over_cases(problem.case_balancedness(placement)) > reached:
             chosen = placement
     bound = problem.over_cases(balance_of_time(bounds).mean(axis=1))
-    return _Found(placement=chosen, bound=bound, solver="portfolio")
+    usual = _Found(placement=chosen, bound=bound, solver="portfolio")
+    if small is None:
+        return usual
+    better = usual if _reached(problem, usual) > _reached(problem, small) else small
+    return replace(better, bound=min(usual.bound, small.bound), solver=f"{small.solver}, {usual.solver}")
+
+
+def _by_every_layout(problem: ExpertPlacementProblem, effort: Effort) -> _Found | None:
+    """The best layouts of small layers and what they prove; None where layers are not small, or there is no time."""
+    if effort.budget is not None and effort.budget.stopped:
+        return None
+    averages = problem.robust_measure is RobustMeasure.AVERAGE
+    cases = normalised(problem.load_cases, problem.device_speed)
+    best = best_layouts(cases, problem.num_redundant_experts, problem.device_speed, averages=averages)
+    return None if best is None else _Found(placement=_flat(best.slots), bound=best.bound, solver="every layout")
+
+
+def _is_proven(problem: ExpertPlacementProblem, found: _Found) -> bool:
+    """Whether a placement meets its bound."""
+    return status_of(_reached(problem, found), found.bound) is Status.OPTIMAL
+
+
+def _reached(problem: ExpertPlacementProblem, found: _Found) -> float:
+    return -math.inf if found.placement is None else objective_of(problem, found.placement)
 
 
 def _solve_balance(problem: ExpertPlacementProblem, effort: Effort, seed: int) -> _Found:
@@ -246,6 +275,11 @@ def _solve_balance(problem: ExpertPlacementProblem, effort: Effort, seed: int) -
             seed,
         )
         return _Found(placement=_flat(slots), bound=float(balance_of_time(times).mean()), solver="groups, then nodes")
+    speed = problem.device_speed
+    if (speed != speed[0]).any():  # else the portfolio has an exact search of its own
+        small = _by_every_layout(problem, effort)
+        if small is not None and _is_proven(problem, small):
+            return small
     best, bound = most_balanced(problem, effort, seed)
     return _Found(placement=_flat(best.slots), bound=bound, solver="portfolio")
 

@@ -7,6 +7,7 @@ array of shape ``[n]``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -282,6 +283,13 @@ def first_layers(chunks: Sequence[Sequence[int]], num_kinds: int) -> tuple[tuple
     """
     counts = [0] * num_kinds
     table = [tuple(counts)]
+    if num_kinds == 1:  # alike layers are counted by the lengths of the chunks alone
+        ends = Counter(map(len, chunks))
+        longer = len(chunks)
+        for position in range(max(ends)):
+            longer -= ends[position]
+            table.append((table[-1][0] + longer,))
+        return tuple(table)
     for position in range(max(map(len, chunks))):
         for chunk in chunks:
             if position < len(chunk):

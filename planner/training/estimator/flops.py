@@ -6,6 +6,7 @@ Causal attention is counted half, recompute not at all (recompute counts in HFU)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshplan.catalogs.models.layers.attention_form import AttentionForm
 from meshplan.catalogs.models.shapes import ModelShape
@@ -148,6 +149,7 @@ def forward_flops_per_token(
     )
 
 
+@lru_cache(maxsize=64)  # every price of a plan and of its alternatives asks for the same
 def _stack_flops(shape: ModelShape, sequence_length: int, documents: PackedDocuments | None = None) -> TokenFlops:
     """Forward FLOPs of one token of one stack of layers, without cross-attention."""
     active, routed = 0.0, 0.0
