@@ -90,7 +90,7 @@ class PlanRows:
         return new
 
     def get(self, handle: str) -> PlanRow:
-        """The plan with this tag, id, id prefix (at least 4 characters), or the last stored one for ``latest``.
+        """The plan with this id, tag, id prefix (at least 4 characters), or the last stored one for ``latest``.
 
         Raises:
             StoreError: none, or several ids start so.
@@ -110,7 +110,7 @@ class PlanRows:
         """Give a plan a tag (taking it from any other plan), or take its tag away with None.
 
         Raises:
-            StoreError: no such plan, or the tag could be mistaken for ``latest``.
+            StoreError: no such plan, or the tag could be mistaken for ``latest`` or for another plan's id.
         """
         with writing(self.engine) as connection:
             row = _find(connection, handle)
@@ -186,8 +186,8 @@ def _find(connection: Connection, handle: str) -> PlanRow:
             raise StoreError("no plan is stored yet; make one: meshplan plan SPEC")
         return _plan_row(row)
     exact = sa.select(*_COLUMNS).where(sa.or_(plans.c.tag == handle, plans.c.plan_id == handle))
-    # A tag that equals another plan's id wins: the user chose it.
-    rows = connection.execute(exact.order_by(sa.case((plans.c.tag == handle, 0), else_=1)).limit(1)).mappings().all()
+    # An id is its plan's alone, whatever tag was there before the plan was: who deletes by id deletes what he means.
+    rows = connection.execute(exact.order_by(sa.case((plans.c.plan_id == handle, 0), else_=1)).limit(1)).mappings().all()
     if not rows and len(handle) >= MIN_PREFIX_LENGTH:
         prefix = sa.select(*_COLUMNS).where(plans.c.plan_id.istartswith(handle, autoescape=True))
         rows = connection.execute(prefix.order_by(plans.c.plan_id)).mappings().all()
@@ -204,6 +204,9 @@ def _find(connection: Connection, handle: str) -> PlanRow:
 def _move_tag(connection: Connection, plan_id: str, tag: str | None) -> None:
     if tag is not None and (tag == LATEST or not tag.strip()):
         raise StoreError(f"{tag!r} cannot be a tag: {LATEST!r} always means the last stored plan, and empty means none")
+    others = sa.select(plans.c.plan_id).where(plans.c.plan_id == tag, plans.c.plan_id != plan_id)
+    if tag is not None and connection.execute(others).first() is not None:
+        raise StoreError(f"{tag!r} cannot be a tag of {plan_id}: another plan has this id; choose another word")
     connection.execute(sa.update(plans).where(plans.c.tag == tag).values(tag=None))
     connection.execute(sa.update(plans).where(plans.c.plan_id == plan_id).values(tag=tag))
 

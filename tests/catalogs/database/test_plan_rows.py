@@ -90,10 +90,17 @@ def test_untagging_one_leaves_the_other_untagged_plans(rows: PlanRows) -> None:
     assert [row.tag for row in rows.list()] == [None, None]
 
 
-def test_a_tag_wins_over_the_id_of_another_plan(rows: PlanRows) -> None:
+def test_an_id_is_its_plans_alone(rows: PlanRows) -> None:
+    """Who deletes by id must not delete what somebody else called so."""
     rows.insert(plan("aaaa11112222"))
-    rows.insert(plan("bbbb11112222"), tag="aaaa11112222")
-    assert rows.get("aaaa11112222").plan_id == "bbbb11112222"
+    rows.insert(plan("bbbb11112222"), tag="cccc11112222")
+    with pytest.raises(StoreError, match="cannot be a tag of bbbb11112222: another plan has this id"):
+        rows.tag("bbbb", "aaaa11112222")
+    assert rows.get("bbbb").tag == "cccc11112222"
+    rows.insert(plan("cccc11112222"))  # a plan that is made later
+    assert rows.get("cccc11112222").plan_id == "cccc11112222"
+    assert rows.delete("cccc11112222").plan_id == "cccc11112222"
+    assert rows.get("cccc11112222").plan_id == "bbbb11112222"
 
 
 def test_runs_are_recorded_and_go_with_the_plan(rows: PlanRows) -> None:
