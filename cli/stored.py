@@ -32,6 +32,16 @@ def load_plan(handle: str, catalog: Catalog) -> Plan:
     return store.load(handle, plan_rows(catalog))
 
 
+def check_tag(tag: str | None, catalog: Catalog) -> None:
+    """Refuse a tag before a plan is looked for: a long search would end without being stored.
+
+    Raises:
+        StoreError: no plan may have it.
+    """
+    if tag is not None and catalog.engine.url.database is not None:
+        plan_rows(catalog).check_tag(tag)
+
+
 def save_plan(made: Plan, catalog: Catalog, *, name: str = "", tag: str | None = None) -> bool:
     """Whether the plan could be stored; where not, a warning says why."""
     from meshplan.planner import store

@@ -117,6 +117,15 @@ class PlanRows:
             _move_tag(connection, row.plan_id, tag)
             return _find(connection, row.plan_id)
 
+    def check_tag(self, tag: str) -> None:
+        """Whether a plan that is still to be found may have this tag.
+
+        Raises:
+            StoreError: it could be mistaken for ``latest`` or for a stored plan's id.
+        """
+        with reading(self.engine) as connection:
+            _check_tag(connection, tag, None)
+
     def delete(self, handle: str) -> PlanRow:
         """Remove a plan with its recorded runs, and return what was removed.
 
@@ -202,13 +211,18 @@ def _find(connection: Connection, handle: str) -> PlanRow:
 
 
 def _move_tag(connection: Connection, plan_id: str, tag: str | None) -> None:
-    if tag is not None and (tag == LATEST or not tag.strip()):
-        raise StoreError(f"{tag!r} cannot be a tag: {LATEST!r} always means the last stored plan, and empty means none")
-    others = sa.select(plans.c.plan_id).where(plans.c.plan_id == tag, plans.c.plan_id != plan_id)
-    if tag is not None and connection.execute(others).first() is not None:
-        raise StoreError(f"{tag!r} cannot be a tag of {plan_id}: another plan has this id; choose another word")
+    if tag is not None:
+        _check_tag(connection, tag, plan_id)
     connection.execute(sa.update(plans).where(plans.c.tag == tag).values(tag=None))
     connection.execute(sa.update(plans).where(plans.c.plan_id == plan_id).values(tag=tag))
+
+
+def _check_tag(connection: Connection, tag: str, plan_id: str | None) -> None:
+    """Refuse what would never be found, or would be found in place of another plan than ``plan_id``."""
+    if tag == LATEST or not tag.strip():
+        raise StoreError(f"{tag!r} cannot be a tag: {LATEST!r} always means the last stored plan, and empty means none")
+    if tag != plan_id and connection.execute(sa.select(plans.c.plan_id).where(plans.c.plan_id == tag)).first():
+        raise StoreError(f"{tag!r} cannot be a tag: another plan has this id; choose another word")
 
 
 def _plan_row(row: Mapping[Any, Any]) -> PlanRow:

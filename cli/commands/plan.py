@@ -140,6 +140,7 @@ def plan(
     """
     from meshplan.cli.progress import progress_line
     from meshplan.cli.reports.plan import is_infeasible
+    from meshplan.cli.stored import check_tag
     from meshplan.planner.core.certificate import disagrees
     from meshplan.planner.service import check_files, make_plan
 
@@ -161,6 +162,7 @@ def plan(
     service = server_of(context)
     if download:
         _fetch_model(document, catalog, base, service)
+    check_tag(tag, catalog)
     if out is not None:
         check_files(document, catalog, base=base, script=script)
     options: dict[str, Any] = {"seed": seed, "top": top, "time_limit_s": time_limit, "certify": certify}

@@ -38,6 +38,13 @@ def test_a_plan_is_printed_stored_and_tagged(meshplan: Command, spec: Path, data
     assert [(row["plan_id"], row["tag"], row["name"]) for row in listed] == [(plan_id, "first", "a try")]
 
 
+def test_a_tag_that_cannot_be_is_refused_before_the_search(meshplan: Command, spec: Path, database: Path) -> None:
+    """The search may take minutes, and its plan would not be stored."""
+    outcome = meshplan("plan", spec, "--tag", "latest")
+    assert (outcome.code, outcome.out, stored(database)) == (4, "", [])
+    assert "'latest' cannot be a tag" in outcome.err
+
+
 def test_the_printed_commands_work(meshplan: Command, spec: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "measured.json").write_text('{"iteration_s": 3.0}')
