@@ -38,11 +38,15 @@ def problem_on(network: Network, **fields: object) -> TrainingProblem:
     return problem_of(shape, num_devices=devices, global_batch_size=16, machine=machine, **fields)
 
 
+# What lies across nodes is the question here: what a stage does inside one need not be searched.
+INSIDE = {"micro_batch_size": 1, "activation_recompute": "none"}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_beats_the_answer(seed: int) -> None:
     """Every candidate under every mapping of three nodes, by the degree search itself."""
     rates = np.random.default_rng(seed).choice([50e9, 10e9, 1e9, 0.2e9], (3, 3))
-    problem = problem_on(network_of(rates), fixed={"micro_batch_size": 1, "activation_recompute": "none"})
+    problem = problem_on(network_of(rates), fixed=INSIDE)
     found = search_plans(problem)
     assert found.solution.objective is not None
     assert found.solution.bound is not None
@@ -58,12 +62,11 @@ def test_nothing_beats_the_answer(seed: int) -> None:
 
 
 def test_a_slow_line_between_two_sites_changes_the_degrees() -> None:
-    fixed = {"micro_batch_size": 1, "activation_recompute": "none"}
-    even = problem_on(network_of(np.full((4, 4), 50e9)), fixed=fixed)
+    even = problem_on(network_of(np.full((4, 4), 50e9)), fixed=INSIDE)
     first = np.array([True, False, True, False])
     rates = np.where(first[:, None] == first, 50e9, 0.05e9)
     trunks = tuple(Trunk(name="line", senders=side, receivers=~side, bytes_per_s=0.05e9) for side in (first, ~first))
-    sites = problem_on(network_of(rates, trunks=trunks), fixed=fixed)
+    sites = problem_on(network_of(rates, trunks=trunks), fixed=INSIDE)
     plain, uneven = search_plans(even), search_plans(sites)
     assert plain.placement is not None
     assert plain.placement.method == UNIFORM
@@ -75,7 +78,7 @@ def test_a_slow_line_between_two_sites_changes_the_degrees() -> None:
     config = plain.solution.assignment.config
     orders = itertools.permutations(range(4))
     kept = {key: getattr(config, key) for key in ("tensor_parallel", "pipeline_parallel", "data_parallel")}
-    pinned = replace(sites, fixed={**fixed, **kept})
+    pinned = replace(sites, fixed={**INSIDE, **kept})
     there = [search_degrees(placed_problem(pinned, order), keep=1)[0].objective for order in orders]
     assert uneven.solution.objective is not None
     assert uneven.solution.gap is not None
@@ -93,11 +96,12 @@ def test_a_time_limit_keeps_an_answer_and_its_gap() -> None:
 
 def test_the_limit_on_a_step_holds_under_the_mapping() -> None:
     network = network_of(np.random.default_rng(5).uniform(1e9, 50e9, (4, 4)))
-    best = search_plans(problem_on(network)).solution.objective
+    best = search_plans(problem_on(network, fixed=INSIDE)).solution.objective
     assert best is not None
-    problem = problem_on(network, limits={"max_step_s": best * 1.01})
+    problem = problem_on(network, fixed=INSIDE, limits={"max_step_s": best * 1.01})
     assert search_plans(problem).solution.objective == pytest.approx(best)
-    assert search_plans(problem_on(network, limits={"max_step_s": best * 0.5})).solution.assignment is None
+    problem = problem_on(network, fixed=INSIDE, limits={"max_step_s": best * 0.5})
+    assert search_plans(problem).solution.assignment is None
 
 
 def test_a_budget_that_ends_with_the_degrees_still_maps_one() -> None:
@@ -107,7 +111,7 @@ def test_a_budget_that_ends_with_the_degrees_still_maps_one() -> None:
     def interrupt(_: Progress) -> None:
         budget.interrupt()
 
-    fixed = {"micro_batch_size": 1, "activation_recompute": "none", "zero_stage": 1}
+    fixed = {**INSIDE, "zero_stage": 1}
     found = search_plans(problem_on(network_of(rates), fixed=fixed), budget=budget, on_progress=interrupt)
     assert found.placement is not None
     assert found.solution.stopped == "Ctrl-C"
@@ -119,7 +123,7 @@ def test_a_budget_that_ends_with_the_degrees_still_maps_one() -> None:
 def test_an_answer_that_is_cut_short_is_no_slower_than_one_site() -> None:
     """The search ends when its first candidate is mapped; rank order alternates between the sites."""
     side = np.arange(4) % 2
-    fixed = {"micro_batch_size": 1, "activation_recompute": "none", "zero_stage": 1, "tensor_parallel": 1}
+    fixed = {**INSIDE, "zero_stage": 1, "tensor_parallel": 1}
     sites = problem_on(network_of(np.where(side[:, None] == side, 50e9, 0.05e9)), fixed=fixed)
     alone = search_plans(problem_on(network_of(np.full((2, 2), 50e9)), fixed=fixed)).solution
     budget = Budget()
@@ -141,8 +145,7 @@ def test_what_must_cross_a_slow_line_is_in_the_bound() -> None:
     rates = np.where(first[:, None] == first, 50e9, 0.05e9)
     trunks = tuple(Trunk(name="line", senders=side, receivers=~side, bytes_per_s=0.05e9) for side in (first, ~first))
     network = network_of(rates, trunks=trunks)
-    fixed = {"micro_batch_size": 1, "activation_recompute": "none"}
-    whole = search_plans(problem_on(network, fixed=fixed, limits={"min_devices": 8})).solution
+    whole = search_plans(problem_on(network, fixed=INSIDE, limits={"min_devices": 8})).solution
     assert whole.gap is not None
     assert whole.gap <= 0.05
     assert whole.assignment is not None
@@ -151,8 +154,7 @@ def test_what_must_cross_a_slow_line_is_in_the_bound() -> None:
 
 def test_a_limit_just_above_the_best_step_keeps_it() -> None:
     network = network_of(np.random.default_rng(5).uniform(1e9, 50e9, (3, 3)))
-    fixed = {"micro_batch_size": 1, "activation_recompute": "none"}
-    best = search_plans(problem_on(network, fixed=fixed)).solution.objective
+    best = search_plans(problem_on(network, fixed=INSIDE)).solution.objective
     assert best is not None
-    under = problem_on(network, fixed=fixed, limits={"max_step_s": best * 1.01})
+    under = problem_on(network, fixed=INSIDE, limits={"max_step_s": best * 1.01})
     assert search_plans(under).solution.objective == pytest.approx(best)
