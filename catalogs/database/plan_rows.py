@@ -196,7 +196,9 @@ def _find(connection: Connection, handle: str) -> PlanRow:
         return _plan_row(row)
     exact = sa.select(*_COLUMNS).where(sa.or_(plans.c.tag == handle, plans.c.plan_id == handle))
     # An id is its plan's alone, whatever tag was there before the plan was: who deletes by id deletes what he means.
-    rows = connection.execute(exact.order_by(sa.case((plans.c.plan_id == handle, 0), else_=1)).limit(1)).mappings().all()
+    rows = (
+        connection.execute(exact.order_by(sa.case((plans.c.plan_id == handle, 0), else_=1)).limit(1)).mappings().all()
+    )
     if not rows and len(handle) >= MIN_PREFIX_LENGTH:
         prefix = sa.select(*_COLUMNS).where(plans.c.plan_id.istartswith(handle, autoescape=True))
         rows = connection.execute(prefix.order_by(plans.c.plan_id)).mappings().all()

@@ -26,8 +26,8 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.milp import Program, solve_relaxed
 
-# Members of a group whose rings are listed: 7! = 5,040 of eight.
-MOST_MEMBERS = 8
+# Members of a group whose rings are listed: one of three, 7! = 5,040 of eight; two have a pair of links alone.
+LEAST_MEMBERS, MOST_MEMBERS = 3, 8
 _EQUAL = 1e-9
 
 
@@ -43,7 +43,7 @@ def num_rings(links: IntArray, least_cut: int) -> float:
     >>> num_rings(np.array([[0, 1, 3], [1, 0, 3], [3, 3, 0]]), 4)
     2.0
     """
-    if not 2 < len(links) <= MOST_MEMBERS:  # noqa: PLR2004  (a ring of two has one pair)
+    if not LEAST_MEMBERS <= len(links) <= MOST_MEMBERS:
         return float(least_cut)
     loads = np.array(list(_loads(links)))
     used = loads.any(axis=0)
@@ -51,7 +51,7 @@ def num_rings(links: IntArray, least_cut: int) -> float:
     alike = len(loads) / float((loads.sum(axis=0) / free).max())
     if alike >= least_cut - _EQUAL:
         return float(least_cut)
-    return _packed(loads, free)
+    return round(-solve_relaxed(packing_program(loads, free)).objective, 9)
 
 
 def _loads(links: IntArray) -> Iterator[IntArray]:
@@ -69,8 +69,13 @@ def _loads(links: IntArray) -> Iterator[IntArray]:
         yield load.ravel()
 
 
-def _packed(loads: FloatArray, free: FloatArray) -> float:
-    """The optimum of the linear program."""
+def packing_program(loads: FloatArray, free: FloatArray) -> Program:
+    """The linear program above; its optimum is the negative of the number of rings.
+
+    Args:
+        loads: [R, n] links of each pair that each ring passes.
+        free: [n] links of each pair.
+    """
     program = Program()
     for ring in range(len(loads)):
         program.column(f"ring {ring}", 0.0, np.inf, cost=-1.0)
@@ -78,4 +83,4 @@ def _packed(loads: FloatArray, free: FloatArray) -> float:
         column = loads[:, number]
         rings = np.flatnonzero(column)
         program.row(f"links {number}", {int(ring): float(column[ring]) for ring in rings}, high=float(links))
-    return round(-solve_relaxed(program).objective, 9)
+    return program
