@@ -245,11 +245,11 @@ def _solve_robust(problem: ExpertPlacementProblem, effort: Effort, seed: int) ->
 
 def _by_every_layout(problem: ExpertPlacementProblem, effort: Effort) -> _Found | None:
     """The best layouts of small layers and what they prove; None where layers are not small, or there is no time."""
-    if effort.budget is not None and effort.budget.stopped:
-        return None
+    budget = effort.budget or Budget()
     averages = problem.robust_measure is RobustMeasure.AVERAGE
-    cases = normalised(problem.load_cases, problem.device_speed)
-    best = best_layouts(cases, problem.num_redundant_experts, problem.device_speed, averages=averages)
+    speed, spare = problem.device_speed, problem.num_redundant_experts
+    cases = normalised(problem.load_cases, speed)
+    best = best_layouts(cases, spare, speed, averages=averages, budget=budget)
     return None if best is None else _Found(placement=_flat(best.slots), bound=best.bound, solver="every layout")
 
 

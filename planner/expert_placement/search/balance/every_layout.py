@@ -25,7 +25,8 @@ from math import comb, factorial
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.expert_placement.problem.objectives import balance_of_time
 
 MOST_LAYOUTS = 20_000
@@ -95,74 +96,91 @@ def _layouts(
     yield from fill((), 0)
 
 
-def layout_balances(found: IntArray, cases: FloatArray, speed: FloatArray) -> FloatArray:
+def layout_balances(found: IntArray, cases: FloatArray, speed: FloatArray, budget: Budget) -> FloatArray:
     """[K, L, N] balancedness of every layer under every layout.
 
     Args:
         found: [N, G, s] layouts.
         cases: [K, L, E] loads in units of the ideal time.
         speed: [G].
+        budget: asked before every layer of every case.
+
+    Raises:
+        OutOfBudgetError: it is spent.
     """
     num_experts = cases.shape[2]
     held = np.zeros((*found.shape[:2], num_experts))
     np.put_along_axis(held, found, 1.0, axis=2)
     pieces = held / held.sum(axis=1, keepdims=True) / speed[:, None]
-    times = np.stack([[(pieces @ layer).max(axis=1) for layer in case] for case in cases])
+    times = np.empty((*cases.shape[:2], len(found)))
+    for case, layer in np.ndindex(times.shape[:2]):
+        budget.check()
+        times[case, layer] = (pieces @ cases[case, layer]).max(axis=1)
     return np.asarray(balance_of_time(times))
 
 
-def best_layouts(cases: FloatArray, num_redundant: int, speed: FloatArray, *, averages: bool) -> BestLayouts | None:
-    """The placement of all layers that serves the cases best; None where layers are not small.
+def best_layouts(
+    cases: FloatArray, num_redundant: int, speed: FloatArray, *, averages: bool, budget: Budget
+) -> BestLayouts | None:
+    """The placement of all layers that serves the cases best; None where layers are not small, or no pass ended.
 
     Args:
         cases: [K, L, E] loads in units of the ideal time.
         num_redundant: spare slots of a layer.
         speed: [G].
         averages: the mean over the cases counts, not the smallest.
+        budget: once it is spent, or after Ctrl-C, what the passes before have found is the answer.
     """
     num_layers, num_experts = cases.shape[1:]
     per_device = (num_experts + num_redundant) // speed.size
     found = layouts(num_experts, per_device, speed.size, alike=bool((speed == speed[0]).all()))
     if found is None or len(found) * cases.shape[0] * num_layers > MOST_NUMBERS:
         return None
-    balances = layout_balances(found, cases, speed)
-    values = np.moveaxis(balances.mean(axis=0, keepdims=True) if averages else balances, 0, 2)  # [L, N, K]
     chosen, bound, reached = np.zeros(num_layers, dtype=np.int64), np.inf, -1.0
-    for _ in range(PASSES):  # what one pass finds lets the next one leave out more
-        better, least = best_sums(values, reached)
-        bound = min(bound, least)
-        if better is None:
-            break
-        chosen, reached = better, float(_sum_of(values, better).min())
-    return BestLayouts(slots=found[chosen], bound=bound / num_layers)
+    with budget.keeping():
+        balances = layout_balances(found, cases, speed, budget)
+        values = np.moveaxis(balances.mean(axis=0, keepdims=True) if averages else balances, 0, 2)  # [L, N, K]
+        for _ in range(PASSES):  # what one pass finds lets the next one leave out more
+            better, least = best_sums(values, reached, budget)
+            bound = min(bound, least)
+            if better is None:
+                break
+            chosen, reached = better, float(_sum_of(values, better).min())
+    return None if reached < 0.0 else BestLayouts(slots=found[chosen], bound=bound / num_layers)
 
 
-def best_sums(values: FloatArray, known: float) -> tuple[IntArray | None, float]:
+def best_sums(values: FloatArray, known: float, budget: Budget) -> tuple[IntArray | None, float]:
     """One option of each row so that the smallest of K sums is largest.
 
     Args:
         values: [L, N, K].
         known: a sum that is reached already.
+        budget: asked before every row.
 
     Returns:
         [L] options that reach more than ``known``, None where there are none; and what no options can exceed.
+
+    Raises:
+        OutOfBudgetError: it is spent.
     """
     weights = np.concatenate([np.eye(values.shape[2]), _weights(values)[None]])  # [W, K]
     priced = values @ weights.T
     first = priced[..., -1].argmax(axis=1)
     if (reached := float(_sum_of(values, first).min())) > known + LEAST_GAIN * len(values):
-        better, bound = best_sums(values, reached)
+        better, bound = best_sums(values, reached, budget)
         return (first if better is None else better), bound
     # What the rows from l on add at most, under each of the weights, [L + 1, W].
     most = priced.max(axis=1)
     to_come = np.concatenate([np.cumsum(most[::-1], axis=0)[::-1], np.zeros((1, len(weights)))])
     rows, dropped, least_gain = [], known, LEAST_GAIN * len(values)
     for own, at_most in zip(values, (priced + (to_come[0] - most)[:, None]).min(axis=2), strict=True):
+        budget.check()
         of_use, cut = _promising(at_most, known + least_gain, MOST_OPTIONS)
         dropped = max(dropped, cut)
         rows.append(of_use[_undominated(own[of_use])])
     sums, taken = np.zeros((1, values.shape[2])), np.zeros((1, 0), dtype=np.int64)
     for index, own in enumerate(rows):
+        budget.check()
         sums = (sums[:, None] + values[index, own]).reshape(-1, values.shape[2])
         taken = np.concatenate([np.repeat(taken, len(own), axis=0), np.tile(own, len(taken))[:, None]], axis=1)
         reach = (sums @ weights.T + to_come[index + 1]).min(axis=1)
@@ -204,7 +222,7 @@ def _weights(values: FloatArray) -> FloatArray:
     return best
 
 
-def _undominated(vectors: FloatArray) -> FloatArray:
+def _undominated(vectors: FloatArray) -> BoolArray:
     """[N] vectors than which no other one is as good in every entry; of equal ones the first."""
     kept, left = np.zeros(len(vectors), dtype=bool), np.argsort(-vectors.sum(axis=1), kind="stable")
     while len(left):

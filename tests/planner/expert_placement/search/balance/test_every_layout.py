@@ -15,6 +15,7 @@ from meshplan.planner.core.solution import Status
 from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem
 from meshplan.planner.expert_placement.search.balance.every_layout import (
     MOST_LAYOUTS,
+    _undominated,
     best_sums,
     layouts,
     num_layouts,
@@ -133,11 +134,11 @@ def test_best_sums_agree_with_every_combination() -> None:
     for _ in range(30):
         values = rng.random((4, 5, 3))
         best = max(float(sum(chosen).min()) for chosen in product(*values))
-        options, bound = best_sums(values, 0.0)
+        options, bound = best_sums(values, 0.0, Budget())
         assert options is not None
         assert float(values[np.arange(4), options].sum(axis=0).min()) == pytest.approx(best)
         assert bound == pytest.approx(best)
-        none_better, still = best_sums(values, best)
+        none_better, still = best_sums(values, best, Budget())
         assert none_better is None
         assert still == pytest.approx(best)
 
@@ -149,7 +150,7 @@ def test_a_bound_that_was_cut_short_still_holds(monkeypatch: pytest.MonkeyPatch)
     for _ in range(30):
         values = rng.random((4, 6, 4))
         best = max(float(sum(chosen).min()) for chosen in product(*values))
-        options, bound = best_sums(values, 0.0)
+        options, bound = best_sums(values, 0.0, Budget())
         assert bound >= best - 1e-9
         assert options is None or float(values[np.arange(4), options].sum(axis=0).min()) <= bound + 1e-9
 
@@ -157,3 +158,24 @@ def test_a_bound_that_was_cut_short_still_holds(monkeypatch: pytest.MonkeyPatch)
 def test_a_spent_time_limit_leaves_the_layouts_alone() -> None:
     problem = ExpertPlacementProblem.from_document(robust(6, 0, [1.0] * 3, 1, 3, 0) | {"name": "late"}, Path())
     assert solve(problem, budget=Budget(1e-9)).solver == "portfolio"
+
+
+def test_ctrl_c_ends_a_pass_and_an_answer_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass over many layers takes seconds: what comes after the fourth row is not begun."""
+    module = "meshplan.planner.expert_placement.search.balance.every_layout"
+    problem = ExpertPlacementProblem.from_document(robust(6, 0, [1.0] * 3, 20, 3, 5) | {"name": "long"}, Path())
+    budget, rows = Budget(), iter(range(1000))
+
+    def interrupted(vectors: np.ndarray) -> np.ndarray:
+        if next(rows) == 3:
+            budget.interrupt()
+        return _undominated(vectors)
+
+    monkeypatch.setattr(f"{module}._undominated", interrupted)
+    found = solve(problem, budget=budget)
+    assert next(rows) == 4
+    assert found.stopped == "Ctrl-C"
+    assert found.assignment is not None
+    assert found.objective is not None
+    assert found.bound is not None
+    assert found.objective <= found.bound
