@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetPydanticSchema, ValidationError, model_validator
 
 from meshplan.catalogs.models.attention import AttentionKind
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks
@@ -40,6 +40,8 @@ Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Text: TypeAlias = Annotated[str, Field(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+:/ -]{0,199}$")]
 Index: TypeAlias = Annotated[int, Field(ge=0, lt=MAX_HOSTS)]
+# Read as an object of JSON. A type checker takes it for anything, so that a kind may say what is in it.
+Object: TypeAlias = Annotated[Any, GetPydanticSchema(lambda _source, handler: handler(dict[str, Any]))]
 Digest: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -128,29 +130,28 @@ class RejectedDocument(Section):
 class PlanDocument(Section):
     """The fields that every plan has; see :class:`meshplan.planner.core.plan.Plan`.
 
-    Kinds narrow some of them, where pydantic holds a document against the narrower form. A type checker takes fields
-    for attributes that anybody may set to what the base allows, so that each of these lines is told to be ignored.
+    Kinds narrow some of them, where pydantic holds a document against the narrower form.
     """
 
     plan_id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
     kind: Name
-    spec: dict[str, Any]
+    spec: Object
     spec_digest: Digest
     catalog_digest: Digest
-    config: dict[str, Any]
+    config: Object
     predicted: dict[Name, IntervalDocument]
-    memory: dict[str, Any]
-    breakdown: list[dict[str, Any]]
-    provenance: dict[str, Any]
+    memory: Object
+    breakdown: list[Object]
+    provenance: Object
     solution: SolutionDocument
-    alternatives: list[dict[str, Any]]
-    rejected: list[dict[str, Any]]
+    alternatives: list[Object]
+    rejected: list[Object]
     rank_table: list[tuple[Index, Index]] | None = None
-    mapping: dict[str, Any] | None = None
-    run: dict[str, Any] | None = None
-    lengths: dict[str, Any] | None = None
-    far_apart: dict[str, Any] | None = None
-    answer: dict[str, Any] | None = None
+    mapping: Object | None = None
+    run: Object | None = None
+    lengths: Object | None = None
+    far_apart: Object | None = None
+    answer: Object | None = None
     certificate: CertificateDocument | None = None
 
 

@@ -132,13 +132,13 @@ class _Solution(SolutionDocument):
 class DiffusionPlanDocument(PlanDocument):
     """A plan of the kind ``diffusion``."""
 
-    spec: DiffusionSpec  # type: ignore[assignment]
-    config: _Config | Nothing  # type: ignore[assignment]
-    provenance: _Provenance  # type: ignore[assignment]
-    memory: _Memory | Nothing  # type: ignore[assignment]
-    breakdown: list[PartDocument]  # type: ignore[assignment]
-    alternatives: list[_Row]  # type: ignore[assignment]
-    rejected: list[RejectedDocument]  # type: ignore[assignment]
+    spec: DiffusionSpec
+    config: _Config | Nothing
+    provenance: _Provenance
+    memory: _Memory | Nothing
+    breakdown: list[PartDocument]
+    alternatives: list[_Row]
+    rejected: list[RejectedDocument]
     solution: _Solution
 
     @model_validator(mode="after")

@@ -88,12 +88,12 @@ class _Solution(SolutionDocument):
 class EdgePlanDocument(PlanDocument):
     """A plan of the kind ``edge``."""
 
-    spec: EdgeSpec  # type: ignore[assignment]
-    config: _Config | Nothing  # type: ignore[assignment]
-    provenance: _Provenance  # type: ignore[assignment]
-    breakdown: list[PartDocument]  # type: ignore[assignment]
-    alternatives: list[_Row]  # type: ignore[assignment]
-    rejected: list[RejectedDocument]  # type: ignore[assignment]
+    spec: EdgeSpec
+    config: _Config | Nothing
+    provenance: _Provenance
+    breakdown: list[PartDocument]
+    alternatives: list[_Row]
+    rejected: list[RejectedDocument]
     solution: _Solution
 
     @model_validator(mode="after")

@@ -168,12 +168,12 @@ class _Rejected(Section):
 class MarketPlanDocument(PlanDocument):
     """A fleet for a market."""
 
-    spec: AllocationSpec  # type: ignore[assignment]
-    config: _Config | Nothing  # type: ignore[assignment]
-    provenance: _Provenance  # type: ignore[assignment]
+    spec: AllocationSpec
+    config: _Config | Nothing
+    provenance: _Provenance
     solution: _Solution
-    rejected: list[_Rejected]  # type: ignore[assignment]
-    answer: _Answer | None = None  # type: ignore[assignment]
+    rejected: list[_Rejected]
+    answer: _Answer | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

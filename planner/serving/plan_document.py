@@ -418,15 +418,15 @@ class _Answer(Section):
 class ServingPlanDocument(PlanDocument):
     """A plan of the kind ``serving``."""
 
-    spec: ServingSpec  # type: ignore[assignment]
+    spec: ServingSpec
     config: ServingConfigDocument
-    memory: _Memory | Nothing  # type: ignore[assignment]
-    breakdown: list[_Part]  # type: ignore[assignment]
-    provenance: _Provenance  # type: ignore[assignment]
+    memory: _Memory | Nothing
+    breakdown: list[_Part]
+    provenance: _Provenance
     solution: _Solution
-    alternatives: list[_Ranked]  # type: ignore[assignment]
-    rejected: list[RejectedDocument]  # type: ignore[assignment]
-    answer: _Answer | None = None  # type: ignore[assignment]
+    alternatives: list[_Ranked]
+    rejected: list[RejectedDocument]
+    answer: _Answer | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

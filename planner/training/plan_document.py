@@ -310,18 +310,18 @@ class _FarApart(Closed):
 class TrainingPlanDocument(PlanDocument):
     """A plan of the kind ``training``."""
 
-    spec: TrainingSpec  # type: ignore[assignment]
-    config: ConfigDocument | MixedConfigDocument | Nothing  # type: ignore[assignment]
-    memory: _Memory | Nothing  # type: ignore[assignment]
-    breakdown: list[PartDocument]  # type: ignore[assignment]
-    provenance: _Provenance  # type: ignore[assignment]
+    spec: TrainingSpec
+    config: ConfigDocument | MixedConfigDocument | Nothing
+    memory: _Memory | Nothing
+    breakdown: list[PartDocument]
+    provenance: _Provenance
     solution: _Solution
-    alternatives: list[_Ranked]  # type: ignore[assignment]
-    rejected: list[_Rejected]  # type: ignore[assignment]
-    mapping: _Mapping | None = None  # type: ignore[assignment]
-    run: RunDocument | None = None  # type: ignore[assignment]
-    lengths: LengthsDocument | None = None  # type: ignore[assignment]
-    far_apart: _FarApart | None = None  # type: ignore[assignment]
+    alternatives: list[_Ranked]
+    rejected: list[_Rejected]
+    mapping: _Mapping | None = None
+    run: RunDocument | None = None
+    lengths: LengthsDocument | None = None
+    far_apart: _FarApart | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
