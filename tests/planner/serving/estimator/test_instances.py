@@ -5,49 +5,33 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
+from shared_devices import problem_with, shared_and_whole
 
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile, mig_profiles
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError, SpecError
 from meshplan.planner.cluster.shares import CutMachine, cut, instance_of
 from meshplan.planner.core.plan import Plan
-from meshplan.planner.service import emit_plan, make_plan
+from meshplan.planner.service import emit_plan
 from meshplan.planner.serving.estimator.instances import LOADS
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.problem.config import Layout, Pool, Role, serving_config_from_document
-from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.spec import read_serving_spec
-from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.search import _space
 from meshplan.planner.serving.search.what_if import what_if
 from meshplan.planner.store import plan_from_document
 
-SPEC: dict[str, Any] = {
-    "kind": "serving",
-    "model": "llama-3.2-1b",
-    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}], "usd_per_hour_per_node": 24.0},
-    "workload": {"input_length": 512, "output_length": 128, "num_requests": 256},
-    "slo": {"ttft_p99_s": 2.0, "tpot_p99_s": 0.05},
-    "fixed": {"mode": "aggregated", "tensor_parallel": 1},
-    "constraints": {"max_devices": 1, "rent": "device"},
-    "mig": ["1g.20gb"],
-}
+question = partial(problem_with, mig=["1g.20gb"])
 EVERYTHING = MigProfile(name="7g.80gb", instances=1, compute_share=1.0, memory_share=1.0, memory_bytes=79.25 * 2.0**30)
-
-
-def question(catalog: Catalog, **changes: Any) -> ServingProblem:
-    return resolve_serving(read_serving_spec({**SPEC, **changes}), catalog, Path()).problem
 
 
 @pytest.fixture(scope="module")
 def plans(catalog: Catalog) -> dict[bool, Plan]:
     """With instances to choose from, and without."""
-    whole = {key: value for key, value in SPEC.items() if key != "mig"}
-    return {True: make_plan(SPEC, catalog), False: make_plan(whole, catalog)}
+    return shared_and_whole(catalog, mig=["1g.20gb"])
 
 
 @pytest.mark.parametrize("device", mig_profiles())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
+from shared_devices import problem_with, shared_and_whole
 
 from meshplan.catalogs.constants.machines.device_shares import MOST_REPLICAS, DeviceShare, MpsShare
 from meshplan.catalogs.constants.machines.mig_profiles import mig_profiles
@@ -15,31 +16,16 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError, SpecError, StoreError
 from meshplan.planner.cluster.shares import cut
 from meshplan.planner.core.plan import Plan
-from meshplan.planner.service import emit_plan, make_plan
+from meshplan.planner.service import emit_plan
 from meshplan.planner.serving.estimator.instances import LOADS
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Layout, Pool, Role, serving_config_from_document
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.spec import read_serving_spec
-from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.workers import priced_workers
 from meshplan.planner.store import plan_from_document
 
-SPEC: dict[str, Any] = {
-    "kind": "serving",
-    "model": "llama-3.2-1b",
-    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}], "usd_per_hour_per_node": 24.0},
-    "workload": {"input_length": 512, "output_length": 128, "num_requests": 256},
-    "slo": {"ttft_p99_s": 2.0, "tpot_p99_s": 0.05},
-    "fixed": {"mode": "aggregated", "tensor_parallel": 1},
-    "constraints": {"max_devices": 1, "rent": "device", "target": "vllm"},
-    "mps": [2, 4],
-}
-
-
-def question(catalog: Catalog, **changes: Any) -> ServingProblem:
-    return resolve_serving(read_serving_spec({**SPEC, **changes}), catalog, Path()).problem
+question = partial(problem_with, mps=[2, 4])
 
 
 def replica(problem: ServingProblem, share: DeviceShare | None) -> Pool:
@@ -111,8 +97,7 @@ def test_parts_of_a_device_draw_together_what_the_device_does(catalog: Catalog, 
 @pytest.fixture(scope="module")
 def plans(catalog: Catalog) -> dict[bool, Plan]:
     """With replicas to choose from, and without."""
-    whole = {key: value for key, value in SPEC.items() if key != "mps"}
-    return {True: make_plan(SPEC, catalog), False: make_plan(whole, catalog)}
+    return shared_and_whole(catalog, mps=[2, 4])
 
 
 def test_more_ways_to_share_are_never_worse_and_a_plan_of_replicas_is_read_back(plans: dict[bool, Plan]) -> None:
