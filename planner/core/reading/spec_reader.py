@@ -38,7 +38,7 @@ def read_spec(model: type[SpecT], document: Mapping[str, Any]) -> SpecT:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise SpecError([_problem(model, dict(item)) for item in error.errors(include_url=False)]) from None
+        raise SpecError([_problem(model, item) for item in _meant(error.errors(include_url=False))]) from None
 
 
 def plain_numbers(model: type[SpecModel], document: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,9 +94,30 @@ def read_with_names(
         raise SpecError([*error.problems, *unknown_names()]) from None
 
 
+# Parts of an error's place that name one of several types that a field may have.
+_WORD = "literal["
+_BRANCHES = (_WORD, "list[", "function-", "constrained-")
+
+
+def _meant(errors: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The errors without those of the type that was not meant: where a field takes a word or a list, a text means the
+    word, and all else the list.
+    """
+    words = {}
+    for error in errors:
+        depth = next((at for at, part in enumerate(error["loc"]) if str(part).startswith(_WORD)), None)
+        if depth is not None:
+            words[error["loc"][:depth]] = isinstance(error["input"], str)
+    for error in errors:
+        loc = error["loc"]
+        means_word = next((is_text for field, is_text in words.items() if loc[: len(field)] == field), None)
+        if means_word is None or means_word == any(str(part).startswith(_WORD) for part in loc):
+            yield error
+
+
 def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:
     """One pydantic error as a problem; an unknown key is answered with the closest known one."""
-    parts = [part for part in error["loc"] if not str(part).startswith(("list[", "function-", "constrained-"))]
+    parts = [part for part in error["loc"] if not str(part).startswith(_BRANCHES)]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden" and parts:

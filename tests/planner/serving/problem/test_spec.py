@@ -95,6 +95,26 @@ def test_every_problem_is_named_at_once() -> None:
     assert {"fixed.decode.tensor_parallel", "quantization[0]"} <= set(found)
 
 
+@pytest.mark.parametrize(
+    ("mps", "path", "message"),
+    [
+        (2, "mps", "Input should be a valid list (given: 2)"),
+        ([2, 1], "mps[1]", "Input should be greater than or equal to 2 (given: 1)"),
+        ("chose", "mps", "Input should be 'choose' (given: 'chose')"),
+    ],
+)
+def test_a_list_or_a_word_is_one_problem(mps: Any, path: str, message: str) -> None:
+    """Of the type that was meant; other fields keep theirs."""
+    assert (
+        messages({**SPEC, "mps": mps, "mig": ["1g.20gb", 7], "objective": "speed"}).items()
+        >= {
+            path: message,
+            "mig[1]": "Input should be a valid string (given: 7)",
+        }.items()
+    )
+    assert len(messages({**SPEC, "mps": mps})) == 1
+
+
 def test_draft_and_pins_are_read() -> None:
     spec = read_serving_spec(
         {
