@@ -151,7 +151,7 @@ def most_probable(
     start: FloatArray | None = None,
     max_step: float = np.inf,
 ) -> FloatArray:
-    """The minimum of the objective, [J].
+    """What the rounds lead to: the minimum of the objective in their limit, and near it after a few, [J].
 
     Args:
         linear: the measurements.

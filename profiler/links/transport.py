@@ -192,6 +192,9 @@ class TorchTransport:
     def close(self) -> None:
         """Leave the process group, so that another rail can be joined."""
         self._dist.destroy_process_group()
+        # Its threads end with the last reference: left to the end of the interpreter, they sometimes abort it.
+        self._data = None
+        self._groups.clear()
 
     def _run_collective(self, name: str, size: int, root: int, num_bytes: int, group: Any) -> None:
         dist = self._dist
