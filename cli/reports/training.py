@@ -40,7 +40,7 @@ from meshplan.cli.reports.whole_run.lengths import lengths_section
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
-from meshplan.planner.training.explanation import Explanation, calibration, fit, memory_basis
+from meshplan.planner.training.explanation import Explanation, admitted, calibration, fit, memory_basis
 
 _RANK_COLUMN = "first_stage"
 _RATE = "tokens_per_s_per_device"
@@ -119,7 +119,7 @@ def status_text(plan: Plan) -> str:
     if status == "infeasible":
         return f"infeasible: none of {counted(count, 'candidate')} stays within the limits" if count else "infeasible"
     if status == "optimal":
-        known = f"optimal under the model: {_margin(gap or 0.0)} among {counted(count, 'candidate')}"
+        known = f"optimal under the model: {_margin(gap or 0.0)} among {counted(count, 'candidate')}{admitted(plan)}"
     else:
         known = f"feasible: at most {percent(gap or 0.0)} from the best possible, when the search stopped"
     return f"{known}; {effort_text(solution)}"

@@ -83,10 +83,20 @@ def proof(plan: Plan) -> str:
     if status == "infeasible":
         return f"infeasible: no candidate stays within the limits{among}"
     if status == "optimal":
-        return f"optimal under the model: gap {gap or 0.0:.2%}{among}"
+        return f"optimal under the model: gap {gap or 0.0:.2%}{among}{admitted(plan)}"
     if gap is None:
         return f"{status}: the choices were pinned, not searched"
     return f"feasible: at most {gap:.2%} from the best possible{among}; the search was cut short"
+
+
+def admitted(plan: Plan) -> str:
+    """Among what a search with pins found its answer where nothing with them is safe; empty where something is.
+
+    Without the pins it takes only what the safe bound admits: such a plan may be faster than that "optimum".
+    """
+    if "admitted_by" not in plan.solution:
+        return ""
+    return " that fit by the typical figure of the memory (none with these pins is within its safe bound)"
 
 
 def fit(plan: Plan) -> str:

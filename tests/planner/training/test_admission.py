@@ -13,7 +13,7 @@ from meshplan.catalogs.units import format_bytes
 from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.training.admission import Admission, admission, by_typical_figure
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.explanation import fit
+from meshplan.planner.training.explanation import fit, proof
 from meshplan.planner.training.resolve import calibration_for
 
 SPEC: dict[str, Any] = {
@@ -75,6 +75,7 @@ def test_pins_are_admitted_by_the_typical_figure_and_the_plan_says_so(catalog: C
     assert "typical figure alone" in fit(plan)
     assert "gradient_precision: bf16" in fit(plan)
     assert plan.memory["worst"]["safe_bytes"] > plan.memory["limit_bytes"]
+    assert "that fit by the typical figure" in proof(plan)
     assert plan.alternatives[0]["safe_bytes"] == pytest.approx(plan.memory["worst"]["safe_bytes"])
     priced = estimate_plan(spec, catalog)
     assert priced.solution["status"] == "feasible"
@@ -85,6 +86,7 @@ def test_a_search_keeps_to_the_safe_bound(catalog: Catalog) -> None:
     plan = make_plan({**between(catalog, PINNED), "fixed": {}}, catalog)
     assert plan.memory["worst"]["safe_bytes"] <= plan.memory["limit_bytes"]
     assert "admitted_by" not in plan.solution
+    assert "typical" not in proof(plan)
 
 
 MIXED: dict[str, Any] = {
