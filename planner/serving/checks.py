@@ -163,6 +163,7 @@ def check_choices(
     if shape.moe is None and (spec.fixed.expert_parallel or 1) > 1:
         problems.say("fixed.expert_parallel", f"{spec.fixed.expert_parallel}: a dense model has no experts")
     _check_tier(spec, machines, ENGINES[spec.constraints.target], problems)
+    _check_connector(spec, ENGINES[spec.constraints.target], problems)
     _check_caps(spec, machines, problems)
     _check_separation(spec, shape, problems)
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
@@ -284,6 +285,17 @@ def _check_separation(spec: ServingSpec, shape: ModelShape, problems: Problems) 
     for path, (is_asked, why) in asked.items():
         if is_asked:
             problems.say(path, f"not with attention_ffn: {why}; or leave attention_ffn out")
+
+
+def _check_connector(spec: ServingSpec, rules: EngineRules, problems: Problems) -> None:
+    """What moves caches needs caches that move, and a flag of the engine."""
+    if spec.kv_connector is None:
+        return
+    if spec.fixed.mode == "aggregated" or not rules.disaggregates:
+        why = "fixed.mode is aggregated" if rules.disaggregates else f"{rules.name} has no such workers"
+        problems.say("kv_connector", f"moves caches from workers that prefill to others that decode; {why}: drop it")
+    elif spec.kv_connector not in rules.kv_connectors:
+        problems.say("kv_connector", rules.no_connector(spec.kv_connector))
 
 
 def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: EngineRules, problems: Problems) -> None:

@@ -30,6 +30,7 @@ from meshplan.planner.core.reading.spec_fields import MAX_DEVICES
 from meshplan.planner.expert_placement.problem.recordings import MOST_EXPERTS
 from meshplan.planner.serving.problem.config import (
     EngineLimits,
+    KvConnector,
     KvTier,
     Layout,
     Role,
@@ -164,6 +165,7 @@ class ServingChoices(Closed):
     num_devices: _Devices
     pools: Annotated[list[_Pool], Field(min_length=1)]
     router: Router
+    kv_connector: KvConnector = KvConnector.NIXL
     speculation: Speculation | None
     expert_map: Annotated[list[list[int]], AfterValidator(_even_map)] | None = None
     name: Text = ""  # of an allocation's services
@@ -438,8 +440,7 @@ class ServingPlanDocument(PlanDocument):
             raise ValueError("memory is empty")
         if {pool.role for pool in self.memory.pools} != {pool["role"] for pool in self.config["pools"]}:
             raise ValueError("memory.pools are not the pools of the config")
-        rate = self.predicted.get("output_tokens_per_s_per_device")
-        if rate is None or "requests_per_s" not in self.predicted:
+        if not {"output_tokens_per_s_per_device", "requests_per_s"} <= self.predicted.keys():
             raise ValueError("predicted lacks output_tokens_per_s_per_device or requests_per_s")
         ranks = sum(pool.num_ranks for pool in serving_config_from_document(self.config).pools)
         if self.rank_table is not None and len(self.rank_table) != ranks:

@@ -28,7 +28,7 @@ from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.checks import check_choices, check_formats, served_shape, share_options
 from meshplan.planner.serving.estimator.encoders.sound import frames
-from meshplan.planner.serving.problem.config import Role, Speculation
+from meshplan.planner.serving.problem.config import KvConnector, Role, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingProblem
@@ -113,6 +113,7 @@ def resolve_serving(
         speculation_options=_speculation_options(spec, shape, problems),
         kv_tier=None if spec.kv_tier is None else spec.kv_tier.value,
         kv_stores=() if spec.kv_tier is None else tuple(spec.kv_tier.choose or ()),
+        kv_connector=spec.kv_connector or KvConnector.NIXL,
         pinned=_pinned(spec),
         experts=experts,
         power_caps_w=tuple(spec.power_caps_w or ()),

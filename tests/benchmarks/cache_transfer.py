@@ -6,14 +6,11 @@ The rows (Mooncake, docs/source/performance/vllm/vllm-v1-pd-performance.md) prin
 NIC reads device memory, nor what the servers and the proxy take beside the devices. So every reading is printed, and
 none is fitted:
 
-- *rate* of a NIC: the planner's share of the nominal one; or the 15 GB/s that Mooncake states for device memory without
+- *rate* of a NIC: the planner's for Mooncake or for NIXL; or 15 GB/s, which Mooncake states for device memory without
   relaxed ordering (docs/source/performance/gpu-rdma-bandwidth-optimization.md), for which its engine does not ask
-  unless MC_IB_PCI_RELAXED_ORDERING is set, and the commands do not set it; or a share that others' runs of the engine
-  attained: 87 of 100 GB/s over four NICs of 200 Gb/s (README, 40 GB), 37 of 50 GB/s over a bonded one with requests of
-  megabytes in the default slices of 64 KiB (issue 1668).
-- *start* of a transfer: none, or the planner's (``TRANSFER_START_S``); and of each *piece*, keys or values of a layer,
-  whose blocks lie in a row on servers that have just started: none, or 0.69 µs, as 4,563 pieces of 16 KiB for 70 of
-  whole pages take 5.2 for 2.1 ms (vLLM pull request 53825, 2 × H200, as its description prints them).
+  unless MC_IB_PCI_RELAXED_ORDERING is set, and the commands do not set it; or the 87 of 100 GB/s over four NICs of
+  200 Gb/s that the engine's README attained with 40 GB.
+- *start* of a transfer: none, or the planner's for NIXL or for Mooncake (with a time for each layer's keys or values).
 - *bytes*: those that the rows state, the chat template's 15 tokens and whole blocks in them; the planner knows neither.
 - *second tokenizing* of the prompt, in the decode server: none; a tokenizer alone (charlesxu.io/parallel-tokenizer);
   the planner's, of a decode server under load (``TOKENIZE_S_PER_TOKEN``).
@@ -33,14 +30,15 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.estimator.collectives import TRANSFER_START_S
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.problem.config import KvConnector
 from meshplan.planner.serving.resolve import serving_calibration
 from meshplan.planner.serving.search.deployment import TOKENIZE_S_PER_TOKEN, kv_link
 from meshplan.planner.serving.simulation.cluster import KvLink
 from meshplan.planner.validation.machines import MachineReader
 
+MOONCAKE, NIXL = KvConnector.MOONCAKE, KvConnector.NIXL
 STRICT_ORDERING_BYTES_PER_S = 15e9  # a NIC, device memory
-README_SHARE, SLICED_SHARE = 87 / 100, 37 / 50  # of the nominal rate
-PIECE_S = (5.2e-3 - 2.1e-3) / (4563 - 70)
+README_SHARE = 87 / 100  # of the nominal rate
 TOKENIZER_S_PER_TOKEN = 1.1e-6
 
 
@@ -51,21 +49,19 @@ def transfer_s(link: KvLink, size_bytes: float) -> float:
 def readings(prepared: PreparedRun) -> dict[str, KvLink]:
     """The link between the two workers under each reading of rate and start."""
     run = prepared.run
-    link = kv_link(prepared.site, run.config)
-    at_once = replace(link, latency_s=link.latency_s - TRANSFER_START_S)
+    mooncake, nixl = (kv_link(prepared.site, replace(run.config, kv_connector=one)) for one in (MOONCAKE, NIXL))
+    at_once = replace(nixl, latency_s=nixl.latency_s - TRANSFER_START_S)
     devices = run.config.pools[0].layout.num_devices
     strict = {"bandwidth_bytes_per_s": devices * STRICT_ORDERING_BYTES_PER_S}
     nominal = devices * run.machine.scale_out_bytes_per_s
-    sliced = replace(link, bandwidth_bytes_per_s=SLICED_SHARE * nominal)
-    pieces = 2 * run.shape.num_hidden_layers
     return {
-        "nominal rate, no start": at_once,
-        "nominal rate, start (planner)": link,
+        "Mooncake (planner)": mooncake,
+        "NIXL (planner)": nixl,
+        "NIXL, no start": at_once,
         "strict ordering, no start": replace(at_once, **strict),
-        "strict ordering, start": replace(link, **strict),
-        "share of the engine's README, start": replace(link, bandwidth_bytes_per_s=README_SHARE * nominal),
-        "share with default slices, start": sliced,
-        "share with default slices, start, pieces": replace(sliced, latency_s=link.latency_s + pieces * PIECE_S),
+        "strict ordering, start of NIXL": replace(nixl, **strict),
+        "share of the engine's README, start of NIXL": replace(nixl, bandwidth_bytes_per_s=README_SHARE * nominal),
+        "rate of Mooncake, start of NIXL": replace(mooncake, latency_s=nixl.latency_s),
     }
 
 

@@ -104,6 +104,7 @@ def _draw_config(draw: random.Random, rules: EngineRules, shape: ModelShape) -> 
         pools=pools,
         router=draw.choice(tuple(Router)),
         speculation=guesses if shape.num_nextn_predict_layers and draw.random() < 0.3 else None,
+        kv_connector=draw.choice(rules.kv_connectors),
     )
 
 

@@ -45,6 +45,7 @@ def wrap(job: ServingJob) -> EmittedPlan:
         CannotExpressError: named hosts, or an engine that Dynamo does not run.
     """
     kube.refuse_places(job, TARGET)
+    kube.refuse_mooncake(job, TARGET)
     if job.target not in _MODULES:
         raise CannotExpressError(TARGET, f"the engine {job.target}", f"one of {', '.join(_MODULES)}, or target lws")
     mode = _MODES[job.request.config.router]

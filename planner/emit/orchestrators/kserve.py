@@ -31,6 +31,7 @@ def wrap(job: ServingJob) -> EmittedPlan:
             turns, or a worker whose hosts are neither stages nor data-parallel groups.
     """
     kube.refuse_places(job, TARGET)
+    kube.refuse_mooncake(job, TARGET)
     if job.target != _ENGINE:
         raise CannotExpressError(TARGET, f"the engine {job.target}", "a plan for vllm, or target lws")
     if job.router is not None and job.request.config.router is Router.ROUND_ROBIN:

@@ -43,6 +43,7 @@ def wrap(job: ServingJob) -> EmittedPlan:
             that takes turns, or named hosts.
     """
     kube.refuse_places(job, TARGET)
+    kube.refuse_mooncake(job, TARGET)
     if job.target != _ENGINE:
         raise CannotExpressError(TARGET, f"the engine {job.target}", "a plan for vllm, or target lws")
     if "{{" in job.request.model:

@@ -37,6 +37,7 @@ def wrap(job: ServingJob) -> EmittedPlan:
         CannotExpressError: another engine, data-parallel attention, another router, or named hosts or devices.
     """
     serving_kubernetes.refuse_places(job, TARGET)
+    serving_kubernetes.refuse_mooncake(job, TARGET)
     if job.target != "vllm":
         raise CannotExpressError(TARGET, f"the engine {job.target}", "a plan for vllm")
     if job.router is not None and job.request.config.router not in _ROUTERS:

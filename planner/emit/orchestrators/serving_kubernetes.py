@@ -16,7 +16,7 @@ from meshplan.planner.emit.hosts import refuse_named_hosts
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.serving.job import HEALTH_PATH, Argument, PoolProgram, RouterProgram, ServingJob, Template
 from meshplan.planner.emit.serving.readme import serving_overview
-from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.config import KvConnector, Role
 
 PORT = 8100
 _FILES = "files"
@@ -47,6 +47,18 @@ def refuse_places(job: ServingJob, target: str) -> None:
         CannotExpressError: it does.
     """
     refuse_named_hosts(job.request.hosts, None, target=target)
+
+
+def refuse_mooncake(job: ServingJob, target: str) -> None:
+    """Stop where vLLM's caches are moved by what an orchestrator's own proxy does not ask prefill workers for.
+
+    Raises:
+        CannotExpressError: they are.
+    """
+    config = job.request.config
+    if job.target == "vllm" and config.is_disaggregated and config.kv_connector is KvConnector.MOONCAKE:
+        what = "KV caches that Mooncake moves: its documentation routes requests for NIXL alone"
+        raise CannotExpressError(target, what, "kv_connector nixl, or target lws")
 
 
 def model_uri(job: ServingJob, target: str) -> str:

@@ -25,7 +25,7 @@ from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.serving.terms import refuse_serving
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Term, feature_rows, write_all
-from meshplan.planner.serving.problem.config import Pool, Role, Router
+from meshplan.planner.serving.problem.config import KvConnector, Pool, Role, Router
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 
 SERVE_ON: tuple[Argument, ...] = ("--host", EVERY_INTERFACE, "--port", Template(text="{port}"))
@@ -205,6 +205,13 @@ def router_program(
         return RouterProgram(command=tuple(arguments), verified=verified)
 
     return router
+
+
+def transfer_notes(request: ServingRequest) -> tuple[str, ...]:
+    """What has to be installed for what moves caches between workers."""
+    if not request.config.is_disaggregated or request.config.kv_connector is KvConnector.NIXL:
+        return ()
+    return ("Mooncake moves the KV caches: install mooncake-transfer-engine on every host; it needs RDMA.",)
 
 
 def _url(address: Argument) -> Argument:

@@ -17,7 +17,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.expert_maps import expert_map
 from meshplan.planner.emit.serving import terms
-from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program
+from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program, transfer_notes
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.serving.tiers import kv_stores, weight_tiers
@@ -151,10 +151,11 @@ def _task(request: ServingRequest, _: Pool) -> Arguments:
     return {"--is-embedding": "", **({"--attention-backend": "triton"} if request.is_encoder else {})}
 
 
-def _roles(_: ServingRequest, pool: Pool) -> Arguments:
+def _roles(request: ServingRequest, pool: Pool) -> Arguments:
     if pool.role is Role.MIXED:
         return {}
-    return {"--disaggregation-mode": pool.role.value, "--disaggregation-transfer-backend": "nixl"}
+    moved = request.config.kv_connector.value
+    return {"--disaggregation-mode": pool.role.value, "--disaggregation-transfer-backend": moved}
 
 
 def _kv_tier(_: ServingRequest, pool: Pool) -> Arguments:
@@ -302,7 +303,7 @@ TERMS = (
         "--is-embedding; --attention-backend triton (encoders)",
         verified_by="documented argument list",
     ),
-    _rows.write_only("roles", _roles, "--disaggregation-mode, --disaggregation-transfer-backend nixl"),
+    _rows.write_only("roles", _roles, "--disaggregation-mode, --disaggregation-transfer-backend nixl or mooncake"),
     _rows.max_sequence_length("--context-length"),
 )
 # Replicas are servers of their own in what is emitted; a command line may have one server start them all.
@@ -363,7 +364,7 @@ def _notes(request: ServingRequest) -> Sequence[str]:
         )
     if any(uses_all_to_all(pool.layout) for pool in request.config.pools):
         notes.append("Experts exchange tokens through DeepEP, which has to be installed.")
-    return [*notes, *kv_stores.notes(request), *weight_tiers.notes(request)]
+    return [*notes, *transfer_notes(request), *kv_stores.notes(request), *weight_tiers.notes(request)]
 
 
 ENGINE = Engine(

@@ -13,13 +13,13 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import ParserVerified
 from meshplan.planner.emit.serving import terms
-from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program
+from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program, transfer_notes
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.serving.tiers import kv_stores, weight_tiers
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term
-from meshplan.planner.serving.problem.config import Pool, Role, Router
+from meshplan.planner.serving.problem.config import KvConnector, Pool, Role, Router
 from meshplan.planner.serving.problem.engines import VLLM
 from meshplan.planner.serving.problem.requests import Task
 
@@ -40,6 +40,7 @@ _ONLINE = {
     "w8a16": "int8_per_channel_weight_only",
 }
 _KV_CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
+_CONNECTORS = {KvConnector.NIXL: "NixlConnector", KvConnector.MOONCAKE: "MooncakeConnector"}
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 LEAST_LOADED_NOTE = (
     "The router takes the less loaded of two workers drawn at random; the plan assumes the least loaded of all."
@@ -139,10 +140,10 @@ def _speculation(request: ServingRequest, _: Pool) -> Arguments:
     return {"--speculative-config": json.dumps(config, separators=(",", ":"))}
 
 
-def _transfer(_: ServingRequest, pool: Pool) -> Arguments:
+def _transfer(request: ServingRequest, pool: Pool) -> Arguments:
     if pool.role not in _KV_ROLES:
         return {}
-    config = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
+    config = {"kv_connector": _CONNECTORS[request.config.kv_connector], "kv_role": _KV_ROLES[pool.role]}
     return {"--kv-transfer-config": json.dumps(config, separators=(",", ":"))}
 
 
@@ -236,7 +237,7 @@ TERMS = (
         "--limit-mm-per-prompt (as many images as a request has)",
         verified_by="documented argument list",
     ),
-    _rows.write_only("roles", _transfer, "--kv-transfer-config NixlConnector"),
+    _rows.write_only("roles", _transfer, "--kv-transfer-config NixlConnector or MooncakeConnector"),
     _rows.max_sequence_length("--max-model-len"),
 )
 
@@ -251,10 +252,7 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
             node += ["--data-parallel-rpc-port", Template(text="{rpc_port}")]
     environment: dict[str, Argument] = {**kv_stores.vllm_environment(pool)}
     if pool.role in _KV_ROLES:
-        environment = {
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": Template(text="{own}"),
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": Template(text="{side_port}"),
-        }
+        environment = _meeting_point(request.config.kv_connector, pool)
     return PoolProgram(
         name=request.pool_name(pool),
         pool=pool,
@@ -265,6 +263,16 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
         follower=(*node, "--headless") if node else (),
         environment=environment,
     )
+
+
+def _meeting_point(connector: KvConnector, pool: Pool) -> dict[str, Argument]:
+    """Where the other role's workers ask for a cache (vllm/envs.py)."""
+    if connector is KvConnector.NIXL:
+        return {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": Template(text="{own}"),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": Template(text="{side_port}"),
+        }
+    return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": Template(text="{bootstrap_port}")} if pool.role is Role.PREFILL else {}
 
 
 def _check_nodes(pool: Pool, num_nodes: int) -> None:
@@ -280,8 +288,14 @@ def _check_nodes(pool: Pool, num_nodes: int) -> None:
 
 
 def _router(request: ServingRequest) -> RouterOf | None:
-    flags = ("--vllm-pd-disaggregation", "--kv-connector", "nixl")
-    return router_program(request, "vllm-router", disaggregated=flags, verified=ROUTER_VERIFIED)
+    connector = request.config.kv_connector
+    return router_program(
+        request,
+        "vllm-router",
+        disaggregated=("--vllm-pd-disaggregation", "--kv-connector", connector.value),
+        verified=ROUTER_VERIFIED,
+        bootstraps=connector is KvConnector.MOONCAKE,
+    )
 
 
 def _notes(request: ServingRequest) -> Sequence[str]:
@@ -289,6 +303,7 @@ def _notes(request: ServingRequest) -> Sequence[str]:
     notes = []
     if config.router is Router.LEAST_LOADED and _router(request) is not None:
         notes.append(LEAST_LOADED_NOTE)
+    notes += transfer_notes(request)
     if request.task is Task.RERANK and not request.is_encoder:
         notes.append(
             "A decoder that was trained to say yes or no (Qwen3-Reranker) needs --hf-overrides with the architecture "

@@ -27,7 +27,7 @@ from meshplan.planner.serving.measured.layouts import (
     stated_limits,
 )
 from meshplan.planner.serving.measured.workloads import observed_workload, unused_keys
-from meshplan.planner.serving.problem.config import Role, Router, ServingConfig
+from meshplan.planner.serving.problem.config import KvConnector, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
 from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, row_id, shown
 
@@ -146,7 +146,12 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         group=str(row.get("group") or name),
         shape=shape,
         machine=machine,
-        config=ServingConfig(engine=recipe.engine, pools=pools, router=_router(title, disaggregated=disaggregated)),
+        config=ServingConfig(
+            engine=recipe.engine,
+            pools=pools,
+            router=_router(title, disaggregated=disaggregated),
+            kv_connector=_connector(framework.text("name")),
+        ),
         workload=workload,
         recipe=recipe,
         measured=_measured(row, asked),
@@ -156,6 +161,11 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         steady_window=asked.whole("max_num_seqs") if asked.flag("steady_state", default=False) else None,
         num_before=num_before(asked),
     )
+
+
+def _connector(framework: str) -> KvConnector:
+    """What moves caches, as the engine's name says (``vLLM with the Mooncake connector``); NIXL where it is silent."""
+    return KvConnector.MOONCAKE if KvConnector.MOONCAKE.value in framework.lower() else KvConnector.NIXL
 
 
 def _router(title: str, *, disaggregated: bool) -> Router:

@@ -234,6 +234,13 @@ class Speculation:
         return float((1.0 - self.acceptance ** (self.num_draft_tokens + 1)) / (1.0 - self.acceptance))
 
 
+class KvConnector(Enum):
+    """What moves KV caches from prefill to decode workers."""
+
+    NIXL = "nixl"
+    MOONCAKE = "mooncake"
+
+
 class Router(Enum):
     """How requests reach workers."""
 
@@ -252,6 +259,7 @@ class ServingConfig:
         pools: one or more of role MIXED, or one PREFILL and one DECODE. Several pools of one role are behind one
             router, with a name and a weight for each kind of worker.
         router: see :class:`Router`.
+        kv_connector: see :class:`KvConnector`; of disaggregated ones alone.
         speculation: None without a draft.
         expert_map: expert in each slot of each MoE layer, of the pools that spread experts over devices; None: one copy
             each, in order.
@@ -262,6 +270,7 @@ class ServingConfig:
     router: Router = Router.LEAST_LOADED
     speculation: Speculation | None = None
     expert_map: tuple[tuple[int, ...], ...] | None = None
+    kv_connector: KvConnector = KvConnector.NIXL
 
     @property
     def is_disaggregated(self) -> bool:
@@ -304,6 +313,7 @@ class ServingConfig:
 
 def serving_config_document(config: ServingConfig) -> dict[str, Any]:
     """The choices as plain JSON, with the number of devices of each pool and of all pools."""
+    moved = {} if config.kv_connector is KvConnector.NIXL else {"kv_connector": config.kv_connector.value}
     lies = {} if config.expert_map is None else {"expert_map": [list(layer) for layer in config.expert_map]}
     return {
         "engine": config.engine,
@@ -312,6 +322,7 @@ def serving_config_document(config: ServingConfig) -> dict[str, Any]:
         "router": config.router.value,
         "speculation": None if config.speculation is None else _speculation_document(config.speculation),
         **lies,
+        **moved,
     }
 
 
@@ -335,6 +346,7 @@ def serving_config_from_document(document: Mapping[str, Any]) -> ServingConfig:
             router=Router(document["router"]),
             speculation=None if document["speculation"] is None else Speculation(**document["speculation"]),
             expert_map=tuple(tuple(layer) for layer in document["expert_map"]) if "expert_map" in document else None,
+            kv_connector=KvConnector(document.get("kv_connector", KvConnector.NIXL)),
         )
     except (KeyError, TypeError, ValueError) as error:
         what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)

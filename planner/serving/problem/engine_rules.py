@@ -9,7 +9,7 @@ from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.serving.problem import engine_layouts as layouts
-from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, Router, ServingConfig
+from meshplan.planner.serving.problem.config import EngineLimits, KvConnector, Layout, Pool, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.quantization import Quantization
 
 STAGES_WITH_DRAFTS = "speculation needs pipeline_parallel = 1"
@@ -51,6 +51,7 @@ class EngineRules:
             not at all: tensor_parallel or context_parallel is 1.
         speculation_with_stages: speculative decoding runs with several pipeline stages.
         kv_stores: stores of a second KV cache tier for which the engine has flags, on mixed workers.
+        kv_connectors: what moves caches between workers that prefill and that decode.
         disaggregates: it has workers that prefill or decode only.
         decode_reads_prompt: a disaggregated request goes as text first to the prefill and then to the decode server,
             which tokenizes it again before it asks for the cache.
@@ -74,6 +75,7 @@ class EngineRules:
     whole_context_on_transfer: bool = False
     speculation_with_stages: bool = False
     kv_stores: tuple[str, ...] = ("host",)
+    kv_connectors: tuple[KvConnector, ...] = (KvConnector.NIXL,)
     disaggregates: bool = True
     decode_reads_prompt: bool = False
     prefill_holds_slots: bool = False
@@ -126,8 +128,15 @@ class EngineRules:
         if config.is_disaggregated and not self.disaggregates:
             wrong.append(f"{self.name} has no flag for workers that prefill or decode only")
         elif config.is_disaggregated:
+            if config.kv_connector not in self.kv_connectors:
+                wrong.append(self.no_connector(config.kv_connector))
             wrong += self._broken_pair(config.pool(Role.PREFILL), config.pool(Role.DECODE))
         return tuple(wrong)
+
+    def no_connector(self, connector: KvConnector) -> str:
+        """Why the engine's caches are not moved by one."""
+        known = ", ".join(one.value for one in self.kv_connectors)
+        return f"{self.name} has no flag for caches moved by {connector.value} (it has {known})"
 
     def _broken_pair(self, prefill: Pool, decode: Pool) -> list[str]:
         wrong = []

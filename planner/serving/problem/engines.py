@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshplan.planner.serving.problem import engine_layouts as layouts
-from meshplan.planner.serving.problem.config import KV_STORES, EngineLimits
+from meshplan.planner.serving.problem.config import KV_STORES, EngineLimits, KvConnector
 from meshplan.planner.serving.problem.engine_layouts import rule
 from meshplan.planner.serving.problem.engine_rules import EngineRules, LimitTier
 from meshplan.planner.serving.problem.quantization import GGUF_SCHEMES
@@ -129,6 +129,7 @@ VLLM = EngineRules(
     pipeline_on_decode="one",
     whole_context_on_transfer=True,
     decode_reads_prompt=True,  # vllm-project/vllm, issue 25373
+    kv_connectors=tuple(KvConnector),
 )
 
 # Static memory is weights and KV pool; SGLang keeps 512 MiB, 1.5 MiB for each token of a chunk and 1/8 GiB a device
@@ -192,6 +193,7 @@ SGLANG = EngineRules(
     pipeline_on_decode="one_or_prefill",
     prefix_caching_on_decode=False,
     prefill_holds_slots=True,  # disaggregation/prefill.py: release_kv_cache where the sender's poll says Success
+    kv_connectors=tuple(KvConnector),
 )
 
 # free_gpu_memory_fraction of TensorRT-LLM is a share of the memory that is free after the weights are loaded.

@@ -14,7 +14,7 @@ from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.shares import cut
-from meshplan.planner.serving.problem.config import KvTier, Pool, Role, Speculation
+from meshplan.planner.serving.problem.config import KvConnector, KvTier, Pool, Role, Speculation
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import Quantization
@@ -118,6 +118,7 @@ class ServingProblem:
         speculation_options: methods and depths of drafts to choose from, or none of them; empty: nothing to choose.
         kv_tier: second KV cache tier of mixed workers; None without one.
         kv_stores: where such a tier may lie, in the size that the plan finds; empty: nothing to choose.
+        kv_connector: what moves caches between workers that prefill and that decode.
         pinned: see :class:`Pinned`.
         experts: routing and the places of experts; None where nothing is known of them.
         power: constants of the devices' power by load.
@@ -142,6 +143,7 @@ class ServingProblem:
     speculation_options: tuple[Speculation, ...] = ()
     kv_tier: KvTier | None = None
     kv_stores: tuple[str, ...] = ()
+    kv_connector: KvConnector = KvConnector.NIXL
     pinned: Pinned = field(default_factory=Pinned)
     experts: ExpertRouting | None = None
     power: PowerCalibration = field(default_factory=power_calibration)

@@ -12,7 +12,7 @@ from meshplan.catalogs.constants.speculation import speculation_profiles
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.reading.spec_fields import Count, Dollars, SpecModel, Whole
 from meshplan.planner.core.reading.spec_reader import read_spec
-from meshplan.planner.serving.problem.config import KV_STORES, KvTier, Speculation
+from meshplan.planner.serving.problem.config import KV_STORES, KvConnector, KvTier, Speculation
 from meshplan.planner.serving.problem.expert_routing import ExpertRoutingSpec
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES
@@ -350,6 +350,11 @@ class ServingSpec(SpecModel):
     kv_cache: KvCacheFormat = "bf16"
     kv_tier: KvTierSpec | None = Field(
         default=None, description="keeps prefixes that the devices have no room for; with workload.num_prefixes"
+    )
+    kv_connector: KvConnector | None = Field(
+        default=None,
+        description="what moves KV caches between workers that prefill and that decode: nixl, which plans assume, or "
+        "mooncake (vLLM, SGLang)",
     )
     speculation: SpeculationSpec | None = None
     experts: ExpertRoutingSpec | None = Field(

@@ -182,6 +182,7 @@ def _pair(family: Family, counts: Counts) -> Candidate:
         pools=pools,
         speculation=problem.speculation,
         expert_map=_expert_map(problem, pools),
+        kv_connector=problem.kv_connector,
     )
     transfer = kv_link(problem.site, config).transfer_s(problem.workload.input_length)
     if problem.has_free_load:  # requests in prefill and in transfer are in flight too

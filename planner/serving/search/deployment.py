@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.serving.estimator.collectives import Exchange
+from meshplan.planner.serving.estimator.cache_transfer import CacheTransfer
 from meshplan.planner.serving.estimator.memory import WorkerMemory, kv_bytes_per_token
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker, scheduled
 from meshplan.planner.serving.estimator.step_cost import StepCost
@@ -141,12 +141,12 @@ def tokenize_s(workload: ServingWorkload, prompt_tokens: FloatArray | IntArray) 
 def kv_link(site: Site, config: ServingConfig) -> KvLink:
     """The link for KV caches: the network shares of the smaller worker's devices, at the rate of the slower end."""
     prefill, decode = config.pool(Role.PREFILL), config.pool(Role.DECODE)
-    exchanges = [Exchange(machine=site.machine(pool)) for pool in (prefill, decode)]
+    moved = [CacheTransfer(connector=config.kv_connector, machine=site.machine(pool)) for pool in (prefill, decode)]
     return KvLink(
         kv_bytes_per_token=kv_bytes_per_token(site.shape, prefill.quantization),
         bandwidth_bytes_per_s=min(prefill.layout.num_devices, decode.layout.num_devices)
-        * min(exchange.transfer_bytes_per_s for exchange in exchanges),
-        latency_s=max(exchange.transfer_latency_s for exchange in exchanges),
+        * min(end.bytes_per_s for end in moved),
+        latency_s=max(end.start_s(site.shape) for end in moved),
         reads_prompt_s_per_token=TOKENIZE_S_PER_TOKEN if ENGINES[config.engine].decode_reads_prompt else 0.0,
         holds_slots=ENGINES[config.engine].prefill_holds_slots,
     )

@@ -16,7 +16,7 @@ from meshplan.planner.compare import compare_plans
 from meshplan.planner.core.plan import Plan, canonical_json
 from meshplan.planner.core.solution import Progress
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
-from meshplan.planner.serving.problem.config import serving_config_from_document
+from meshplan.planner.serving.problem.config import KvConnector, serving_config_from_document
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.search import estimate_pinned
@@ -350,3 +350,28 @@ def test_a_pinned_number_of_requests_stays_where_fewer_are_in_flight(catalog: Ca
     asked = spec(model="llama-3.1-8b", slo={}, workload=load(concurrency=16), fixed={"max_num_seqs": 64})
     estimate = estimate_plan(asked, catalog, beyond=False)
     assert estimate.config["pools"][0]["limits"]["max_num_seqs"] == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fixed": {"mode": "aggregated"}}, "fixed.mode is aggregated"),
+        ({"constraints": {"target": "llama.cpp"}}, "llama.cpp has no such workers"),
+        ({"constraints": {"target": "trtllm"}}, "trtllm has no flag for caches moved by mooncake"),
+        ({"kv_connector": "rsync"}, "kv_connector: Input should be 'nixl' or 'mooncake'"),
+    ],
+)
+def test_a_connector_that_moves_nothing_is_reported(catalog: Catalog, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make_plan(spec(**{"kv_connector": "mooncake", **changes}), catalog)
+
+
+def test_a_plan_keeps_what_moves_its_caches(catalog: Catalog) -> None:
+    """Its estimate says the same, and first tokens are later than NIXL's by a little."""
+    asked = {"fixed": {"mode": "disaggregated"}, "cluster": {"nodes": [{"type": "dgx-h100", "count": 2}]}}
+    nixl, mooncake = (make_plan(spec(kv_connector=one, **asked), catalog) for one in ("nixl", "mooncake"))
+    assert "kv_connector" not in nixl.config
+    assert mooncake.config["kv_connector"] == "mooncake"
+    assert serving_config_from_document(mooncake.config).kv_connector is KvConnector.MOONCAKE
+    assert nixl.config == {key: value for key, value in mooncake.config.items() if key != "kv_connector"}
+    assert nixl.predicted["ttft_p99_s"].value < mooncake.predicted["ttft_p99_s"].value

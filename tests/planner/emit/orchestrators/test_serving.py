@@ -21,19 +21,20 @@ from meshplan.planner.emit.orchestrators import ray_serve
 from meshplan.planner.emit.serving import vllm
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.launch.registry import emit_serving
-from meshplan.planner.serving.problem.config import Role, Router
+from meshplan.planner.serving.problem.config import KvConnector, Role, Router
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 
 FP8 = Quantization.uniform("fp8_block")
 KUBERNETES = ("lws", "kserve", "dynamo", "llm-d")
+NIXL_ONLY = ("kserve", "dynamo", "llm-d", "ray")
 IMAGE = "registry.example/engine:1"
 
 
-def pair(engine: str) -> ServingRequest:
+def pair(engine: str, **fields: Any) -> ServingRequest:
     prefill = pool(layout(8), Role.PREFILL, num_workers=2, quantization=FP8)
     decode = pool(layout(1, 1, 16, 16), Role.DECODE, quantization=FP8)
-    return serving_request(DEEPSEEK_V3, disaggregated(engine, prefill, decode), image=IMAGE)
+    return serving_request(DEEPSEEK_V3, disaggregated(engine, prefill, decode, **fields), image=IMAGE)
 
 
 def documents(target: str, request: ServingRequest) -> list[dict[str, Any]]:
@@ -186,6 +187,7 @@ def test_engine_kwargs_of_ray() -> None:
         ("kserve", pair("sglang"), "the engine sglang"),
         ("llm-d", pair("sglang"), "the engine sglang"),
         ("llm-d", replace(pair("vllm"), model_path="org/{{ .Values }}"), "for a template"),
+        *((target, pair("vllm", kv_connector=KvConnector.MOONCAKE), "Mooncake") for target in NIXL_ONLY),
         ("lws", pair("trtllm"), "reaches the others by MPI"),
         ("ray", pair("vllm"), "data-parallel attention"),
         ("lws", replace(pair("vllm"), hosts=("a", "b", "c", "d")), "named hosts"),

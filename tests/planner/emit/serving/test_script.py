@@ -32,10 +32,11 @@ from meshplan.planner.emit.terms import flattened, read_all
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit, emit_serving, engine_names
 from meshplan.planner.launch.support import support_matrix
-from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role, Router, Speculation
+from meshplan.planner.serving.problem.config import EngineLimits, KvConnector, KvTier, Role, Router, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 
+MOONCAKE = KvConnector.MOONCAKE
 # Notes its arguments and its devices, then waits to be ended as a server does.
 SERVER = f"""#!{sys.executable}
 import json, os, sys, time
@@ -430,3 +431,25 @@ def test_a_changed_file_stops_the_launch(tmp_path: Path) -> None:
     assert ran.returncode == 1
     assert "workers.txt: FAILED" in ran.stderr
     assert "MESHPLAN_SKIP_CHECKS=1" in ran.stderr
+
+
+def test_mooncake_s_workers_meet_at_the_prefill_server() -> None:
+    """Its port is in the prefill servers' environment and in the router's words, and no channel of NIXL is opened."""
+    config = disaggregated(
+        "vllm", pool(layout(8), Role.PREFILL, num_workers=2), pool(layout(8), Role.DECODE), kv_connector=MOONCAKE
+    )
+    written = texts(emit_serving("vllm", serving_request(LLAMA_70B, config)).artifacts)
+    prefill, decode = (written[f"{role}_args.txt"] for role in ("prefill", "decode"))
+    assert '{"kv_connector":"MooncakeConnector","kv_role":"kv_producer"}' in prefill
+    assert '{"kv_connector":"MooncakeConnector","kv_role":"kv_consumer"}' in decode
+    assert written["launch.sh"].count('VLLM_MOONCAKE_BOOTSTRAP_PORT="$((internal_port + 390))"') == 1
+    assert "NIXL" not in written["launch.sh"]
+    assert "--kv-connector mooncake" in written["router.sh"]
+    assert written["router.sh"].count('--prefill "http') == written["router.sh"].count('" "20') == 2
+    assert "install mooncake-transfer-engine" in written["README.md"]
+
+
+def test_sglang_s_backend_is_the_plans() -> None:
+    config = disaggregated("sglang", pool(layout(8), Role.PREFILL), pool(layout(8), Role.DECODE), kv_connector=MOONCAKE)
+    written = texts(emit_serving("sglang", serving_request(LLAMA_70B, config)).artifacts)
+    assert "--disaggregation-transfer-backend mooncake" in written["prefill_args.txt"]

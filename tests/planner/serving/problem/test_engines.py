@@ -13,7 +13,15 @@ import pytest
 from emit_cases import B200, DEEPSEEK_V3, GPT_OSS_20B, H100, LLAMA_70B, MIXTRAL, SHAPES
 
 from meshplan.catalogs.models.shapes import MixtureOfExperts
-from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, ServingConfig, Speculation
+from meshplan.planner.serving.problem.config import (
+    EngineLimits,
+    KvConnector,
+    Layout,
+    Pool,
+    Role,
+    ServingConfig,
+    Speculation,
+)
 from meshplan.planner.serving.problem.engines import ENGINES, LLAMA_CPP, SGLANG, TRTLLM, VLLM
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 
@@ -158,6 +166,12 @@ def test_pairs() -> None:
     assert text == "decode: pipeline_parallel must be 1 or 2, not 4"
     (text,) = VLLM.broken(LLAMA_70B, pair(layout(8), layout(8, context_parallel=2), "vllm"))
     assert text.startswith("decode: tensor_parallel or context_parallel must be 1 where the cache is transferred")
+    moved = {engine: pair(layout(4), layout(8), engine, kv_connector=KvConnector.MOONCAKE) for engine in ENGINES}
+    assert not VLLM.broken(LLAMA_70B, moved["vllm"])
+    assert not SGLANG.broken(LLAMA_70B, moved["sglang"])
+    assert TRTLLM.broken(LLAMA_70B, moved["trtllm"]) == (
+        "trtllm has no flag for caches moved by mooncake (it has nixl)",
+    )
     guessing = pair(layout(8, 2), layout(8), "vllm", speculation=Speculation(num_draft_tokens=2, acceptance=0.7))
     assert VLLM.broken(LLAMA_70B, guessing) == ("prefill: speculation needs pipeline_parallel = 1",)
 
