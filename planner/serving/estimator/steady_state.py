@@ -8,8 +8,10 @@ that one prompt adds::
     rate(n) = n / ((o − 1)·tpot(n) + F(n))
 
 (s tokens gained per iteration). Prompts are spread over all concurrent batches, no block of the cache is wasted and
-nothing waits; each prompt has an iteration of its own. An engine puts several short ones into one iteration, so that a
-simulation may be faster: what nothing exceeds is in :mod:`~meshplan.planner.serving.estimator.bounds.rate_bound`.
+nothing waits; each prompt has an iteration of its own. Attention data-parallel ranks prefill one prompt each at
+once: no split is faster, and a simulation, where some have several prompts and others none, is slower. An engine puts
+several short ones into one iteration, so that a simulation may be faster: what nothing exceeds is in
+:mod:`~meshplan.planner.serving.estimator.bounds.rate_bound`.
 Tables by load, power, and the number of requests that a deployment is configured for are taken from here.
 """
 

@@ -5,9 +5,13 @@ tokens are prefilled, with P attended (query, key) pairs. A worker keeps w = pip
 ranks batches in flight (*concurrent batches*); requests are split evenly over them, and the ranks of a stage exchange
 tokens in the expert layers. One traversal of all stages takes::
 
-    t = host + dense[v·⌈n/w⌉ + ⌈p/min(q, w)⌉] + experts[(v·n + p)/pipeline] + outputs[⌈(n + q)/w⌉]
+    t = host + dense[v·⌈n/w⌉ + p'] + experts[(v·n + p)/pipeline] + outputs[⌈(n + q)/w⌉]
         + decode_fixed[n] + decode_context[n]·C              where n > 0
-        + prefill_fixed + prefill_pair·P/min(q, w)           where p > 0
+        + prefill_fixed + prefill_pair·P'                    where p > 0
+
+A prompt lies on one rank, and ranks wait for each other in the expert layers: p' and P' are the prompt tokens of the
+fullest batch and the pairs of the batch with most. Nothing is faster than the even split p' = ⌈p/min(q, w)⌉ and
+P' = P/min(q, w), which is taken where they are not said.
 
 Where p > 0 and a batch has more tokens than graphs were captured for, it is combined with prefill_least, the time to
 launch its kernels one by one, by the smooth maximum (t⁴ + least⁴)^¼: host and device overlap, except that each waits
@@ -106,7 +110,20 @@ class StepCost:
         seconds = self.dense_s[batch * verified] + self.experts_s[together] + self.outputs_s[batch]
         return seconds + self.decode_fixed_s[num_seqs]
 
-    def step_s(self, num_seqs: int, context: float, num_prompts: int, prompt_tokens: int, pairs: float) -> float:
+    @property
+    def attention_ranks(self) -> int:
+        """Attention data-parallel ranks: batches in flight over stages."""
+        return self.concurrent_batches // self.pipeline_parallel
+
+    def step_s(
+        self,
+        num_seqs: int,
+        context: float,
+        num_prompts: int,
+        prompt_tokens: int,
+        pairs: float,
+        fullest: tuple[int, float] | None = None,
+    ) -> float:
         """One iteration of any composition.
 
         Args:
@@ -115,15 +132,18 @@ class StepCost:
             num_prompts: q, prompts in prefill.
             prompt_tokens: p, their tokens in this iteration.
             pairs: P, Σ new·(already cached + (new + 1)/2) over the prompts.
+            fullest: (p', P') of the fullest batch; None: prompts are split evenly.
         """
         if not num_prompts:
             return self.decode_s(num_seqs) + self.decode_context_s[num_seqs] * context
-        spread = min(num_prompts, self.concurrent_batches)
-        batch = -(-num_seqs // self.concurrent_batches) * self.verified_tokens + -(-prompt_tokens // spread)
+        if fullest is None:
+            spread = min(num_prompts, self.concurrent_batches)
+            fullest = -(-prompt_tokens // spread), pairs / spread
+        batch = -(-num_seqs // self.concurrent_batches) * self.verified_tokens + fullest[0]
         together = -(-(num_seqs * self.verified_tokens + prompt_tokens) // self.pipeline_parallel)
         outputs = -(-(num_seqs + num_prompts) // self.concurrent_batches)
         seconds = self.dense_s[batch] + self.experts_s[together] + self.outputs_s[outputs]
-        seconds += self.prefill_fixed_s + self.prefill_pair_s * pairs / spread
+        seconds += self.prefill_fixed_s + self.prefill_pair_s * fullest[1]
         if num_seqs:
             seconds += self.decode_fixed_s[num_seqs] + self.decode_context_s[num_seqs] * context
         if not self.prefill_least_s or batch <= self.graphed_tokens:
@@ -133,7 +153,7 @@ class StepCost:
     def steps_s(
         self, num_seqs: IntArray, context: FloatArray, num_prompts: IntArray, prompt_tokens: IntArray, pairs: FloatArray
     ) -> FloatArray:
-        """Many iterations: :meth:`step_s` of arrays of one shape."""
+        """Many iterations whose prompts are split evenly: :meth:`step_s` of arrays of one shape."""
         batches, verified = self.concurrent_batches, self.verified_tokens
         spread = np.clip(num_prompts, 1, batches)
         batch = -(-num_seqs // batches) * verified + -(-prompt_tokens // spread)
@@ -142,7 +162,7 @@ class StepCost:
         decodes = _at(self.decode_fixed_s, num_seqs) + _at(self.decode_context_s, num_seqs) * context
         seconds = seconds + np.where(num_seqs > 0, decodes, 0.0)
         has_prompts = num_prompts > 0
-        seconds = seconds + np.where(has_prompts, self.prefill_fixed_s + self.prefill_pair_s * pairs / spread, 0.0)
+        seconds = seconds + np.where(has_prompts, self.prefill_fixed_s + self.prefill_pair_s * (pairs / spread), 0.0)
         launched = (seconds**OVERLAP_POWER + self.prefill_least_s**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER)
         return np.asarray(np.where(has_prompts & (batch > self.graphed_tokens), launched, seconds))
 

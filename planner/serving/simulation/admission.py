@@ -109,3 +109,74 @@ class AdmissionQueue:
         elif self.held:
             found = min(found, self.held_since + self.rules.batch_wait_steps)
         return found
+
+
+class AttentionRanks:
+    """Which attention data-parallel rank of a worker a request lies on, and the fullest rank of an iteration.
+
+    A request lies on one rank, with its KV cache, from its admission until it leaves or is preempted. It is given to
+    the rank with fewest requests, the first of several, among those that have a slot and tokens of the iteration's
+    budget left. A burst is dealt evenly, and where all slots are taken a successor lies where a request has ended.
+    Expert layers need the tokens of all ranks, so that an iteration takes as long as the rank with most.
+
+    What the engines do: vLLM takes the rank of least 4·waiting + running, of counts that are up to 100 ms old and its
+    own arrivals since (vllm/v1/engine/core_client.py, DPLBAsyncMPClient), and other ranks run empty batches or are
+    padded (docs/serving/data_parallel_deployment.md, v1/worker/dp_utils.py). TensorRT-LLM balances active requests
+    (_torch/pyexecutor/request_utils.py, schedule_attention_dp_requests). SGLang deals in turn whatever the load
+    (srt/managers/data_parallel_controller.py, round_robin): the same for a burst, less even than here for what follows.
+
+    Args:
+        num: ranks.
+        stages: micro-batches over which a rank spreads its prompts.
+        slots: requests that run in the whole worker.
+    """
+
+    def __init__(self, num: int, stages: int, slots: int) -> None:
+        self.num, self.stages = num, stages
+        self.most_running = -(-slots // num)
+        self.running = [0] * num
+        self.budget = 0
+        self.prompts, self.tokens, self.pairs = [0] * num, [0] * num, [0.0] * num
+
+    def begin(self, batch_budget: int) -> None:
+        """An iteration begins, in which each micro-batch may prefill so many tokens."""
+        self.budget = batch_budget
+        self.prompts, self.tokens, self.pairs = [0] * self.num, [0] * self.num, [0.0] * self.num
+
+    def room(self, rank: int) -> int:
+        """Tokens of one prompt that a rank may still prefill in this iteration."""
+        return min(self.budget, self.budget * self.stages - self.tokens[rank])
+
+    def emptiest(self, wanted: int, is_whole: bool) -> int:
+        """Rank for a prompt of ``wanted`` new tokens in this iteration, −1 if there is none.
+
+        Args:
+            wanted: tokens.
+            is_whole: prompts are not cut, unless a rank has no other.
+        """
+        found, fewest = -1, self.most_running
+        for rank, running in enumerate(self.running):
+            if running < fewest:
+                room = self.room(rank)
+                if room > 0 and (not is_whole or room >= wanted or not self.tokens[rank]):
+                    found, fewest = rank, running
+        return found
+
+    def least_running(self) -> int:
+        """Rank for a request that arrives with its KV cache."""
+        return self.running.index(min(self.running))
+
+    def prefill(self, rank: int, chunk: int, done: int) -> None:
+        """A rank prefills a chunk of a prompt of which ``done`` tokens are cached."""
+        self.prompts[rank] += 1
+        self.tokens[rank] += chunk
+        self.pairs[rank] += chunk * (done + (chunk + 1) / 2)
+
+    def fullest(self) -> tuple[int, float]:
+        """Prompt tokens of the fullest micro-batch, and attended pairs of the one with most: layers wait for both."""
+        tokens, pairs = 0, 0.0
+        for count, held, attended in zip(self.prompts, self.tokens, self.pairs, strict=True):
+            if count:
+                spread = min(count, self.stages)
+                tokens, pairs = max(tokens, -(-held // spread)), max(pairs, attended / spread)
+        return tokens, pairs

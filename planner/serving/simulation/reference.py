@@ -32,6 +32,7 @@ class ReferenceRequest:
         kv: tokens of KV cache held.
         context: tokens attended, at the expected number of tokens per step.
         has_kv: it arrived with its KV cache.
+        attention_rank: attention data-parallel rank on which it lies while it runs.
         due: iterations that are prepared ahead of it; once polled, the first iteration that can include it.
         finish_s: time of the last token; infinite if it was rejected.
         token_s: times of its tokens, one entry per iteration that generated some.
@@ -49,6 +50,7 @@ class ReferenceRequest:
     kv: int = 0
     context: float = 0.0
     has_kv: bool = False
+    attention_rank: int = 0
     due: int = 0
     finish_s: float = math.inf
     token_s: list[float] = field(default_factory=list)
@@ -154,7 +156,9 @@ class ReferenceWorker:
             self.preempt()
         most = math.ceil(self.cost.tokens_per_step)
         while self.waiting and self.waiting[0].has_kv and self.can_take(self.waiting[0].prompt + most):
-            self.join(self.waiting.pop(0))
+            head = self.waiting.pop(0)
+            head.attention_rank = min(range(self.ranks), key=self.running)
+            self.join(head)
         chunks = self.chunks()
         pauses = bool(chunks) and not self.limits.chunked_prefill
         decoding = [] if pauses else list(self.decoding)
@@ -163,7 +167,8 @@ class ReferenceWorker:
             sum(request.context for request in decoding),
             len(chunks),
             sum(new for _, _, new in chunks),
-            sum(new * (done + (new + 1) / 2) for _, done, new in chunks),
+            sum(pairs(done, new) for _, done, new in chunks),
+            self.fullest(chunks),
         )
         if chunks:
             self.polled = self.iterations
@@ -206,38 +211,69 @@ class ReferenceWorker:
         self.waiting.append(youngest)
         self.waiting.sort(key=lambda request: request.key)
 
+    @property
+    def ranks(self) -> int:
+        """Attention data-parallel ranks."""
+        return self.cost.attention_ranks
+
+    def running(self, rank: int) -> int:
+        """Requests that lie on a rank."""
+        return sum(request.attention_rank == rank for request in [*self.decoding, *self.prefilling])
+
+    def fullest(self, chunks: list[tuple[ReferenceRequest, int, int]]) -> tuple[int, float]:
+        """Tokens of the fullest batch, and pairs of the one with most."""
+        tokens, attended = [0], [0.0]
+        for rank in range(self.ranks):
+            own = [(done, new) for request, done, new in chunks if request.attention_rank == rank]
+            if own:
+                spread = min(len(own), self.cost.pipeline_parallel)
+                tokens.append(math.ceil(sum(new for _, new in own) / spread))
+                attended.append(sum(pairs(done, new) for done, new in own) / spread)
+        return max(tokens), max(attended)
+
+    @property
+    def slots(self) -> int:
+        """Most requests that run at once."""
+        decodes = max(self.limits.max_batched_tokens // self.cost.verified_tokens * self.cost.concurrent_batches, 1)
+        return min(self.limits.max_num_seqs, self.cost.max_num_seqs, decodes)
+
     def can_take(self, tokens: int) -> bool:
         """Whether a slot and blocks are free."""
-        concurrent_batches, verified = self.cost.concurrent_batches, self.cost.verified_tokens
-        decodes = max(self.limits.max_batched_tokens // verified * concurrent_batches, 1)
-        slots = min(self.limits.max_num_seqs, self.cost.max_num_seqs, decodes)
-        has_slot = len(self.decoding) + len(self.prefilling) < slots
+        has_slot = len(self.decoding) + len(self.prefilling) < self.slots
         return has_slot and self.held() - (-tokens // self.block) <= self.blocks
 
     def chunks(self) -> list[tuple[ReferenceRequest, int, int]]:
         """Prefill chunks of this iteration: (request, tokens done, new tokens). Takes requests from the queue."""
-        concurrent_batches, budget = self.cost.concurrent_batches, self.limits.max_batched_tokens
+        cost, budget = self.cost, self.limits.max_batched_tokens
         if self.limits.chunked_prefill:
-            budget -= math.ceil(len(self.decoding) / concurrent_batches) * self.cost.verified_tokens
-        left = budget * concurrent_batches
+            budget -= math.ceil(len(self.decoding) / cost.concurrent_batches) * cost.verified_tokens
+        left = [budget * cost.pipeline_parallel] * self.ranks
         chunks: list[tuple[ReferenceRequest, int, int]] = []
         for request in self.prefilling:
             assert request.prefilled is not None  # noqa: S101  (they are in prefill)
-            new = min(request.length - request.prefilled, budget, left)
+            new = min(request.length - request.prefilled, budget, left[request.attention_rank])
             if new > 0:
                 chunks.append((request, request.prefilled, new))
-                left -= new
-        while self.waiting and left > 0 and not self.waiting[0].has_kv and self.can_take(self.waiting[0].length):
+                left[request.attention_rank] -= new
+        while self.waiting and not self.waiting[0].has_kv and self.can_take(self.waiting[0].length):
             head = self.waiting[0]
             done = min(head.cached if self.limits.prefix_caching else 0, head.length - 1)
-            new = min(head.length - done, budget, left)
-            is_whole = new == head.length - done
-            if not self.limits.chunked_prefill and not is_whole and chunks:
+            taken = {request.attention_rank for request, _, _ in chunks}
+            open_ranks = [
+                rank
+                for rank in range(self.ranks)
+                if left[rank] > 0
+                and self.running(rank) < math.ceil(self.slots / self.ranks)
+                and (self.limits.chunked_prefill or rank not in taken or head.length - done <= min(budget, left[rank]))
+            ]
+            if not open_ranks:
                 break
+            rank = head.attention_rank = min(open_ranks, key=self.running)
+            new = min(head.length - done, budget, left[rank])
             self.waiting.pop(0)
             self.prefilling.append(head)
             chunks.append((head, done, new))
-            left -= new
+            left[rank] -= new
         return chunks
 
     def decode(self, decoding: list[ReferenceRequest]) -> None:
@@ -278,6 +314,11 @@ class ReferenceWorker:
             following.arrival_s = self.now + following.think_s
             self.coming.append(following)
             self.coming = deque(sorted(self.coming, key=lambda coming: coming.arrival_s))
+
+
+def pairs(done: int, new: int) -> float:
+    """Attended pairs of a chunk."""
+    return new * (done + (new + 1) / 2)
 
 
 def reference_run(

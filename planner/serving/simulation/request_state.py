@@ -19,7 +19,7 @@ class RequestState:
     arrival may have a smaller rank. ``generated`` counts the tokens generated when the request last joined a decode
     batch; ``target`` is the common progress of its worker's decode batch, in tokens, at which it is done; ``anchor``
     and ``offset`` are its context and its KV tokens minus the common progress at the time it joined; ``found_tokens``
-    are the cached tokens that its worker really held.
+    are the cached tokens that its worker really held; ``attention_rank`` is the one of its worker on which it lies.
     """
 
     def __init__(self, requests: Requests) -> None:
@@ -42,6 +42,7 @@ class RequestState:
         self.finish_s = [math.inf] * num
         self.generated = [0] * num
         self.has_kv = [False] * num
+        self.attention_rank = [0] * num
         self.target = [0] * num
         self.anchor = [0.0] * num
         self.offset = [0] * num

@@ -16,8 +16,9 @@ The rules (:mod:`meshplan.planner.serving.simulation.reference` applies the same
    requests will hold after the next iteration; a request that arrives with its KV cache needs room for ⌈s⌉ more tokens.
 5. Chunked prefill (arXiv:2403.02310): with n decodes in w concurrent batches, each batch has a budget of
    max_batched_tokens − v·⌈n/w⌉ prompt tokens, v = verified_tokens. No prompt takes more than the budget of one batch,
-   all together no more than that of all. Started prompts go first. Without chunked prefill, iterations only prefill
-   while there is something to prefill; prompts are taken whole within the budget and cut only if they exceed all of it.
+   those of one attention data-parallel rank (:class:`~meshplan.planner.serving.simulation.admission.AttentionRanks`) no
+   more than that of its batches. Started prompts go first. Without chunked prefill, iterations only prefill while there
+   is something to prefill; prompts are taken whole within a rank's budget and cut only if they exceed all of it.
 6. The iteration that ends a prefill yields the first token. A PREFILL worker releases the request then, its slot where
    the engine says so when its KV cache has been sent; at a DECODE worker it arrives with its KV cache and the first
    token, and decodes from the next iteration on.
@@ -35,7 +36,7 @@ import numpy as np
 
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import EngineLimits, Role
-from meshplan.planner.serving.simulation.admission import AdmissionQueue
+from meshplan.planner.serving.simulation.admission import AdmissionQueue, AttentionRanks
 from meshplan.planner.serving.simulation.decode_batch import DecodeBatch, steps_to_reach
 from meshplan.planner.serving.simulation.prefix_cache import PrefixCache
 from meshplan.planner.serving.simulation.request_state import RequestState, num_slots
@@ -89,6 +90,7 @@ class Worker(DecodeBatch):
         self.budget = limits.max_batched_tokens
         self.concurrent_batches = cost.concurrent_batches
         self.slots = num_slots(cost, limits)
+        self.ranks = AttentionRanks(cost.attention_ranks, cost.pipeline_parallel, self.slots)
         self.decode_s = [cost.decode_s(n) for n in range(min(self.slots, len(state)) + 1)]
         self.clock = self.wake_s = 0.0
         # Requests still to arrive, in order of time; requests that wait for a slot, as a heap of ranks.
@@ -199,6 +201,7 @@ class Worker(DecodeBatch):
                 self.release_prompt(entry[2])
             else:
                 self._preempt(youngest)
+            self._leave_rank(self.state.by_rank[max(in_prefill, youngest)])
             heapq.heappush(self.ready, max(in_prefill, youngest))
 
     def _preempt(self, rank: int) -> None:
@@ -241,6 +244,7 @@ class Worker(DecodeBatch):
             heapq.heappop(self.ready)
             state.joined_s[request] = self.clock
             state.admitted_s[request] = min(state.admitted_s[request], self.clock)
+            self._enter_rank(request, self.ranks.least_running())
             self.join(request, 1)
             self.arrived_with_kv.append(request)
 
@@ -248,46 +252,51 @@ class Worker(DecodeBatch):
         """One iteration with prompts; False if no prompt can continue or be admitted."""
         n = self.num_decoding if self.is_chunked else 0
         batch_budget = self.budget + (-n // self.concurrent_batches) * self.cost.verified_tokens
-        left = batch_budget * self.concurrent_batches
-        if left <= 0:
+        if batch_budget <= 0:
             return False
-        num_prompts, tokens, pairs, ended = 0, 0, 0.0, []
+        ranks, state, num_prompts, ended = self.ranks, self.state, 0, []
+        ranks.begin(batch_budget)
         for entry in self.prefilling:
-            done = entry[1]
-            chunk = min(entry[2] - done, batch_budget, left)
+            done, rank = entry[1], state.attention_rank[state.by_rank[entry[0]]]
+            chunk = min(entry[2] - done, ranks.room(rank))
             if not chunk:
-                break
+                continue
             num_prompts += 1
-            tokens += chunk
-            left -= chunk
-            pairs += chunk * (done + (chunk + 1) / 2)
+            ranks.prefill(rank, chunk, done)
             entry[1] = done + chunk
             if entry[1] == entry[2]:
                 ended.append(entry)
-        ready, state, slots = self.ready, self.state, self.slots - self.num_decoding - self.num_sending
-        while ready and left and len(self.prefilling) < slots:
+        ready, slots = self.ready, self.slots - self.num_decoding - self.num_sending
+        while ready and len(self.prefilling) < slots:
             request = state.by_rank[ready[0]]
             length = state.input_length[request] + state.generated[request]
             if state.has_kv[request] or not self._fits(length):
                 break
             done = min(state.found_tokens[request], length - 1)
-            chunk = min(length - done, batch_budget, left)
-            if tokens and chunk < length - done and not self.is_chunked:
+            rank = ranks.emptiest(length - done, not self.is_chunked)
+            if rank < 0:
                 break
+            chunk = min(length - done, ranks.room(rank))
             entry = [heapq.heappop(ready), done + chunk, length]
             state.admitted_s[request] = min(state.admitted_s[request], self.clock)
             num_prompts += 1
-            tokens += chunk
-            left -= chunk
-            pairs += chunk * (done + (chunk + 1) / 2)
+            ranks.prefill(rank, chunk, done)
+            self._enter_rank(request, rank)
             self.prefilling.append(entry)
             self.hold_prompt(length)
             if done + chunk == length:
                 ended.append(entry)
         if not num_prompts:
             return False
-        self._end_prefill(n, num_prompts, tokens, pairs, ended)
+        self._end_prefill(n, num_prompts, ended)
         return True
+
+    def _enter_rank(self, request: int, rank: int) -> None:
+        self.state.attention_rank[request] = rank
+        self.ranks.running[rank] += 1
+
+    def _leave_rank(self, request: int) -> None:
+        self.ranks.running[self.state.attention_rank[request]] -= 1
 
     def _fits(self, length: int) -> bool:
         """Whether a prompt fits in addition to what the decodes will hold; a coarse test first, then the exact one."""
@@ -297,9 +306,10 @@ class Worker(DecodeBatch):
         after = self.blocks(self.given(self.steps + 1)) if n else 0
         return after + self.prompt_blocks - (-length // self.block) <= self.num_blocks
 
-    def _end_prefill(self, n: int, num_prompts: int, tokens: int, pairs: float, ended: list[list[int]]) -> None:
-        start = self.clock
-        seconds = self.cost.step_s(n, self.context if n else 0, num_prompts, tokens, pairs)
+    def _end_prefill(self, n: int, num_prompts: int, ended: list[list[int]]) -> None:
+        start, ranks = self.clock, self.ranks
+        tokens, context = sum(ranks.tokens), self.context if n else 0
+        seconds = self.cost.step_s(n, context, num_prompts, tokens, sum(ranks.pairs), ranks.fullest())
         end = self.clock = start + seconds
         self.num_iterations += 1
         self.waiting.prefilled(self.num_iterations)
@@ -338,6 +348,7 @@ class Worker(DecodeBatch):
 
     def _leave(self, request: int, end: float) -> None:
         self.state.finish_s[request] = end
+        self._leave_rank(request)
         self.has_left = True
         self.num_sending += self.holds_slots and self.state.output_length[request] > 1
         if len(self.records) > MOST_RECORDS:

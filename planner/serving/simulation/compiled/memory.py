@@ -31,6 +31,8 @@ DENSE, EXPERTS, OUTPUTS, DECODE_FIXED, DECODE_CONTEXT, DECODE = range(6)
 READY, UNSEEN, PREPARED, HELD = range(4)
 # Rows of ``batches``: the heap of ends of decodes; rank, finished tokens and length of each prompt in prefill.
 FINISHING, PREFILL_RANK, PREFILL_DONE, PREFILL_LENGTH = range(4)
+# Rows of ``ranks``: requests of each attention data-parallel rank; prompts and tokens that it prefills in an iteration.
+RUNNING, PROMPTS, TOKENS = range(3)
 # Routers.
 ROUND_ROBIN, LEAST_CONNECTIONS, LEAST_LOADED = range(3)
 # First size of the records, in segments for each request: they double where that is too few.
@@ -44,6 +46,7 @@ _REQUEST = np.dtype(
         *((name, _REAL) for name in ("joined_s", "last_token_s", "anchor", "think_s")),
         *((name, _COUNT) for name in ("input_length", "output_length", "cached_tokens", "found_tokens", "rank")),
         *((name, _COUNT) for name in ("by_rank", "generated", "target", "offset", "following", "routed_to")),
+        ("attention_rank", _COUNT),
     ]
 )
 _WORKER = np.dtype(
@@ -60,7 +63,7 @@ _WORKER = np.dtype(
         *((name, _COUNT) for name in ("room", "whole_blocks", "head", "tail", "num_ready", "num_unseen")),
         *((name, _COUNT) for name in ("num_prepared", "num_held", "num_arrived", "polled", "admitted", "held_since")),
         *((name, _COUNT) for name in ("num_iterations", "num_prefilling", "num_pauses", "num_preemptions")),
-        *((name, _COUNT) for name in ("has_left", "num_requests", "num_sent")),
+        *((name, _COUNT) for name in ("has_left", "num_requests", "num_sent", "num_ranks", "most_on_rank")),
     ]
 )
 _LEDGER = np.dtype(
@@ -84,6 +87,8 @@ class Memory(NamedTuple):
         queues: [W, 4, n + 1].
         batches: [W, 4, most slots + 1].
         residues: [W, tokens of a block] offsets by residue.
+        ranks: [W, 3, most ranks].
+        rank_pairs: [W, most ranks] pairs that the prompts of a rank attend in this iteration.
         pauses: [W, 2, most slots + 2] time and number of requests that wait for the prefill of others since.
         leaving_s: [E] heap of times at which requests leave their workers.
         leaving: [E] beside it, request × W + worker.
@@ -99,6 +104,8 @@ class Memory(NamedTuple):
     queues: IntArray
     batches: IntArray
     residues: IntArray
+    ranks: IntArray
+    rank_pairs: FloatArray
     pauses: FloatArray
     leaving_s: FloatArray
     leaving: IntArray
@@ -121,7 +128,7 @@ def memory_of(
         pauses: there is a router, which must see a worker whenever a request leaves it.
     """
     num, slots = len(requests), [num_slots(member.cost, member.limits) for member in members]
-    most = max(slots) + 2
+    most, ranks = max(slots) + 2, max(member.cost.attention_ranks for member in members)
     first = SEGMENTS_PER_REQUEST * num + 1024
     ledger = np.zeros(1, dtype=_LEDGER)
     ledger["router"], ledger["worker"], ledger["request"] = router, NONE, NONE
@@ -139,6 +146,8 @@ def memory_of(
         queues=np.empty((len(members), 4, num + 1), dtype=_COUNT),
         batches=np.empty((len(members), 4, most), dtype=_COUNT),
         residues=np.zeros((len(members), kv_block_tokens), dtype=_COUNT),
+        ranks=np.zeros((len(members), 3, ranks), dtype=_COUNT),
+        rank_pairs=np.zeros((len(members), ranks)),
         pauses=np.empty((len(members), 2, most)),
         leaving_s=np.empty(len(members) * most),
         leaving=np.empty(len(members) * most, dtype=_COUNT),
@@ -176,6 +185,8 @@ def _workers(members: Sequence[Member], slots: Sequence[int], block: int, pauses
             "room": blocks * block,
             "budget": budget,
             "slots": most,
+            "num_ranks": cost.attention_ranks,
+            "most_on_rank": -(-most // cost.attention_ranks),
             "weight": member.weight,
             "concurrent_batches": cost.concurrent_batches,
             "pipeline": cost.pipeline_parallel,

@@ -11,6 +11,16 @@ from typing import Any
 
 from meshplan.planner.serving.estimator.step_cost import OVERLAP_POWER
 from meshplan.planner.serving.simulation.compiled.admission import admit, arrive, become_ready, due, is_waiting
+from meshplan.planner.serving.simulation.compiled.attention_ranks import (
+    begin,
+    emptiest,
+    enter_rank,
+    fullest_pairs,
+    fullest_tokens,
+    leave_rank,
+    prefill_on,
+    rank_room,
+)
 from meshplan.planner.serving.simulation.compiled.batch import (
     blocks_at,
     forget_end,
@@ -140,6 +150,7 @@ def _make_room(m: Memory, worker: Any) -> None:
             _end_entry(batch, worker, place)
         else:
             _preempt(m, worker, youngest)
+        leave_rank(m, worker, m.requests[max(in_prefill, youngest)].by_rank)
         become_ready(m, worker, max(in_prefill, youngest))
 
 
@@ -182,31 +193,32 @@ def _prefill(m: Memory, worker: Any) -> bool:
     """One iteration with prompts; False if no prompt can continue or be admitted."""
     n = worker.num_decoding if worker.is_chunked else 0
     batch_budget = worker.budget + (-n // worker.concurrent_batches) * worker.verified
-    left = batch_budget * worker.concurrent_batches
-    if left <= 0:
+    if batch_budget <= 0:
         return False
-    batch = m.batches[worker.number]
-    num_prompts, tokens, pairs = 0, 0, 0.0
+    begin(m, worker)
+    batch, num_prompts, tokens = m.batches[worker.number], 0, 0
     for place in range(worker.num_prefilling):
         done = batch[PREFILL_DONE, place]
-        chunk = min(batch[PREFILL_LENGTH, place] - done, batch_budget, left)
+        rank = m.requests[m.requests[batch[PREFILL_RANK, place]].by_rank].attention_rank
+        chunk = min(batch[PREFILL_LENGTH, place] - done, rank_room(m, worker, batch_budget, rank))
         if chunk == 0:
-            break
+            continue
         num_prompts += 1
         tokens += chunk
-        left -= chunk
-        pairs += chunk * (done + (chunk + 1) / 2)
+        prefill_on(m, worker, rank, chunk, done)
         batch[PREFILL_DONE, place] = done + chunk
     ready, slots = m.queues[worker.number, READY], worker.slots - worker.num_decoding
-    while worker.num_ready > 0 and left > 0 and worker.num_prefilling < slots:
-        request = m.requests[m.requests[ready[0]].by_rank]
+    while worker.num_ready > 0 and worker.num_prefilling < slots:
+        number = m.requests[ready[0]].by_rank
+        request = m.requests[number]
         length = request.input_length + request.generated
         if not _fits(m, worker, length):
             break
         done = min(request.found_tokens, length - 1)
-        chunk = min(length - done, batch_budget, left)
-        if tokens > 0 and chunk < length - done and not worker.is_chunked:
+        rank = emptiest(m, worker, batch_budget, length - done)
+        if rank == NONE:
             break
+        chunk = min(length - done, rank_room(m, worker, batch_budget, rank))
         place = worker.num_prefilling
         batch[PREFILL_RANK, place] = pop(ready, worker.num_ready)
         worker.num_ready -= 1
@@ -215,12 +227,12 @@ def _prefill(m: Memory, worker: Any) -> bool:
         request.admitted_s = min(request.admitted_s, worker.clock)
         num_prompts += 1
         tokens += chunk
-        left -= chunk
-        pairs += chunk * (done + (chunk + 1) / 2)
+        prefill_on(m, worker, rank, chunk, done)
+        enter_rank(m, worker, number, rank)
         hold_prompt(worker, length)
     if num_prompts == 0:
         return False
-    _end_prefill(m, worker, n, num_prompts, tokens, pairs)
+    _end_prefill(m, worker, n, num_prompts, tokens)
     return True
 
 
@@ -235,15 +247,14 @@ def _fits(m: Memory, worker: Any, length: int) -> bool:
 
 
 @machine_code
-def _step_s(m: Memory, worker: Any, n: int, num_prompts: int, prompt_tokens: int, pairs: float) -> float:
+def _step_s(m: Memory, worker: Any, n: int, num_prompts: int, prompt_tokens: int) -> float:
     """:meth:`~meshplan.planner.serving.estimator.step_cost.StepCost.step_s` of an iteration with prompts."""
     tables, context = m.tables[worker.number], worker.context
-    spread = min(num_prompts, worker.concurrent_batches)
-    batch = -(-n // worker.concurrent_batches) * worker.verified + -(-prompt_tokens // spread)
+    batch = -(-n // worker.concurrent_batches) * worker.verified + fullest_tokens(m, worker)
     together = -(-(n * worker.verified + prompt_tokens) // worker.pipeline)
     outputs = -(-(n + num_prompts) // worker.concurrent_batches)
     seconds = tables[DENSE, batch] + tables[EXPERTS, together] + tables[OUTPUTS, outputs]
-    seconds += worker.prefill_fixed_s + worker.prefill_pair_s * pairs / spread
+    seconds += worker.prefill_fixed_s + worker.prefill_pair_s * fullest_pairs(m, worker)
     if n > 0:
         seconds += tables[DECODE_FIXED, n] + tables[DECODE_CONTEXT, n] * context
     least = worker.prefill_least_s
@@ -282,9 +293,9 @@ def _pause(m: Memory, worker: Any, since_s: float, count: int) -> None:
 
 
 @machine_code
-def _end_prefill(m: Memory, worker: Any, n: int, num_prompts: int, tokens: int, pairs: float) -> None:
+def _end_prefill(m: Memory, worker: Any, n: int, num_prompts: int, tokens: int) -> None:
     start = worker.clock
-    seconds = _step_s(m, worker, n, num_prompts, tokens, pairs)
+    seconds = _step_s(m, worker, n, num_prompts, tokens)
     end = worker.clock = start + seconds
     worker.num_iterations += 1
     worker.polled = worker.num_iterations
@@ -329,6 +340,7 @@ def _first_token(m: Memory, worker: Any, number: int, end: float) -> None:
 @machine_code
 def _leave(m: Memory, worker: Any, number: int, end: float) -> None:
     m.requests[number].finish_s = end
+    leave_rank(m, worker, number)
     worker.has_left = 1
     ledger = m.ledger[0]
     if ledger.is_closed and ledger.position < len(m.order):  # its successor
