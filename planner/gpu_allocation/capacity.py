@@ -22,7 +22,7 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.gpu_allocation.nodes.problem import Offer, ReplicaKind
 from meshplan.planner.gpu_allocation.question import AllocationQuestion, Service, SizedBucket
-from meshplan.planner.serving.estimator.collectives import Exchange
+from meshplan.planner.serving.estimator.exchange.collectives import Exchange
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.problem.config import Layout, Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem

@@ -9,7 +9,7 @@ from typing import Any
 from meshplan.planner.serving.estimator.bounds.overlap_bound import overlap_bound
 from meshplan.planner.serving.estimator.encoders.sound import cross_cache_bytes
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
-from meshplan.planner.serving.estimator.expert_traffic import expert_traffic
+from meshplan.planner.serving.estimator.exchange.expert_traffic import expert_traffic
 from meshplan.planner.serving.estimator.memory import weights_bytes
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig

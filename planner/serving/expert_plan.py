@@ -19,7 +19,7 @@ from meshplan.planner.expert_placement.placing import Placed, keep_current, plac
 from meshplan.planner.expert_placement.problem.recordings import ExpertRecording
 from meshplan.planner.expert_placement.search.solve import cost_of_moves
 from meshplan.planner.expert_placement.setting import ExpertSetting
-from meshplan.planner.serving.estimator.expert_traffic import Hops, expert_traffic
+from meshplan.planner.serving.estimator.exchange.expert_traffic import Hops, expert_traffic
 from meshplan.planner.serving.estimator.pools import pool_memory
 from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_from_document
 from meshplan.planner.serving.problem.expert_routing import Dispatch, of_moe_layers, recorded_routing

@@ -27,7 +27,7 @@ import numpy as np
 
 from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.serving.estimator.collectives import TRANSFER_START_S
+from meshplan.planner.serving.estimator.exchange.collectives import TRANSFER_START_S
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.config import KvConnector

@@ -25,7 +25,7 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.attention_ffn.worker import Link, SeparatedWorker, without_ffn
 from meshplan.planner.serving.estimator.breakdown import Part
-from meshplan.planner.serving.estimator.collectives import Exchange
+from meshplan.planner.serving.estimator.exchange.collectives import Exchange
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import FIXED_BYTES, WorkerMemory, weights_bytes
 from meshplan.planner.serving.estimator.pools import pool_memory

@@ -32,7 +32,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.attention_ffn.pipeline import Stages, layers_s
-from meshplan.planner.serving.estimator.collectives import COLLECTIVE_S, inside_copies
+from meshplan.planner.serving.estimator.exchange.collectives import COLLECTIVE_S, inside_copies
 from meshplan.planner.serving.estimator.iteration import Worker, launch_s
 from meshplan.planner.serving.estimator.operators import distinct_experts, peak_flops_per_s
 from meshplan.planner.serving.estimator.power.work import request_work

@@ -24,9 +24,9 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
-from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.encoders.sound import CrossAttention
-from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
+from meshplan.planner.serving.estimator.exchange.collectives import Exchange
+from meshplan.planner.serving.estimator.exchange.expert_traffic import ExpertTraffic, expert_traffic, staying_s
 from meshplan.planner.serving.estimator.grouped_rows import (
     GROUPED_SCHEME,
     MULTIPLIED_ROWS,

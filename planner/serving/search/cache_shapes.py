@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.serving.estimator.collectives import Exchange
+from meshplan.planner.serving.estimator.exchange.collectives import Exchange
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import KvTier, ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem

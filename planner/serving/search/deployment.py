@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.serving.estimator.cache_transfer import CacheTransfer
+from meshplan.planner.serving.estimator.exchange.cache_transfer import CacheTransfer
 from meshplan.planner.serving.estimator.memory import WorkerMemory, kv_bytes_per_token
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker, scheduled
 from meshplan.planner.serving.estimator.step_cost import StepCost

@@ -18,7 +18,7 @@ import numpy as np
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.models.vision import VisionTower
 from meshplan.planner.core.constants import BYTES_16_BIT
-from meshplan.planner.serving.estimator.collectives import Exchange
+from meshplan.planner.serving.estimator.exchange.collectives import Exchange
 from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.requests import Images

@@ -101,7 +101,7 @@ def test_attention_ten_times_slower_changes_the_answer(
 
 
 def test_all_reduces_of_the_engine_are_faster_than_nccls_for_small_messages(machine: Machine) -> None:
-    from meshplan.planner.serving.estimator.collectives import Exchange
+    from meshplan.planner.serving.estimator.exchange.collectives import Exchange
 
     size = np.array([64 * 1024.0])
     own = Exchange(machine=machine, engine="vllm").all_reduce_s(size, 8)

@@ -12,7 +12,7 @@ import pytest
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.serving.estimator.collectives import TRANSFER_START_S
+from meshplan.planner.serving.estimator.exchange.collectives import TRANSFER_START_S
 from meshplan.planner.serving.measured.exclusions import exclusions
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun

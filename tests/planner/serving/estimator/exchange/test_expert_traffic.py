@@ -16,7 +16,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
 from meshplan.catalogs.surfaces.experts import expert_surface
 from meshplan.planner.cluster.machine import Machine, machine_of
-from meshplan.planner.serving.estimator.expert_traffic import expert_traffic
+from meshplan.planner.serving.estimator.exchange.expert_traffic import expert_traffic
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout

@@ -28,7 +28,7 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.expert_placement.problem.objectives import device_shares
-from meshplan.planner.serving.estimator.collectives import COLLECTIVE_S, Exchange
+from meshplan.planner.serving.estimator.exchange.collectives import COLLECTIVE_S, Exchange
 from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.expert_routing import Dispatch, ExpertRouting
 

@@ -9,7 +9,7 @@ from emit_cases import DEEPSEEK_V3, LLAMA_70B
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.serving.estimator.cache_transfer import CacheTransfer
+from meshplan.planner.serving.estimator.exchange.cache_transfer import CacheTransfer
 from meshplan.planner.serving.problem.config import KvConnector
 
 

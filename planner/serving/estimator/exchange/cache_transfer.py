@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.serving.estimator.collectives import NETWORK_SHARE, Exchange
+from meshplan.planner.serving.estimator.exchange.collectives import NETWORK_SHARE, Exchange
 from meshplan.planner.serving.problem.config import KvConnector
 
 MOONCAKE_SHARE = 37 / 50  # of a NIC's nominal rate

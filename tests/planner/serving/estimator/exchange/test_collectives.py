@@ -14,7 +14,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
 from meshplan.catalogs.surfaces.collectives import collective_curve, shipped_curves
 from meshplan.planner.cluster.machine import Machine, machine_of
-from meshplan.planner.serving.estimator.collectives import COLLECTIVE_S, MEASURED_LINKS, PCIE_DEVICE, Exchange
+from meshplan.planner.serving.estimator.exchange.collectives import COLLECTIVE_S, MEASURED_LINKS, PCIE_DEVICE, Exchange
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 
 SIZES = np.array([1e3, 14336.0, 14336.0 * 64, 1e7, 1e9])
