@@ -165,6 +165,13 @@ def check_choices(
     _check_tier(spec, machines, ENGINES[spec.constraints.target], problems)
     _check_caps(spec, machines, problems)
     _check_separation(spec, shape, problems)
+    waits = any(slo.metric in ("ttft", "e2e") for slo in spec.slos)
+    if spec.workload.burstiness > 1.0 and not _has_load(spec) and not waits:
+        problems.say(
+            "workload.burstiness",
+            f"{spec.workload.burstiness:g} is of gaps between arrivals: give request_rate_per_s, or an slo on ttft or "
+            "e2e, for which the plan finds the highest rate",
+        )
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
     if needs_rate:
         problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")

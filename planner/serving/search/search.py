@@ -262,7 +262,7 @@ def _space_of(
 
 
 def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 0) -> float:
-    """A Poisson rate up to which a deployment meets every SLO clearly, requests/s.
+    """A rate up to which a deployment meets every SLO clearly, requests/s.
 
     So clearly that one run of enough stays shows it, within :data:`HEADROOM_TOLERANCE` of the highest such rate; at
     least the question's own where it meets that, and 0 where no rate is.

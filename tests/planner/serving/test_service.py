@@ -114,6 +114,27 @@ def _degrees(made: Plan) -> dict[str, int]:
     return {**pool["layout"], **limits, "num_workers": pool["num_workers"]}
 
 
+def test_the_highest_rate_is_one_of_arrivals_as_uneven_as_they_are_said_to_be(catalog: Catalog) -> None:
+    """Poisson arrivals were drawn whatever the burstiness: the rate was one at which bursts break the SLOs."""
+    one = {"mode": "aggregated", "tensor_parallel": 1, "pipeline_parallel": 1, "num_workers": 1}
+    asked = spec(model="llama-3.1-8b", objective="max_request_rate", fixed=one)
+    asked["slo"] = {"ttft_p99_s": 0.5, "tpot_p95_s": 0.05}
+    rates = {}
+    for burstiness in (1, 2):
+        free = {**asked, "workload": load(burstiness=burstiness)}
+        found = make_plan(free, catalog)
+        rates[burstiness] = found.predicted["requests_per_s"].value
+        given = {**free, "workload": load(burstiness=burstiness, request_rate_per_s=rates[burstiness])}
+        assert estimate_plan({**given, "fixed": _degrees(found)}, catalog, beyond=False).solution["kept"]
+    assert rates[2] < 0.9 * rates[1]
+
+
+def test_burstiness_needs_arrivals(catalog: Catalog) -> None:
+    """Without a limit on the wait of a request a free load is a number in flight, which has no gaps."""
+    with pytest.raises(SpecError, match=r"workload\.burstiness: .*slo"):
+        make_plan(spec(workload=load(burstiness=4), slo={"tpot_p95_s": 0.05}), catalog)
+
+
 def test_more_requests_than_a_deployment_finishes_are_not_called_served(catalog: Catalog) -> None:
     """The rate that clients send is no throughput beyond the capacity: nothing is bought by it."""
     pinned = spec(fixed={"tensor_parallel": 8, "num_workers": 1}, workload=load(request_rate_per_s=40))
