@@ -79,7 +79,7 @@ def _check_sound(spec: ServingSpec, shape: ModelShape, problems: Problems) -> No
         {
             "speculation": (spec.speculation is not None, "drafts of it are not priced"),
             "kv_tier": (spec.kv_tier is not None, "what an encoder read is cached on the devices alone"),
-            "fixed.mode": (spec.fixed.mode == "disaggregated", "vLLM moves no cache of cross-attention"),
+            "fixed.mode": (spec.fixed.is_disaggregated is True, "vLLM moves no cache of cross-attention"),
         },
     )
 
@@ -115,7 +115,7 @@ def _check_pooled_question(spec: ServingSpec, shape: ModelShape, problems: Probl
         {
             "speculation": (spec.speculation is not None, "drafts speed up generation"),
             "kv_tier": (spec.kv_tier is not None, "no KV cache is kept"),
-            "fixed.mode": (spec.fixed.mode == "disaggregated", "there is nothing to decode"),
+            "fixed.mode": (spec.fixed.is_disaggregated is True, "there is nothing to decode"),
         },
     )
     if other := [slo.key for slo in spec.slos if slo.metric != "e2e"]:
@@ -305,7 +305,7 @@ def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: Engin
             problems.say("kv_tier.store" if tier else "kv_tier.choose", message)
     if spec.workload.num_prefixes is None:
         problems.say("kv_tier", "has no effect where every prefix is always found: give workload.num_prefixes")
-    if spec.fixed.mode == "disaggregated":
+    if spec.fixed.is_disaggregated:
         problems.say(
             "kv_tier",
             "needs workers that prefill and decode: with disaggregation the transfer connector owns the caches",

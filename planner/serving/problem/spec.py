@@ -341,6 +341,20 @@ class ServingFixedSpec(LayoutSpec):
     prefill: LayoutSpec = LayoutSpec()
     decode: LayoutSpec = LayoutSpec()
 
+    @model_validator(mode="after")
+    def _roles_are_of_the_mode(self) -> Self:
+        roles = [name for name in ("prefill", "decode") if getattr(self, name).pinned()]
+        if roles and self.mode == "aggregated":
+            raise ValueError(f"{' and '.join(roles)} is of disaggregated workers: leave it or mode: aggregated out")
+        return self
+
+    @property
+    def is_disaggregated(self) -> bool | None:
+        """The mode that is pinned, by itself or by a choice of one role alone; None where the plan chooses."""
+        if self.prefill.pinned() or self.decode.pinned():
+            return True
+        return None if self.mode is None else self.mode == "disaggregated"
+
 
 class ServingSpec(SpecModel):
     """A serving question."""

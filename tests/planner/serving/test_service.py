@@ -135,6 +135,14 @@ def test_burstiness_needs_arrivals(catalog: Catalog) -> None:
         make_plan(spec(workload=load(burstiness=4), slo={"tpot_p95_s": 0.05}), catalog)
 
 
+def test_a_pinned_decode_worker_is_in_the_plan(catalog: Catalog) -> None:
+    """The pin was dropped where aggregated workers were better, and where one configuration was priced."""
+    pinned = spec(model="llama-3.1-8b", fixed={"decode": {"tensor_parallel": 2}})
+    for made in (make_plan(pinned, catalog), estimate_plan(pinned, catalog, beyond=False)):
+        degrees = {pool["role"]: pool["layout"]["tensor_parallel"] for pool in made.config["pools"]}
+        assert degrees["decode"] == 2
+
+
 def test_more_requests_than_a_deployment_finishes_are_not_called_served(catalog: Catalog) -> None:
     """The rate that clients send is no throughput beyond the capacity: nothing is bought by it."""
     pinned = spec(fixed={"tensor_parallel": 8, "num_workers": 1}, workload=load(request_rate_per_s=40))

@@ -76,6 +76,13 @@ def test_contradictions_are_named(workload: dict[str, Any], said: str) -> None:
     assert said in messages(with_workload(**workload))["workload"]
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_pins_of_one_role_do_not_go_with_aggregated_workers(role: str) -> None:
+    fixed = {"mode": "aggregated", role: {"tensor_parallel": 2}}
+    assert "fixed" in messages({**SPEC, "fixed": fixed})
+    assert f"{role} is of disaggregated workers" in messages({**SPEC, "fixed": fixed})["fixed"]
+
+
 @pytest.mark.parametrize("length", [0, -1, 1.5, "100 GB", "1.0001k", None])
 def test_lengths_are_whole_numbers_from_one(length: Any) -> None:
     assert messages(with_workload(input_length=length, output_length=10))
