@@ -133,7 +133,8 @@ def _loaded(problem: ServingProblem, chosen: Simulated) -> ServingProblem:
     if not problem.has_free_load:
         return problem
     rate = chosen.judged.requests_per_s
-    return replace(problem, workload=replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=rate))
+    arrival = problem.workload.open_arrival
+    return replace(problem, workload=replace(problem.workload, arrival=arrival, request_rate_per_s=rate))
 
 
 def _shapes(problem: ServingProblem, chosen: Simulated, seed: int) -> list[dict[str, Any]]:

@@ -93,6 +93,5 @@ def _share(workload: ServingWorkload, config: ServingConfig, pool: Pool, rate_pe
     if workload.arrival is Arrival.CLOSED_LOOP and workload.concurrency is not None:
         part = replace(part, concurrency=max(workload.concurrency * pool.weight // workers, 1))
     elif workload.arrival is not Arrival.ALL_AT_ONCE:
-        arrival = Arrival.GAMMA if workload.arrival is Arrival.GAMMA else Arrival.POISSON
-        part = replace(part, arrival=arrival, request_rate_per_s=rate_per_s * pool.weight / workers)
+        part = replace(part, arrival=workload.open_arrival, request_rate_per_s=rate_per_s * pool.weight / workers)
     return make_requests(part, seed=seed)

@@ -79,7 +79,7 @@ def _check_sound(spec: ServingSpec, shape: ModelShape, problems: Problems) -> No
         {
             "speculation": (spec.speculation is not None, "drafts of it are not priced"),
             "kv_tier": (spec.kv_tier is not None, "what an encoder read is cached on the devices alone"),
-            "fixed.mode": (spec.fixed.mode == "disaggregated", "vLLM moves no cache of cross-attention"),
+            "fixed.mode": (spec.fixed.is_disaggregated is True, "vLLM moves no cache of cross-attention"),
         },
     )
 
@@ -115,7 +115,7 @@ def _check_pooled_question(spec: ServingSpec, shape: ModelShape, problems: Probl
         {
             "speculation": (spec.speculation is not None, "drafts speed up generation"),
             "kv_tier": (spec.kv_tier is not None, "no KV cache is kept"),
-            "fixed.mode": (spec.fixed.mode == "disaggregated", "there is nothing to decode"),
+            "fixed.mode": (spec.fixed.is_disaggregated is True, "there is nothing to decode"),
         },
     )
     if other := [slo.key for slo in spec.slos if slo.metric != "e2e"]:
@@ -166,6 +166,13 @@ def check_choices(
     _check_connector(spec, ENGINES[spec.constraints.target], problems)
     _check_caps(spec, machines, problems)
     _check_separation(spec, shape, problems)
+    waits = any(slo.metric in ("ttft", "e2e") for slo in spec.slos)
+    if spec.workload.burstiness > 1.0 and not _has_load(spec) and not waits:
+        problems.say(
+            "workload.burstiness",
+            f"{spec.workload.burstiness:g} is of gaps between arrivals: give request_rate_per_s, or an slo on ttft or "
+            "e2e, for which the plan finds the highest rate",
+        )
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
     if needs_rate:
         problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
@@ -310,7 +317,7 @@ def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: Engin
             problems.say("kv_tier.store" if tier else "kv_tier.choose", message)
     if spec.workload.num_prefixes is None:
         problems.say("kv_tier", "has no effect where every prefix is always found: give workload.num_prefixes")
-    if spec.fixed.mode == "disaggregated":
+    if spec.fixed.is_disaggregated:
         problems.say(
             "kv_tier",
             "needs workers that prefill and decode: with disaggregation the transfer connector owns the caches",

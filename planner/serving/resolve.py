@@ -354,7 +354,7 @@ def _recorded_rate(trace: Requests) -> float | None:
 
 def _pinned(spec: ServingSpec) -> Pinned:
     fixed = spec.fixed
-    mode = None if fixed.mode is None else fixed.mode == "disaggregated"
+    mode = fixed.is_disaggregated
     if spec.attention_ffn == "disaggregated":
         mode = True  # prefill has workers of its own
     if spec.workload.task != "generate" or spec.workload.audio is not None:

@@ -21,7 +21,8 @@ from meshplan.planner.serving.drafts import drafts_by_load
 from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.pictures import pareto_page
 from meshplan.planner.serving.plan import catalog_content, make_serving_plan, predicted, provenance, rejected_rows
-from meshplan.planner.serving.problem.config import Role, serving_config_from_document
+from meshplan.planner.serving.problem.config import Role, ServingConfig, serving_config_from_document
+from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving, serving_calibration
 from meshplan.planner.serving.search.branch import TIE
@@ -156,8 +157,19 @@ def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapp
         SpecError: the load is none, or the plan's spec is not answered any more.
     """
     spec = {**made.spec, "workload": {**made.spec["workload"], **workload}, "fixed": _pins(made.config["pools"])}
-    problem = _resolved(spec, catalog, Path(), shape_from_document(made.provenance["model"])).problem
-    return predicted(problem, estimate_pinned(problem)[0])
+    asked = _resolved(spec, catalog, Path(), shape_from_document(made.provenance["model"])).problem
+    own = serving_config_from_document(made.config)
+    problem = _as_chosen(asked, own)
+    return predicted(problem, estimate_pinned(problem, own=own)[0])
+
+
+def _as_chosen(problem: ServingProblem, config: ServingConfig) -> ServingProblem:
+    """The question with a deployment's drafts, share of devices and second tier of KV cache, and nothing else to
+    choose of them: no spec pins these.
+    """
+    tier = next((pool.kv_tier for pool in config.pools if pool.kv_tier is not None), problem.kv_tier)
+    shared = problem.with_share(config.pools[0].share)
+    return replace(shared, speculation=config.speculation, speculation_options=(), kv_tier=tier, kv_stores=())
 
 
 def _pins(pools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -221,7 +221,9 @@ class ServingProblem:
     @property
     def has_poisson_arrivals(self) -> bool:
         """Requests arrive by themselves and at random, whatever the deployment does."""
-        return self.has_free_rate or self.workload.arrival is Arrival.POISSON
+        if self.has_free_rate:
+            return self.workload.open_arrival is Arrival.POISSON
+        return self.workload.arrival is Arrival.POISSON
 
     @property
     def tpot_limit_s(self) -> float:

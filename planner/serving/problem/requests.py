@@ -175,6 +175,11 @@ class ServingWorkload:
         mean = (1.0 + self.length_ratio) / 2.0
         return mean * self.input_length, mean * self.output_length
 
+    @property
+    def open_arrival(self) -> Arrival:
+        """How requests come by themselves, whatever brings the rate."""
+        return Arrival.GAMMA if self.burstiness > 1.0 else Arrival.POISSON
+
     def own_load(self, model: str) -> OwnLoad:
         """What own runs of a model with such lengths share: those that are nearest to the same powers of two.
 

@@ -127,11 +127,20 @@ class ServingWorkloadSpec(SpecModel):
             raise ValueError(f"arrival: {self.arrival} goes with request_rate_per_s, not with concurrency")
         if self.arrival == "closed_loop" and self.request_rate_per_s is not None:
             raise ValueError("arrival: closed_loop goes with concurrency, not with request_rate_per_s")
-        if self.arrival == "gamma" and self.burstiness == 1.0:
-            raise ValueError("arrival: gamma needs burstiness above 1 (1 is poisson)")
         if self.num_prefixes is not None and (self.prefix_hit_rate == 0.0 or self.trace is not None):
             raise ValueError("num_prefixes goes with a prefix_hit_rate above 0, and with no trace")
+        self._check_burstiness()
         return self
+
+    def _check_burstiness(self) -> None:
+        """Gaps between arrivals are drawn at a rate, given or to be found, alone."""
+        if self.arrival == "gamma" and self.burstiness == 1.0:
+            raise ValueError("arrival: gamma needs burstiness above 1 (1 is poisson)")
+        if self.burstiness > 1.0 and self.process is not None and self.process is not Arrival.GAMMA:
+            raise ValueError(
+                f"burstiness is of gaps between arrivals at a rate (arrival: gamma), not of {self.process.value}: "
+                "leave it out"
+            )
 
     def _check_heard(self) -> None:
         """A request of sound is a window and a short prompt; nothing of it is shared or recorded."""
@@ -331,6 +340,20 @@ class ServingFixedSpec(LayoutSpec):
     quantization: SchemeName | None = None
     prefill: LayoutSpec = LayoutSpec()
     decode: LayoutSpec = LayoutSpec()
+
+    @model_validator(mode="after")
+    def _roles_are_of_the_mode(self) -> Self:
+        roles = [name for name in ("prefill", "decode") if getattr(self, name).pinned()]
+        if roles and self.mode == "aggregated":
+            raise ValueError(f"{' and '.join(roles)} is of disaggregated workers: leave it or mode: aggregated out")
+        return self
+
+    @property
+    def is_disaggregated(self) -> bool | None:
+        """The mode that is pinned, by itself or by a choice of one role alone; None where the plan chooses."""
+        if self.prefill.pinned() or self.decode.pinned():
+            return True
+        return None if self.mode is None else self.mode == "disaggregated"
 
 
 class ServingSpec(SpecModel):

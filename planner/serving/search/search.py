@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from meshplan.catalogs.constants.machines.device_shares import DeviceShare
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
-from meshplan.planner.serving.problem.config import Role, Speculation
+from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig, Speculation
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.branch import (
@@ -43,6 +43,7 @@ from meshplan.planner.serving.search.branch import (
 )
 from meshplan.planner.serving.search.candidates import candidate_of
 from meshplan.planner.serving.search.families import Family, families
+from meshplan.planner.serving.search.layouts import PlacedWorker
 from meshplan.planner.serving.search.scores import INFINITE
 from meshplan.planner.serving.search.slo_judgement import HighestRate
 from meshplan.planner.serving.search.trials import Effort
@@ -261,7 +262,7 @@ def _space_of(
 
 
 def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 0) -> float:
-    """A Poisson rate up to which a deployment meets every SLO clearly, requests/s.
+    """A rate up to which a deployment meets every SLO clearly, requests/s.
 
     So clearly that one run of enough stays shows it, within :data:`HEADROOM_TOLERANCE` of the highest such rate; at
     least the question's own where it meets that, and 0 where no rate is.
@@ -287,8 +288,16 @@ def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 
     return max(rate if is_met else 0.0, search.met_per_s)
 
 
-def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulated, ServingReport]:
+def estimate_pinned(
+    problem: ServingProblem, *, own: ServingConfig | None = None, seed: int = 0
+) -> tuple[Simulated, ServingReport]:
     """One configuration, whether or not it meets the SLOs: pinned choices, every other degree 1, the fewest devices.
+
+    Args:
+        problem: the question, with its pins.
+        own: a deployment whose workers are taken where a question leaves kinds of them to choose from: node types,
+            formats, power limits; None for the first.
+        seed: for drawing the requests.
 
     Raises:
         ValueError: nothing fits; the message gives the most frequent reason.
@@ -297,10 +306,10 @@ def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulate
     without_slos = replace(problem, slos=())
     mixed: list[PricedWorker] = []
     if problem.pinned.is_disaggregated:
-        pair = [priced_workers(without_slos, role, rejected)[:1] for role in (Role.PREFILL, Role.DECODE)]
+        pair = [_one_kind(without_slos, role, own, rejected) for role in (Role.PREFILL, Role.DECODE)]
         found = families(without_slos, [], *pair)
     else:
-        mixed = priced_workers(without_slos, Role.MIXED, rejected)[:1]
+        mixed = _one_kind(without_slos, Role.MIXED, own, rejected)
         found = families(without_slos, mixed, [], [])
     candidates = [candidate_of(family, counts) for family in found for counts in family.first()]
     if not candidates:
@@ -319,3 +328,23 @@ def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulate
         mixed=tuple(mixed),
     )
     return report.simulated[0], report
+
+
+def _one_kind(
+    problem: ServingProblem, role: Role, own: ServingConfig | None, rejected: Counter[str]
+) -> list[PricedWorker]:
+    """The first kind of worker of a role, or the one that a deployment has; empty where none fits."""
+    kinds = priced_workers(problem, role, rejected)
+    if own is not None:
+        (pool,) = (pool for pool in own.pools if pool.role is role)
+        kinds = sorted(
+            (kind for kind in kinds if _is_of(kind.placed, pool)),
+            key=lambda kind: (kind.placed.weight_tiers != pool.weight_tiers, kind.placed.ffn != pool.ffn),
+        )
+    return kinds[:1]
+
+
+def _is_of(placed: PlacedWorker, pool: Pool) -> bool:
+    """Whether a worker is one of a pool's: weights beyond its devices may lie elsewhere under another load."""
+    mine = (placed.node_type, placed.quantization, placed.power_cap_w)
+    return mine == (pool.node_type, pool.quantization, pool.power_cap_w)

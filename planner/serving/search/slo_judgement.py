@@ -1,6 +1,6 @@
 """Is a deployment within the SLO? It is simulated under a load, and its latencies are held against every limit.
 
-:func:`judge` simulates one load; :class:`HighestRate` looks for the highest Poisson rate at which every SLO is met. How
+:func:`judge` simulates one load; :class:`HighestRate` looks for the highest rate at which every SLO is met. How
 long a simulation is, and when it decides, is in :mod:`meshplan.planner.serving.search.trials`. A large deployment of
 identical workers is simulated in part, with its part of the load.
 """
@@ -119,7 +119,7 @@ def judge(
     Args:
         problem: the question.
         config: the choices.
-        request_rate_per_s: rate of Poisson arrivals, where the question leaves the load free.
+        request_rate_per_s: rate of arrivals, where the question leaves the load free.
         num_running: requests kept in flight instead, over all workers.
         num_requests: of one run, where nothing depends on its verdict; None: as the question says, or the confidence.
         supply_per_s: highest rate of the configuration by the closed form: near it a run has to be long.
@@ -131,7 +131,7 @@ def judge(
     if problem.has_free_load and num_running is not None:
         workload = replace(workload, arrival=Arrival.CLOSED_LOOP, concurrency=num_running)
     elif problem.has_free_load:
-        workload = replace(workload, arrival=Arrival.POISSON, request_rate_per_s=request_rate_per_s)
+        workload = replace(workload, arrival=workload.open_arrival, request_rate_per_s=request_rate_per_s)
     if num_requests is not None and workload.num_requests is None:
         workload = replace(workload, num_requests=num_requests)
     part, part_load, copies = _representative_part(config, workload)
@@ -143,7 +143,7 @@ def judge(
 
 
 class HighestRate(RateSearch):
-    """Search for the highest Poisson rate at which a configuration meets every SLO.
+    """Search for the highest rate of arrivals, Poisson or as uneven as the question says, that meets every SLO.
 
     ``high_per_s`` is its highest rate by the closed form, of which :data:`MAX_UTILIZATION` may be used: nearer to it
     queues rise and fall more slowly than a run can show. ``tolerance`` is the relative width of the closed bracket.
@@ -165,7 +165,8 @@ class HighestRate(RateSearch):
         check: Callable[[], None] | None = None,
     ) -> None:
         self.problem, self.check = problem, check
-        self.workload = replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=high_per_s)
+        arrival = problem.workload.open_arrival
+        self.workload = replace(problem.workload, arrival=arrival, request_rate_per_s=high_per_s)
         self.part, part_load, self.copies = _representative_part(config, self.workload)
         self.drawn = _load(part_load, seed)
         self.supply_per_s = high_per_s / self.copies

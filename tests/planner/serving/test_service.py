@@ -86,6 +86,63 @@ def test_predictions_under_the_plans_own_load_are_the_plans_own(plan: Plan, cata
     assert twice["tpot_mean_s"].value > plan.predicted["tpot_mean_s"].value
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective": "energy", "power_caps_w": [400, 700]},
+        {"speculation": {"choose": ["ngram", "eagle3"]}, "slo": {"tpot_p95_s": 0.006}, "objective": "num_devices"},
+        {"quantization": ["bf16", "fp8"], "objective": "num_devices", "slo": {"ttft_p99_s": 3.0, "tpot_p95_s": 0.0085}},
+        {
+            "cluster": {"nodes": [{"type": "dgx-a100-80gb", "count": 1}, {"type": "dgx-h100", "count": 1}]},
+            "slo": {"ttft_p99_s": 3.0, "tpot_p95_s": 0.01},
+        },
+    ],
+    ids=["power cap", "drafts", "format", "node type"],
+)
+def test_predictions_are_of_what_the_plan_chose_beside_its_degrees(changes: dict[str, Any], catalog: Catalog) -> None:
+    """The first of a spec's caps, formats, drafts and node types was taken, whatever the plan had chosen."""
+    small = spec(model="llama-3.1-8b", **changes)
+    made = make_plan(small, catalog)
+    pool, first = made.config["pools"][0], estimate_plan({**small, "fixed": _degrees(made)}, catalog).config
+    assert (pool, made.config["speculation"]) != (first["pools"][0], first["speculation"])  # it chose something
+    assert predict(made, {}, catalog) == made.predicted
+
+
+def _degrees(made: Plan) -> dict[str, int]:
+    pool = made.config["pools"][0]
+    limits = {key: pool["limits"][key] for key in ("max_num_seqs", "max_batched_tokens")}
+    return {**pool["layout"], **limits, "num_workers": pool["num_workers"]}
+
+
+def test_the_highest_rate_is_one_of_arrivals_as_uneven_as_they_are_said_to_be(catalog: Catalog) -> None:
+    """Poisson arrivals were drawn whatever the burstiness: the rate was one at which bursts break the SLOs."""
+    one = {"mode": "aggregated", "tensor_parallel": 1, "pipeline_parallel": 1, "num_workers": 1}
+    asked = spec(model="llama-3.1-8b", objective="max_request_rate", fixed=one)
+    asked["slo"] = {"ttft_p99_s": 0.5, "tpot_p95_s": 0.05}
+    rates = {}
+    for burstiness in (1, 2):
+        free = {**asked, "workload": load(burstiness=burstiness)}
+        found = make_plan(free, catalog)
+        rates[burstiness] = found.predicted["requests_per_s"].value
+        given = {**free, "workload": load(burstiness=burstiness, request_rate_per_s=rates[burstiness])}
+        assert estimate_plan({**given, "fixed": _degrees(found)}, catalog, beyond=False).solution["kept"]
+    assert rates[2] < 0.9 * rates[1]
+
+
+def test_burstiness_needs_arrivals(catalog: Catalog) -> None:
+    """Without a limit on the wait of a request a free load is a number in flight, which has no gaps."""
+    with pytest.raises(SpecError, match=r"workload\.burstiness: .*slo"):
+        make_plan(spec(workload=load(burstiness=4), slo={"tpot_p95_s": 0.05}), catalog)
+
+
+def test_a_pinned_decode_worker_is_in_the_plan(catalog: Catalog) -> None:
+    """The pin was dropped where aggregated workers were better, and where one configuration was priced."""
+    pinned = spec(model="llama-3.1-8b", fixed={"decode": {"tensor_parallel": 2}})
+    for made in (make_plan(pinned, catalog), estimate_plan(pinned, catalog, beyond=False)):
+        degrees = {pool["role"]: pool["layout"]["tensor_parallel"] for pool in made.config["pools"]}
+        assert degrees["decode"] == 2
+
+
 def test_more_requests_than_a_deployment_finishes_are_not_called_served(catalog: Catalog) -> None:
     """The rate that clients send is no throughput beyond the capacity: nothing is bought by it."""
     pinned = spec(fixed={"tensor_parallel": 8, "num_workers": 1}, workload=load(request_rate_per_s=40))

@@ -63,10 +63,24 @@ def test_the_process_follows_from_what_is_given(workload: dict[str, Any], proces
         ({"input_length": 10, "output_length": 5, "arrival": "closed_loop", "request_rate_per_s": 3}, "concurrency"),
         ({"input_length": 10, "output_length": 5, "arrival": "gamma", "request_rate_per_s": 3}, "burstiness above 1"),
         ({"trace": "t.csv", "arrival": "poisson"}, "brings its own arrivals"),
+        ({"input_length": 10, "output_length": 5, "concurrency": 3, "burstiness": 2}, "burstiness is of gaps"),
+        ({"input_length": 10, "output_length": 5, "arrival": "all_at_once", "burstiness": 2}, "burstiness is of gaps"),
+        (
+            {"input_length": 10, "output_length": 5, "arrival": "poisson", "request_rate_per_s": 3, "burstiness": 2},
+            "burstiness is of gaps",
+        ),
+        ({"trace": "t.csv", "burstiness": 2}, "burstiness is of gaps"),
     ],
 )
 def test_contradictions_are_named(workload: dict[str, Any], said: str) -> None:
     assert said in messages(with_workload(**workload))["workload"]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_pins_of_one_role_do_not_go_with_aggregated_workers(role: str) -> None:
+    fixed = {"mode": "aggregated", role: {"tensor_parallel": 2}}
+    assert "fixed" in messages({**SPEC, "fixed": fixed})
+    assert f"{role} is of disaggregated workers" in messages({**SPEC, "fixed": fixed})["fixed"]
 
 
 @pytest.mark.parametrize("length", [0, -1, 1.5, "100 GB", "1.0001k", None])
