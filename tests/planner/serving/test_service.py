@@ -116,7 +116,7 @@ def _degrees(made: Plan) -> dict[str, int]:
 
 def test_the_highest_rate_is_one_of_arrivals_as_uneven_as_they_are_said_to_be(catalog: Catalog) -> None:
     """Poisson arrivals were drawn whatever the burstiness: the rate was one at which bursts break the SLOs."""
-    one = {"mode": "aggregated", "tensor_parallel": 1, "pipeline_parallel": 1, "num_workers": 1}
+    one = {"mode": "aggregated", "tensor_parallel": 1, "pipeline_parallel": 1, "num_workers": 1, "max_num_seqs": 64}
     asked = spec(model="llama-3.1-8b", objective="max_request_rate", fixed=one)
     asked["slo"] = {"ttft_p99_s": 0.5, "tpot_p95_s": 0.05}
     rates = {}
@@ -137,7 +137,8 @@ def test_burstiness_needs_arrivals(catalog: Catalog) -> None:
 
 def test_a_pinned_decode_worker_is_in_the_plan(catalog: Catalog) -> None:
     """The pin was dropped where aggregated workers were better, and where one configuration was priced."""
-    pinned = spec(model="llama-3.1-8b", fixed={"decode": {"tensor_parallel": 2}})
+    pinned = spec(model="llama-3.1-8b", fixed={"pipeline_parallel": 1, "decode": {"tensor_parallel": 2}})
+    pinned["constraints"] = {"max_devices": 4}
     for made in (make_plan(pinned, catalog), estimate_plan(pinned, catalog, beyond=False)):
         degrees = {pool["role"]: pool["layout"]["tensor_parallel"] for pool in made.config["pools"]}
         assert degrees["decode"] == 2
