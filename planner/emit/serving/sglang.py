@@ -111,8 +111,9 @@ def _memory(request: ServingRequest, pool: Pool) -> Arguments:
 
 def _formats(request: ServingRequest, pool: Pool) -> Arguments:
     formats = pool.quantization
-    weights = "float16" if "fp16" in {formats.attention, formats.mlp} else "bfloat16"
-    arguments = {"--dtype": weights, "--kv-cache-dtype": _KV_CACHE[formats.kv_cache]}
+    dtype = terms.activations(request, pool)
+    is_plain = formats.kv_cache == "bf16" and dtype == "float16"  # the cache is in 16 bits of the server's own type
+    arguments = {"--dtype": dtype, "--kv-cache-dtype": "auto" if is_plain else _KV_CACHE[formats.kv_cache]}
     scheme = terms.one_scheme(SGLANG, request, pool)
     return arguments if scheme is None else {**arguments, "--quantization": scheme}
 

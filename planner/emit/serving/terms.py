@@ -20,6 +20,7 @@ from meshplan.planner.serving.problem.expert_routing import Dispatch
 Ranks = Callable[[Arguments], int]
 
 
+WITHOUT_BF16 = {"volta", "turing"}  # compute capability 7
 POOLED = "pooled"  # a task that a command names no further: vectors, or scores where the checkpoint has a classifier
 
 
@@ -195,6 +196,16 @@ def uses_own_layers(rules: EngineRules, request: ServingRequest) -> bool:
             rules.name, "speculation without a draft", "a draft_model, or a model with prediction layers of its own"
         )
     return True
+
+
+def activations(request: ServingRequest, pool: Pool) -> str:
+    """The 16-bit type of a server, of its cache too: float16 where the plan or the devices say so, else bfloat16.
+
+    Engines refuse bfloat16 below compute capability 8.0 (vllm/platforms/cuda.py, check_if_supports_dtype).
+    """
+    device = request.host_type(pool.node_type).device
+    is_early = device is not None and device.architecture in WITHOUT_BF16
+    return "float16" if is_early or "fp16" in {pool.quantization.attention, pool.quantization.mlp} else "bfloat16"
 
 
 def one_scheme(rules: EngineRules, request: ServingRequest, pool: Pool) -> str | None:

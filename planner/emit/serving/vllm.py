@@ -92,13 +92,10 @@ def _chunks(request: ServingRequest, pool: Pool) -> Arguments:
 
 def _formats(request: ServingRequest, pool: Pool) -> Arguments:
     formats = pool.quantization
-    weights = "fp16" if "fp16" in {formats.attention, formats.mlp} else "bf16"
-    if formats.kv_cache in {"bf16", "fp16"} and formats.kv_cache != weights:
-        raise CannotExpressError(VLLM.name, f"a KV cache in {formats.kv_cache} beside {weights}", f"kv_cache {weights}")
-    arguments = {
-        "--dtype": {"bf16": "bfloat16", "fp16": "float16"}[weights],
-        "--kv-cache-dtype": _KV_CACHE[formats.kv_cache],
-    }
+    dtype = terms.activations(request, pool)
+    if formats.kv_cache == "fp16" and dtype != "float16":
+        raise CannotExpressError(VLLM.name, "a KV cache in fp16 beside bf16", "kv_cache bf16")
+    arguments = {"--dtype": dtype, "--kv-cache-dtype": _KV_CACHE[formats.kv_cache]}
     scheme = terms.one_scheme(VLLM, request, pool)
     return arguments if scheme is None else {**arguments, "--quantization": _ONLINE[scheme]}
 

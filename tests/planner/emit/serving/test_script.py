@@ -25,6 +25,7 @@ from serving_cases import (
 )
 
 from meshplan.catalogs.constants.machines.device_shares import MpsShare
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit.serving import llama_cpp, sglang, trtllm, vllm
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
@@ -453,3 +454,15 @@ def test_sglang_s_backend_is_the_plans() -> None:
     config = disaggregated("sglang", pool(layout(8), Role.PREFILL), pool(layout(8), Role.DECODE), kv_connector=MOONCAKE)
     written = texts(emit_serving("sglang", serving_request(LLAMA_70B, config)).artifacts)
     assert "--disaggregation-transfer-backend mooncake" in written["prefill_args.txt"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("formats", ["bf16", "fp16"])
+def test_devices_without_bf16_serve_in_fp16(catalog: Catalog, engine: str, formats: str) -> None:
+    """A T4 was told bfloat16, which engines refuse below compute capability 8.0; fp16 beside it had no words."""
+    hosts = {NODE: HostType(devices_per_host=8, device=catalog.device("t4"))}
+    config = aggregated(engine, layout(8), quantization=Quantization.uniform(formats))
+    written = texts(emit_serving(engine, serving_request(LLAMA_70B, config, host_types=hosts)).artifacts)
+    flags = written["mixed_args.txt"]
+    assert "--dtype float16" in flags
+    assert "--kv-cache-dtype auto" in flags
