@@ -23,7 +23,7 @@ from meshplan.planner.core.plan_document import (
     as_json,
 )
 from meshplan.planner.gpu_allocation.spec import AllocationSpec
-from meshplan.planner.serving.plan_document import ServingChoices
+from meshplan.planner.serving.config_document import ServingChoices
 from meshplan.planner.serving.problem.config import Role
 
 _Lengths = Annotated[list[Count], Field(min_length=2, max_length=2)]

@@ -90,6 +90,7 @@ def _refuse_asked(spec: ServingSpec, what: str, problems: Problems, more: Mappin
         "fixed.prefill": (bool(spec.fixed.prefill.pinned()), "all workers are alike: pin under fixed"),
         "fixed.decode": (bool(spec.fixed.decode.pinned()), "all workers are alike: pin under fixed"),
         "cluster.host_memory": (spec.cluster.host_memory is not None, "weights stay on the devices"),
+        "kv_connector": (spec.kv_connector is not None, "all workers are alike: no cache is moved"),
     }
     for path, (is_asked, why) in {**more, **common}.items():
         if is_asked:
@@ -298,7 +299,7 @@ def _check_connector(spec: ServingSpec, rules: EngineRules, problems: Problems) 
     """What moves caches needs caches that move, and a flag of the engine."""
     if spec.kv_connector is None:
         return
-    if spec.fixed.mode == "aggregated" or not rules.disaggregates:
+    if spec.fixed.is_disaggregated is False or not rules.disaggregates:
         why = "fixed.mode is aggregated" if rules.disaggregates else f"{rules.name} has no such workers"
         problems.say("kv_connector", f"moves caches from workers that prefill to others that decode; {why}: drop it")
     elif spec.kv_connector not in rules.kv_connectors:

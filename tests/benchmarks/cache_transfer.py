@@ -77,9 +77,10 @@ def main(path: Path) -> None:
     sent = np.array([row["measured"]["kv_transfer_bytes"] for row in rows])
     rates = ", ".join(f"{rate / 1e9:.0f}" for rate in np.diff(sent) / np.diff(measured))
     print(f"  rate from row to row, GB/s: {rates}")
-    links = [kv_link(run.site, run.run.config) for run in runs]
-    planned = [transfer_s(link, link.kv_bytes_per_token * at) for link, at in zip(links, tokens, strict=True)]
-    show("planner, by its own bytes", planned, measured)
+    for connector in KvConnector:
+        links = [kv_link(run.site, replace(run.run.config, kv_connector=connector)) for run in runs]
+        planned = [transfer_s(link, link.kv_bytes_per_token * at) for link, at in zip(links, tokens, strict=True)]
+        show(f"{connector.value} (planner), by the planner's own bytes", planned, measured)
     for name in readings(runs[0]):
         show(name, [transfer_s(readings(run)[name], at) for run, at in zip(runs, sent, strict=True)], measured)
 

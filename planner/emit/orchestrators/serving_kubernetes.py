@@ -57,7 +57,7 @@ def refuse_mooncake(job: ServingJob, target: str) -> None:
     """
     config = job.request.config
     if job.target == "vllm" and config.is_disaggregated and config.kv_connector is KvConnector.MOONCAKE:
-        what = "KV caches that Mooncake moves: its documentation routes requests for NIXL alone"
+        what = "KV caches that Mooncake moves (how it routes requests was read for NIXL alone)"
         raise CannotExpressError(target, what, "kv_connector nixl, or target lws")
 
 

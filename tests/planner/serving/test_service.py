@@ -416,6 +416,10 @@ def test_a_pinned_number_of_requests_stays_where_fewer_are_in_flight(catalog: Ca
         ({"fixed": {"mode": "aggregated"}}, "fixed.mode is aggregated"),
         ({"constraints": {"target": "llama.cpp"}}, "llama.cpp has no such workers"),
         ({"constraints": {"target": "trtllm"}}, "trtllm has no flag for caches moved by mooncake"),
+        (
+            {"model": "llama-3.1-8b", "slo": {}, "workload": {"task": "embed", "input_length": 500}},
+            "kv_connector: not with task: embed",
+        ),
         ({"kv_connector": "rsync"}, "kv_connector: Input should be 'nixl' or 'mooncake'"),
     ],
 )

@@ -25,19 +25,16 @@ from serving_cases import (
 )
 
 from meshplan.catalogs.constants.machines.device_shares import MpsShare
-from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit.serving import llama_cpp, sglang, trtllm, vllm
-from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
+from meshplan.planner.emit.serving.request import HostType, ServingRequest
 from meshplan.planner.emit.terms import flattened, read_all
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit, emit_serving, engine_names
-from meshplan.planner.launch.support import support_matrix
-from meshplan.planner.serving.problem.config import EngineLimits, KvConnector, KvTier, Role, Router, Speculation
+from meshplan.planner.serving.problem.config import EngineLimits, Role, Router, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 
-MOONCAKE = KvConnector.MOONCAKE
 # Notes its arguments and its devices, then waits to be ended as a server does.
 SERVER = f"""#!{sys.executable}
 import json, os, sys, time
@@ -332,96 +329,6 @@ def test_bad_requests_are_named() -> None:
     assert published.model == "org/m"
 
 
-def read_arguments(text: str) -> list[str]:
-    """The arguments in an argument file, as ``launch.sh`` reads them."""
-    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
-    return [part for line in lines for part in line.split(" ", maxsplit=1)]
-
-
-def test_memory_is_written_in_each_engine_s_own_share() -> None:
-    memory = {"mixed": WorkerMemory(weights_bytes=20e9, activations_bytes=4e9)}
-    limits = EngineLimits(memory_fraction=0.9)
-
-    def flag(engine: str, name: str) -> float:
-        request = serving_request(LLAMA_70B, aggregated(engine, layout(8), limits=limits), memory=memory)
-        files = {str(file.path): file.content for file in emit_serving(engine, request).artifacts}
-        words = read_arguments(files["mixed_args.txt"])
-        return float(words[words.index(name) + 1])
-
-    total = H100.memory_bytes
-    cache = 0.9 * total - 24e9  # the bytes that every engine ends up with
-    assert flag("vllm", "--gpu-memory-utilization") * total - 24e9 == pytest.approx(cache)
-    assert flag("sglang", "--mem-fraction-static") * total - 20e9 == pytest.approx(cache, rel=1e-3)
-    left = total - 24e9
-    assert flag("trtllm", "--kv_cache_free_gpu_memory_fraction") * left == pytest.approx(cache, rel=1e-3)
-
-
-def test_support_matrix_covers_every_field() -> None:
-    rows = support_matrix()
-    for engine in engine_names():
-        said = {row["feature"] for row in rows if row["target"] == engine}
-        limits = set(EngineLimits.__dataclass_fields__) - {"admission"}  # of measured servers only
-        assert said >= limits | {"tensor_parallel", "pipeline_parallel", "expert_parallel", "attention_data_parallel"}
-
-
-@pytest.mark.parametrize(
-    ("engine", "word"), [("vllm", "--disable-custom-all-reduce"), ("trtllm", "allreduce_strategy")]
-)
-def test_an_all_reduce_of_nccl_is_written(engine: str, word: str) -> None:
-    for own in (True, False):
-        config = aggregated(engine, layout(8), limits=EngineLimits(custom_all_reduce=own))
-        emitted = emit_serving(engine, serving_request(LLAMA_70B, config))
-        assert any(word in artifact.content for artifact in emitted.artifacts) is not own
-
-
-TIER = KvTier(store="host", bytes_per_device=100 * 2.0**30, bytes_per_s_per_device=5e10)
-
-
-def test_each_engine_says_where_prefixes_go() -> None:
-    limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
-    said = {}
-    for engine, arguments in (("vllm", vllm.arguments), ("sglang", sglang.arguments), ("trtllm", trtllm.arguments)):
-        chunks = replace(limits, chunked_prefill=engine == "vllm")
-        config = aggregated(engine, layout(4, 2), limits=chunks, kv_tier=TIER)
-        request = serving_request(LLAMA_70B, config)
-        said[engine] = {flag: value for flag, *value in arguments(request, config.pools[0])}
-        plain = aggregated(engine, layout(4, 2), limits=chunks)
-        without = {flag for flag, *_ in arguments(serving_request(LLAMA_70B, plain), plain.pools[0])}
-        assert not [flag for flag in without if "offload" in flag or "hi" in flag.split("-")]
-    # GiB over the eight devices of a worker; whole GB of one rank; bytes of one rank.
-    assert said["vllm"]["--kv-offloading-size"] == ["800"]
-    assert said["vllm"]["--kv-offloading-backend"] == ["native"]
-    assert said["sglang"]["--hicache-size"] == ["107"]
-    assert "--enable-hierarchical-cache" in said["sglang"]
-    assert trtllm.options(request, config.pools[0])["kv_cache_config"]["host_cache_size"] == 100 * 2**30
-
-
-def test_vllm_keeps_room_for_the_images_of_a_request() -> None:
-    config = aggregated("vllm", layout(4))
-    plan = serving_plan(LLAMA_70B, config)
-    workload = {**plan.spec.get("workload", {}), "images": {"per_request": 3, "width": 640, "height": 480}}
-    seeing = replace(plan, spec={**plan.spec, "workload": workload})
-    scripts = [
-        "".join(one.content for one in emit_serving("vllm", serving_request(LLAMA_70B, config, plan=made)).artifacts)
-        for made in (plan, seeing)
-    ]
-    assert "--limit-mm-per-prompt" not in scripts[0]
-    assert '--limit-mm-per-prompt {"image":3}' in scripts[1]
-
-
-def test_a_tier_that_an_engine_has_no_flag_for_is_refused() -> None:
-    limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
-    on_nvme = pool(layout(4), limits=limits, kv_tier=replace(TIER, store="nvme"))
-    assert any("no flag for a KV tier on nvme" in text for text in ENGINES["trtllm"].broken_pool(LLAMA_70B, on_nvme))
-    for wrong, reason in (
-        ({"limits": replace(limits, prefix_caching=False)}, "needs prefix_caching"),
-        ({"kv_tier": replace(TIER, bytes_per_s_per_device=0.0)}, "must be above 0"),
-        ({"role": Role.PREFILL}, "of mixed workers only"),
-    ):
-        tried = pool(layout(4), **{"limits": limits, "kv_tier": TIER, **wrong})
-        assert any(reason in text for text in ENGINES["vllm"].broken_pool(LLAMA_70B, tried))
-
-
 def test_a_changed_file_stops_the_launch(tmp_path: Path) -> None:
     request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)))
     write_artifacts(emit_serving("vllm", request).artifacts, tmp_path / "out")
@@ -432,37 +339,3 @@ def test_a_changed_file_stops_the_launch(tmp_path: Path) -> None:
     assert ran.returncode == 1
     assert "workers.txt: FAILED" in ran.stderr
     assert "MESHPLAN_SKIP_CHECKS=1" in ran.stderr
-
-
-def test_mooncake_s_workers_meet_at_the_prefill_server() -> None:
-    """Its port is in the prefill servers' environment and in the router's words, and no channel of NIXL is opened."""
-    config = disaggregated(
-        "vllm", pool(layout(8), Role.PREFILL, num_workers=2), pool(layout(8), Role.DECODE), kv_connector=MOONCAKE
-    )
-    written = texts(emit_serving("vllm", serving_request(LLAMA_70B, config)).artifacts)
-    prefill, decode = (written[f"{role}_args.txt"] for role in ("prefill", "decode"))
-    assert '{"kv_connector":"MooncakeConnector","kv_role":"kv_producer"}' in prefill
-    assert '{"kv_connector":"MooncakeConnector","kv_role":"kv_consumer"}' in decode
-    assert written["launch.sh"].count('VLLM_MOONCAKE_BOOTSTRAP_PORT="$((internal_port + 390))"') == 1
-    assert "NIXL" not in written["launch.sh"]
-    assert "--kv-connector mooncake" in written["router.sh"]
-    assert written["router.sh"].count('--prefill "http') == written["router.sh"].count('" "20') == 2
-    assert "install mooncake-transfer-engine" in written["README.md"]
-
-
-def test_sglang_s_backend_is_the_plans() -> None:
-    config = disaggregated("sglang", pool(layout(8), Role.PREFILL), pool(layout(8), Role.DECODE), kv_connector=MOONCAKE)
-    written = texts(emit_serving("sglang", serving_request(LLAMA_70B, config)).artifacts)
-    assert "--disaggregation-transfer-backend mooncake" in written["prefill_args.txt"]
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("formats", ["bf16", "fp16"])
-def test_devices_without_bf16_serve_in_fp16(catalog: Catalog, engine: str, formats: str) -> None:
-    """A T4 was told bfloat16, which engines refuse below compute capability 8.0; fp16 beside it had no words."""
-    hosts = {NODE: HostType(devices_per_host=8, device=catalog.device("t4"))}
-    config = aggregated(engine, layout(8), quantization=Quantization.uniform(formats))
-    written = texts(emit_serving(engine, serving_request(LLAMA_70B, config, host_types=hosts)).artifacts)
-    flags = written["mixed_args.txt"]
-    assert "--dtype float16" in flags
-    assert "--kv-cache-dtype auto" in flags
