@@ -16,6 +16,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.mixed.options import FIRST, LAST, MIDDLE, WHOLE, PoolOptions
+from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 
 # Values of τ tried from the least one on.
 TRIED = 2
@@ -42,13 +43,34 @@ class Split:
 
     Args:
         stages: (block, layers) in pipeline order; each holds layers.
-        least_s: m·τ, which no schedule beats.
-        about_s: (m − 1)·τ + W, about what the pipeline takes, without messages and the ending.
+        num_microbatches: m.
+        stages_s: what a micro-batch takes on each, forward and backward, [stages].
     """
 
     stages: tuple[tuple[Block, int], ...]
-    least_s: float
-    about_s: float
+    num_microbatches: int
+    stages_s: FloatArray
+
+
+def fastest_first(splits: Sequence[Split]) -> list[tuple[float, Split]]:
+    """Splits by what their pipelines take, s, without messages and the ending: the order of stages counts.
+
+    1F1B hides the bubble of short stages behind a slow one, not before it: the same stages take up to (P − 1)·τ more in
+    their worst order. Splits of as many stages and micro-batches are timed at once.
+    """
+    alike: dict[tuple[int, int], list[int]] = {}
+    for index, one in enumerate(splits):
+        alike.setdefault((len(one.stages), one.num_microbatches), []).append(index)
+    seconds = np.zeros(len(splits))
+    for (_, rounds), rows in alike.items():
+        stages_s = np.stack([splits[row].stages_s for row in rows], axis=1)
+        seconds[rows] = staged_pipeline_s(
+            "1f1b",
+            virtual_pipeline_stages=1,
+            num_microbatches=np.full(len(rows), rounds),
+            stages_s=stages_s,
+        )
+    return [(float(seconds[row]), splits[row]) for row in np.argsort(seconds, kind="stable").tolist()]
 
 
 def partitions(options: Sequence[PoolOptions | None], blocks: Sequence[Block], num_layers: int) -> Iterator[Split]:
@@ -85,8 +107,8 @@ def partitions(options: Sequence[PoolOptions | None], blocks: Sequence[Block], n
             times = layers * layer_s + ends_s
             yield Split(
                 stages=tuple((block, int(count)) for (block, _), count in zip(places, key, strict=True)),
-                least_s=float(rounds * times.max()),
-                about_s=float((rounds - 1) * times.max() + times.sum()),
+                num_microbatches=rounds,
+                stages_s=times,
             )
 
 

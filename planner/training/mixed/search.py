@@ -23,7 +23,7 @@ from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.mixed.bounds import Choice, Field, field_of
 from meshplan.planner.training.mixed.estimator import price_mixed
 from meshplan.planner.training.mixed.options import MIDDLE, WHOLE, PoolOptions, pool_options, zero_stage
-from meshplan.planner.training.mixed.partition import Block, Split, partitions
+from meshplan.planner.training.mixed.partition import Block, Split, fastest_first, partitions
 from meshplan.planner.training.mixed.parts import Parts
 from meshplan.planner.training.mixed.polish import polished
 from meshplan.planner.training.mixed.quick import QuickPrice
@@ -36,8 +36,8 @@ CLOSE = 0.01
 MOST_PARTS = 900
 # Most decisions that are split and priced.
 MOST_PRICED = 80
-# Orders, recomputes and splits of one decision that are priced.
-ORDERS = 4
+# Most orders, recomputes and splits of one decision that are priced: all of four pools in two modes.
+ORDERS = 100
 # Up to so many pools, each may have its own recompute; of more, all have the least or the most that could help.
 FEW_POOLS = 2
 
@@ -151,7 +151,7 @@ class MixedSearch:
         self._orders(blocks, found)
 
     def _orders(self, blocks: Sequence[Block], found: Found) -> None:
-        """The pools of a decision in every order; those that take least by their slowest stage are priced."""
+        """The pools of a decision in every order; those whose pipelines take least are priced."""
         layers = self.problem.any.shape.num_hidden_layers
         splits: list[Split] = []
         every = list(product(*(self._modes(block, blocks, found) for block in blocks)))
@@ -159,9 +159,9 @@ class MixedSearch:
         for modes in few:
             for order in permutations(modes):
                 splits += partitions(self.options, order, layers)
-        for split in sorted(splits, key=lambda one: one.about_s)[:ORDERS]:
-            if split.least_s >= found.step_s:
-                continue
+        for pipeline_s, split in fastest_first(splits)[:ORDERS]:
+            if pipeline_s >= found.step_s:
+                break
             config = self._config(split.stages)
             seconds = self._quick.step_s(config)
             if seconds < found.step_s * (1.0 - 1e-12) and price_mixed(self.problem, config).fits:

@@ -146,6 +146,20 @@ def test_together_is_never_worse_than_a_part_and_fits(sizes, slower, rate, memor
         assert price_mixed(problem, together.config).fits
 
 
+@pytest.mark.parametrize("slower", [(1.5, 1.0, 1.0, 1.0), (2.0, 1.5, 1.2, 3.0)])
+def test_no_other_order_of_the_chosen_pools_is_faster(slower) -> None:
+    problem = cluster((1, 1, 1, 1), slower, pins=PINS)
+    search = MixedSearch(problem, Budget())
+    found = search.best(range(4))
+    assert found.config is not None
+    blocks = [list(run) for _, run in itertools.groupby(found.config.stages, key=lambda one: one.shares[0].pool)]
+    assert len(blocks) > 1
+    for order in itertools.permutations(blocks):
+        stages = tuple(itertools.chain.from_iterable(order))
+        priced = price_mixed(problem, replace(found.config, stages=stages))
+        assert not priced.fits or found.step_s <= priced.step_s * (1 + 1e-9)
+
+
 def test_options_say_what_single_prices_say() -> None:
     problem = cluster((8, 8), (1.0, 2.0), batch=16)
     options = pool_options(problem, 1)
