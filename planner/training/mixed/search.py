@@ -20,18 +20,21 @@ from itertools import permutations, product
 import numpy as np
 
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.training.mixed.bounds import Choice, Field, field_of
+from meshplan.planner.training.mixed.bounding.bounds import Choice, Field, field_of
+from meshplan.planner.training.mixed.bounding.parts import Parts
 from meshplan.planner.training.mixed.estimator import price_mixed
 from meshplan.planner.training.mixed.options import MIDDLE, WHOLE, PoolOptions, pool_options, zero_stage
 from meshplan.planner.training.mixed.partition import Block, Split, fastest_first, partitions
-from meshplan.planner.training.mixed.parts import Parts
 from meshplan.planner.training.mixed.polish import polished
 from meshplan.planner.training.mixed.quick import QuickPrice
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem, Share, Stage
 from meshplan.planner.training.problem.choice import RECOMPUTE_MODES
+from meshplan.planner.training.search.report import TIE_WIDTH
 
 # A search ends where no bound is better than the best plan by more than this share of it.
 CLOSE = 0.01
+# Where halving ends further away than this, decisions are listed: a little nearer than plans that count as tied.
+TIED = 0.98 * TIE_WIDTH
 # Most parts that are bounded; what is left counts in the bound.
 MOST_PARTS = 900
 # Most decisions that are split and priced.
@@ -69,7 +72,7 @@ class MixedSearch:
             ceiling = found.step_s * (1.0 - CLOSE)
             if not parts.can_improve(ceiling):
                 break
-            for decision in parts.halve_least(ceiling):
+            for decision in parts.halve_least(ceiling, found.step_s * (1.0 - TIED)):
                 self._price(decision, priced, found)
         self.considered += parts.count
         self._polish(found)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+import pytest
 
 from meshplan.planner.training.estimator.step import RECOMPUTED_FORWARD_SHARE
+from meshplan.planner.training.mixed.bounding.fills import Cells, Fill, Form, PoolRows
 from meshplan.planner.training.pipeline.closed_forms import FORWARD_SHARE, staged_pipeline_s
 
 
@@ -35,3 +39,36 @@ def test_no_bound_is_longer_than_1f1b() -> None:
         tight[best] = max(tight[best], bounds[best] / step)
     # Each is the best one somewhere, and reached.
     assert min(tight.values()) > 0.99, tight
+
+
+def dealt(layers: int, stages: int):
+    """Every way to deal layers to so many stages at most; the first is in use, and may have the LM head."""
+    ways = itertools.product(range(1, layers + 1), *[range(layers + 1)] * (stages - 1))
+    yield from (way for way in ways if sum(way) == layers)
+
+
+@pytest.mark.parametrize("head_s", [0.0, 0.7, 2.5])
+@pytest.mark.parametrize("threshold", [0.55, 0.8, 1.0])
+def test_the_least_time_of_long_stages_is_that_of_every_way_to_deal_layers(head_s: float, threshold: float) -> None:
+    layers, stages, slowest = 9, 3, 5.0
+    own = PoolRows(
+        rows=np.array([0]),
+        layer_s=np.array([1.0]),
+        head_s=np.array([head_s]),
+        stages=np.array([stages]),
+        fitting=np.full((1, stages), float(layers)),
+        ending_s=np.zeros((1, layers)),
+        inside_s=np.zeros(1),
+        crossing_s=np.zeros(1),
+    )
+    fill = Fill.of(own, Cells.of([slowest], [slowest], [0.0], [np.inf]), layers, 4)
+    added = fill.added(Form(work=0.0, long=1.0, threshold=threshold))[:, 0, 0]
+    for with_head, extra_s in ((0, 0.0), (1, head_s)):
+        for held in range(1, layers + 1):
+            least = np.inf
+            for way in dealt(held, stages):
+                times = np.array(way, dtype=float) + np.array([extra_s, *[0.0] * (stages - 1)])
+                if times.max() <= slowest:
+                    least = min(least, times[times >= threshold * slowest].sum())
+            # A pool without a way to hold so many layers has no plan.
+            assert added[with_head, held] == least or np.isinf(least), (with_head, held)

@@ -24,8 +24,8 @@ and with w_k ≤ P − 1
 
 A lacks up to τ − t_i for every stage behind the slowest, B t_i of each: where these are half as long, C lacks less.
 
-*One cell.* For τ in an interval and waiting in one (:class:`~meshplan.planner.training.mixed.fills.Cells`), A, B, C and
-every mean of them are sums over pools of what an option with l layers adds; the least sum over all options with
+*One cell.* For τ in an interval and waiting in one (:class:`.fills.Cells`), A, B, C and every mean of them
+are sums over pools of what an option with l layers adds; the least sum over all options with
 Σ l = L, one pool with the LM head, is a dynamic program over pools. Each cell's bound is the largest of those
 of some means, and of m·τ, and what messages, embedding, the end of a step and its overhead add at least.
 
@@ -39,7 +39,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.mixed.fills import Cells, Fill, Form, PoolRows, own_messages_s, pool_rows
+from meshplan.planner.training.mixed.bounding.fills import Cells, Fill, Form, PoolRows, own_messages_s, pool_rows
 from meshplan.planner.training.mixed.options import FIRST, PoolOptions
 from meshplan.planner.training.mixed.stages import MixedProblem
 from meshplan.planner.training.pipeline.closed_forms import FORWARD_SHARE
@@ -107,14 +107,21 @@ class Field:
         fills = [Fill.of(own, cells, self.num_layers, m) for _, own in self.pools]
         decisions: list[tuple[Choice, ...]] = [()] * len(cells)
         for a, b, c, threshold in MEANS if deepest < m else DEEP_MEANS:
-            form = Form(work=2.0 * a + c, stages=a + FORWARD_SHARE * c, long=b, threshold=threshold)
-            sums, back = self._sums(fills, form)
-            constant = ((m - 1) * (a + b * threshold + c) + FORWARD_SHARE * c) * cells.begin_s
-            bound = sums + constant + form.work * self.embedding_s
+            sums, back = self._sums(fills, self.form(a, b, c, threshold))
+            bound = sums + self.constant_s(a, b, c, threshold, cells)
             for cell in np.flatnonzero(np.isfinite(sums) & ((bound > least) | (a == 1.0))).tolist():
                 decisions[cell] = self._decision(cell, back)
             least = np.maximum(least, bound)
         return least + cells.least_waiting_s + self.always_s, decisions
+
+    def form(self, a: float, b: float, c: float, threshold: float) -> Form:
+        """The mean of A, B at a threshold, and C with these shares: what depends on the decision."""
+        return Form(work=2.0 * a + c, stages=a + FORWARD_SHARE * c, long=b, threshold=threshold)
+
+    def constant_s(self, a: float, b: float, c: float, threshold: float, cells: Cells) -> FloatArray:
+        """What does not depend on it, [cells]."""
+        rounds = (self.num_microbatches - 1) * (a + b * threshold + c) + FORWARD_SHARE * c
+        return np.asarray(rounds * cells.begin_s + (2.0 * a + c) * self.embedding_s)
 
     def _sums(self, fills: Sequence[Fill], form: Form) -> tuple[FloatArray, list[Step]]:
         """Least sum over pools of all layers, [cells], and how it came about."""
@@ -124,9 +131,9 @@ class Field:
         steps = []
         for one in fills:
             least, row = one.least(form)
-            plain, taken = _convolved(total[0], least[0])
-            before, taken_before = _convolved(total[1], least[0])
-            here, taken_here = _convolved(total[0], least[1])
+            plain, taken = convolved(total[0], least[0])
+            before, taken_before = convolved(total[1], least[0])
+            here, taken_here = convolved(total[0], least[1])
             has = here < before
             total = np.stack([plain, np.where(has, here, before)])
             steps.append(Step(row=row, taken=np.stack([taken, np.where(has, taken_here, taken_before)]), head=has))
@@ -197,12 +204,24 @@ def field_of(
     )
 
 
-def _convolved(first: FloatArray, second: FloatArray) -> tuple[FloatArray, IntArray]:
+def convolved(first: FloatArray, second: FloatArray) -> tuple[FloatArray, IntArray]:
     """The least over x of first[y − x] + second[x], and the x of it, [cells, L + 1] each."""
-    length = first.shape[1]
-    padded = np.concatenate([np.full((len(first), length - 1), np.inf), first], axis=1)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, length, axis=1)  # [cells, y, L − x]
-    sums = windows + second[:, None, ::-1]
+    sums = _sums_of(first, second)
     at = sums.argmin(axis=2)
     least = np.take_along_axis(sums, at[:, :, None], axis=2)[:, :, 0]
-    return least, length - 1 - at
+    return least, first.shape[1] - 1 - at
+
+
+def least_convolved(first: FloatArray, second: FloatArray) -> FloatArray:
+    """The least over x of first[y − x] + second[x], [cells, L + 1]."""
+    return np.asarray(_sums_of(first, second).min(axis=2))
+
+
+def _sums_of(first: FloatArray, second: FloatArray) -> FloatArray:
+    """first[y − x] + second[x], [cells, y, L − x]; ∞ where y < x."""
+    count, length = first.shape
+    padded = np.full((count, 2 * length - 1), np.inf)
+    padded[:, length - 1 :] = first
+    near, far = padded.strides
+    windows = np.ndarray((count, length, length), padded.dtype, padded, strides=(near, far, far))
+    return np.asarray(windows + second[:, None, ::-1])

@@ -12,11 +12,11 @@ so that p of them hold no more than Σ_{f=1..p} min(⌊τ/a⌋, layers that fit 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE
 from meshplan.planner.training.mixed.estimator import boundary_bytes, hop_s
 from meshplan.planner.training.mixed.options import LAST, MIDDLE, PoolOptions
@@ -107,16 +107,11 @@ class PoolRows:
             same[index] = False
             better = (figures <= figures[index]).all(axis=1)
             keep[index] = not (same & better).any()
-        return PoolRows(
-            rows=self.rows[keep],
-            layer_s=self.layer_s[keep],
-            head_s=self.head_s[keep],
-            stages=self.stages[keep],
-            fitting=self.fitting[keep],
-            ending_s=self.ending_s[keep],
-            inside_s=self.inside_s[keep],
-            crossing_s=self.crossing_s[keep],
-        )
+        return self.taking(keep)
+
+    def taking(self, rows: BoolArray | IntArray) -> PoolRows:
+        """Some of the options."""
+        return PoolRows(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,31 +250,65 @@ class Fill:
             least: [2 (without, with the head), cells, L + 1], s.
             row: index into ``own`` of the option, of the same shape; 0 where there is none.
         """
+        added = self.added(form)
+        rows, found = added.argmin(axis=1), added.min(axis=1)
+        found[0][:, 0] = 0.0
+        return found, rows
+
+    def added(self, form: Form) -> FloatArray:
+        """What layers under each option add to a bound, without and with the LM head, s; ∞ where none holds them.
+
+        Returns:
+            [2, rows, cells, L + 1].
+        """
         added = form.work * self.seconds
         if form.stages:
             added = added - form.stages * self.stages * self.cells.end_s[:, None]
+        with_head = added + (form.work * self.own.head_s)[:, None, None]
         if form.long:
-            added = added + form.long * self._long_stages_s(form.threshold * self.cells.begin_s)
-        extra = (form.work * self.own.head_s)[:, None, None]
-        found, rows = [], []
-        for added_here, fits in ((added, self.fits[0]), (added + extra, self.fits[1])):
-            some = np.where(fits, added_here, np.inf)
-            rows.append(some.argmin(axis=0))
-            found.append(some.min(axis=0))
-        found[0][:, 0] = 0.0
-        return np.stack(found), np.stack(rows)
+            threshold_s = form.threshold * self.cells.begin_s
+            added = added + form.long * self._long_stages_s(threshold_s)
+            with_head = with_head + form.long * self._long_with_head_s(threshold_s)
+        return np.stack([np.where(self.fits[0], added, np.inf), np.where(self.fits[1], with_head, np.inf)])
 
     def _long_stages_s(self, threshold_s: FloatArray) -> FloatArray:
-        """Least time of the stages that take no less than a threshold.
+        """Least time of the stages that take no less than a threshold, [rows, cells, L + 1]."""
+        return self._long_s(threshold_s, np.arange(self.seconds.shape[2], dtype=float), self.stages)
+
+    def _long_with_head_s(self, threshold_s: FloatArray) -> FloatArray:
+        """The same where one of the stages has the LM head: it is short, with as many layers as it can be, or long.
+
+        A long one holds what the others cannot as short ones, or as much as it can: layers of long stages take their
+        time wherever they are, so that more of them beside the head leave fewer long stages.
+        """
+        layers, others = np.arange(self.seconds.shape[2], dtype=float), np.maximum(self.stages - 1, 0)
+        layer_s, head_s = self.own.layer_s[:, None], self.own.head_s[:, None]
+        short = np.ceil((threshold_s - head_s) / layer_s * (2.0 - ROUNDING)) - 1.0
+        most = np.floor((self.cells.end_s * ROUNDING - head_s) / layer_s)
+        most = np.maximum(np.minimum(most, self.most_of_stage), 0.0)
+        here = np.minimum(np.minimum(short, most)[:, :, None], layers)
+        held = (here >= 1) & (layers - here <= others * self.most_of_stage[:, :, None])
+        keeps = np.where(held, self._long_s(threshold_s, layers - here, others), np.inf)
+        of_others = others * self._most_of_short(threshold_s)[:, :, None]
+        full = np.minimum(most[:, :, None], np.maximum(layers - of_others, 0.0))
+        filled = self._long_s(threshold_s, layers - full, others) + full * layer_s[:, :, None] + head_s[:, :, None]
+        return np.minimum(keeps, filled)
+
+    def _most_of_short(self, threshold_s: FloatArray) -> FloatArray:
+        """Most layers of a stage that takes less than a threshold, [rows, cells]."""
+        short = np.ceil(threshold_s / self.own.layer_s[:, None] * (2.0 - ROUNDING)) - 1.0
+        return np.asarray(np.minimum(short, self.most_of_stage))
+
+    def _long_s(self, threshold_s: FloatArray, layers: FloatArray, stages: IntArray) -> FloatArray:
+        """Least time of the long ones of some stages that hold layers.
 
         Shorter stages hold at most h = ⌈θ/a⌉ − 1 layers each. What they cannot hold is on as few long ones as can be.
         """
-        layer_s = self.own.layer_s[:, None]
-        short = np.minimum(np.ceil(threshold_s / layer_s * (2.0 - ROUNDING)) - 1.0, self.most_of_stage)
+        layer_s, short = self.own.layer_s[:, None], self._most_of_short(threshold_s)
         more = np.maximum(self.most_of_stage - short, 1.0)[:, :, None]
-        left = np.arange(self.seconds.shape[2]) - self.stages * short[:, :, None]
-        few = np.maximum(self.stages - np.ceil(left / more), 0.0)
-        return np.where(left > 0, self.seconds - few * (short * layer_s)[:, :, None], 0.0)
+        left = layers - stages * short[:, :, None]
+        few = np.maximum(stages - np.ceil(left / more), 0.0)
+        return np.where(left > 0, layers * layer_s[:, :, None] - few * (short * layer_s)[:, :, None], 0.0)
 
 
 def _hops_s(problem: MixedProblem, first: int, second: int, whole: float, devices: FloatArray) -> FloatArray:

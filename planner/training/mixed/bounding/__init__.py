@@ -1,0 +1,1 @@
+"""Training on several types of devices at once."""
