@@ -290,7 +290,7 @@ class Fill:
         held = (here >= 1) & (layers - here <= others * self.most_of_stage[:, :, None])
         keeps = np.where(held, self._long_s(threshold_s, layers - here, others), np.inf)
         of_others = others * self._most_of_short(threshold_s)[:, :, None]
-        full = np.minimum(most[:, :, None], np.maximum(layers - of_others, 0.0))
+        full = np.minimum(most[:, :, None], np.maximum(layers - of_others, 1.0))
         filled = self._long_s(threshold_s, layers - full, others) + full * layer_s[:, :, None] + head_s[:, :, None]
         return np.minimum(keeps, filled)
 
