@@ -15,14 +15,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 from meshplan.catalogs.untrusted.text import shown
+from meshplan.cli.tables import table_lines
 
 Row = Mapping[str, Any]
 TABLE_WIDTH = 80  # of a table that does not go to a terminal
 ABSENT = "–"
-_LEAST_WRAPPED_WIDTH = 8  # narrower columns of broken words are unreadable
 
 
 class Format(StrEnum):
@@ -162,36 +162,11 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], *, title: str, width: int | None) -> str:
-    # rich costs 0.1 s to import, and only tables need it.
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     shown = present(rows, columns)
     notes: dict[str, int] = {}
     lines = [[_noted(column, row, notes) for column in shown] for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    least = 0
-    for index, column in enumerate(shown):
-        justify: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(column.title, justify=justify, overflow="fold", no_wrap=not column.wrap)
-        widest = max(len(text) for text in (column.title, *(line[index] for line in lines)))
-        least += (min(widest, _LEAST_WRAPPED_WIDTH) if column.wrap else widest) + (2 if index else 0)
-    for line in lines:
-        # Text, not str: brackets are no markup.
-        table.add_row(*map(Text, line))
-    text = io.StringIO()
-    if least > (width or TABLE_WIDTH):
-        table.padding = 0
-        least -= len(shown) - 1
-    # Rather close columns, or a table too wide, than cells cut off.
-    console = Console(file=text, width=max(width or TABLE_WIDTH, least), highlight=False, no_color=True)
-    if title:
-        console.print(Text(title))
-    console.print(table)
+    printed = table_lines(shown, lines, title=title, width=width or TABLE_WIDTH)
     # Notes are not wrapped: a URL must stay in one piece to be opened.
-    printed = [line.rstrip() for line in text.getvalue().splitlines()]
     return "".join(f"{line}\n" for line in (*printed, *(f"[{number}] {note}" for note, number in notes.items())))
 
 

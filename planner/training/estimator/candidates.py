@@ -394,6 +394,10 @@ class Candidates:
             rows = np.flatnonzero(rows)  # once, not for each column
         return Candidates(split=self.split, **{name: getattr(self, name)[rows] for name in _COLUMN_NAMES})
 
+    def columns_as_bytes(self) -> Iterator[bytes]:
+        """Every column as bytes: equal in batches of the same candidates under any split."""
+        return (getattr(self, name).tobytes() for name in _COLUMN_NAMES)
+
     def codes(self, choice: Choice) -> Any:
         """Column of a choice, [n]: where offloaded states and layers lie counts only where there are any."""
         codes = getattr(self, choice.column)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,10 @@ ADAPTED_LAUNCHES = (35.0 + 4 * 6) / 35.0
 # Share of a layer's kernel launches that are its forward pass: a product's backward is two products.
 FORWARD_LAUNCHES = 1.0 / 3.0
 
+# Batches whose layers are remembered, and candidates of each at most: 10 MB. A search prices the same candidates under
+# other chunks of the same stages, and again in its alternatives.
+MOST_KNOWN, MOST_KNOWN_ROWS = 2048, 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
@@ -59,6 +64,48 @@ class LayerTimes:
         size = self.total_s.shape
         parts = {name: np.broadcast_to(seconds, size)[rows] for name, seconds in self.parts.items()}
         return LayerTimes(parts=parts, total_s=self.total_s[rows])
+
+
+class _Known:
+    """Times of the layers of some batches, of one model on one machine."""
+
+    latest: _Known
+
+    def __init__(self, *about: object) -> None:
+        self.about = about
+        self.times: dict[tuple[Any, ...], LayerTimes] = {}
+
+    @classmethod
+    def of(cls, *about: object) -> _Known:
+        """What is known of these; what is known of others is dropped, as a machine may be large."""
+        found = cls.latest
+        if len(about) != len(found.about) or any(one is not own for one, own in zip(about, found.about, strict=True)):
+            found = cls.latest = cls(*about)
+        return found
+
+
+_Known.latest = _Known()
+
+
+def known_times(model: LayerModel, kind: LayerKind, *, in_block: bool = False) -> LayerTimes:
+    """:meth:`LayerModel.times`, remembered: a layer takes what it takes whatever chunks and stages hold the others.
+
+    Args:
+        model: prices the layers of a batch.
+        kind: of layer.
+        in_block: as one of the layers that block recompute recomputes.
+    """
+    batch = model.candidates
+    if len(batch) > MOST_KNOWN_ROWS:
+        return model.times(kind, in_block=in_block)
+    known = _Known.of(model.shape, model.workload, model.calibration, model.links.machine).times
+    key = (batch.split.pipeline_parallel, kind, in_block, *batch.columns_as_bytes())
+    found = known.get(key)
+    if found is None:
+        found = model.times(kind, in_block=in_block)
+        if len(known) < MOST_KNOWN and found.total_s.size <= MOST_KNOWN_ROWS:  # constants may be many at once, too
+            known[key] = found
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ from meshplan.planner.training.estimator.exchange.offload import (
     layers_offload_s,
 )
 from meshplan.planner.training.estimator.exchange.vocabulary_parallel import vocabulary_parallel_s
-from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
+from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes, known_times
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.operators.attention import forward_time_share
 from meshplan.planner.training.estimator.operators.products import activation_bytes
@@ -138,10 +138,10 @@ class TrainingModel:
     def _layers(self) -> tuple[dict[int, LayerTimes], dict[int, LayerTimes]]:
         """Times of each kind of layer, outside and inside a recomputed block; a search asks for many sets of stages."""
         kinds, model = self.candidates.split.kinds, self._layer_model
-        layers = {index: model.times(kind) for index, kind in enumerate(kinds)}
+        layers = {index: known_times(model, kind) for index, kind in enumerate(kinds)}
         if not self.candidates.recompute_num_layers.any():
             return layers, layers
-        return layers, {index: model.times(kind, in_block=True) for index, kind in enumerate(kinds)}
+        return layers, {index: known_times(model, kind, in_block=True) for index, kind in enumerate(kinds)}
 
     def take(self, rows: IntArray) -> TrainingModel:
         """The model of some of the candidates; what is known of their layers is not priced again."""
@@ -161,7 +161,7 @@ class TrainingModel:
         batch = replace(self.candidates, recompute=int(Recompute.BLOCK) * ones, recompute_num_layers=ones)
         other, (layers, _) = replace(self, candidates=batch), self._layers
         model = other._layer_model
-        in_block = {index: model.times(kind, in_block=True) for index, kind in enumerate(batch.split.kinds)}
+        in_block = {index: known_times(model, kind, in_block=True) for index, kind in enumerate(batch.split.kinds)}
         other.__dict__["_layers"] = layers, in_block
         return other
 

@@ -1,0 +1,78 @@
+"""Times of layers that are remembered are those that are priced: by the candidates, whatever chunks hold the layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from core_cases import DENSE, MOE, configured, machine_with, problem_of
+
+from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes, known_times
+from meshplan.planner.training.estimator.priced import candidates_of, training_model
+from meshplan.planner.training.problem.problem import TrainingProblem
+
+
+def model_of(problem: TrainingProblem, **choices: Any) -> LayerModel:
+    return training_model(problem, candidates_of(problem, configured(problem, **choices)))._layer_model
+
+
+def assert_alike(found: LayerTimes, expected: LayerTimes) -> None:
+    assert found.parts.keys() == expected.parts.keys()
+    for name, seconds in found.parts.items():
+        assert np.array_equal(seconds, expected.parts[name]), name
+    assert np.array_equal(found.total_s, expected.total_s)
+
+
+@pytest.mark.parametrize("shape", [DENSE, MOE], ids=["dense", "experts"])
+def test_other_chunks_of_the_same_stages_have_the_same_layers(shape: Any) -> None:
+    problem = problem_of(shape, num_devices=8, global_batch_size=8)
+    plain = {"tensor_parallel": 2, "pipeline_parallel": 2}
+    one, two = (model_of(problem, **plain, virtual_pipeline_stages=chunks) for chunks in (1, 2))
+    for kind in one.candidates.split.kinds:
+        found = known_times(one, kind)
+        assert known_times(two, kind) is found
+        assert_alike(two.times(kind), found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"micro_batch_size": 2},
+        {"tensor_parallel": 1},
+        {"pipeline_parallel": 1},
+        {"zero_stage": 0},
+        {"activation_recompute": "full"},
+        {"sequence_parallel": False},
+    ],
+    ids=str,
+)
+def test_another_choice_is_another_layer(change: dict[str, Any]) -> None:
+    problem = problem_of(DENSE, num_devices=8, global_batch_size=8)
+    usual = {"tensor_parallel": 2, "pipeline_parallel": 2}
+    for choices in (usual, {**usual, **change}, usual):
+        model = model_of(problem, **choices)
+        for kind in model.candidates.split.kinds:
+            assert_alike(known_times(model, kind), model.times(kind))
+
+
+def test_another_machine_or_other_constants_are_not_mistaken() -> None:
+    problem = problem_of(DENSE, num_devices=8, global_batch_size=8)
+    slower = replace(problem, machine=machine_with(8, scale_up_bytes_per_s=1e9))
+    costly = replace(problem, calibration=problem.calibration.with_time(host_s_per_layer=1.0))
+    times = []
+    for asked in (problem, slower, problem, costly):
+        model = model_of(asked, tensor_parallel=2)
+        (kind,) = model.candidates.split.kinds
+        times.append(float(known_times(model, kind).total_s[0]))
+        assert times[-1] == float(model.times(kind).total_s[0])
+    assert times[0] == times[2] < min(times[1], times[3])
+
+
+def test_many_constants_of_one_candidate_are_priced_each_time() -> None:
+    problem = problem_of(DENSE, num_devices=8, global_batch_size=8)
+    many = problem.calibration.with_time(host_s_per_layer=np.linspace(1e-5, 1e-3, 1000))
+    model = model_of(replace(problem, calibration=many), tensor_parallel=2)
+    (kind,) = model.candidates.split.kinds
+    assert known_times(model, kind) is not known_times(model, kind)
