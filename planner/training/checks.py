@@ -53,6 +53,9 @@ def check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, probl
         problems.say("fixed.tensor_parallel", f"{fixed.tensor_parallel} does not divide {heads} heads; legal: {legal}")
     if fixed.pipeline_parallel is not None and fixed.pipeline_parallel > shape.num_hidden_layers:
         problems.say("fixed.pipeline_parallel", f"{fixed.pipeline_parallel} stages, {shape.num_hidden_layers} layers")
+    if fixed.stages is not None:
+        message = "describes a job on several node types: pin degrees by their names on one, or leave it out"
+        problems.say("fixed.stages", message)
     _check_experts(spec, shape, problems)
     batch = spec.workload.num_sequences
     if fixed.data_parallel is not None and batch % fixed.data_parallel:

@@ -404,6 +404,15 @@ def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
     assert "are missing" in made.solution["binding_constraint"]
 
 
+def test_a_dense_model_has_no_experts_to_pin_or_to_route(catalog: Catalog) -> None:
+    changes = {"fixed": {"expert_tensor_parallel": 4}, "experts": {"dispatch": "stays"}}
+    with pytest.raises(SpecError) as caught:
+        make_plan(spec(**changes), catalog)
+    found = {problem.path: problem.message for problem in caught.value.problems}
+    assert set(found) == {"fixed.expert_tensor_parallel", "experts"}
+    assert all("dense model" in message for message in found.values())
+
+
 def test_a_pinned_number_of_requests_stays_where_fewer_are_in_flight(catalog: Catalog) -> None:
     asked = spec(model="llama-3.1-8b", slo={}, workload=load(concurrency=16), fixed={"max_num_seqs": 64})
     estimate = estimate_plan(asked, catalog, beyond=False)
