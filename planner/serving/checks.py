@@ -19,6 +19,7 @@ from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, POOLING_ENGINES, SOUND_ENGINES
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import GIB, ServingFixedSpec, ServingSpec
 
 
@@ -167,13 +168,7 @@ def check_choices(
     _check_connector(spec, ENGINES[spec.constraints.target], problems)
     _check_caps(spec, machines, problems)
     _check_separation(spec, shape, problems)
-    waits = any(slo.metric in ("ttft", "e2e") for slo in spec.slos)
-    if spec.workload.burstiness > 1.0 and not _has_load(spec) and not waits:
-        problems.say(
-            "workload.burstiness",
-            f"{spec.workload.burstiness:g} is of gaps between arrivals: give request_rate_per_s, or an slo on ttft or "
-            "e2e, for which the plan finds the highest rate",
-        )
+    _check_arrivals(spec, problems)
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
     if needs_rate:
         problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
@@ -190,6 +185,21 @@ def check_choices(
         problems.say(
             "workload", f"{length} tokens per request; {shape.name} was trained for {shape.max_sequence_length}"
         )
+
+
+def _check_arrivals(spec: ServingSpec, problems: Problems) -> None:
+    """Gaps between arrivals need a rate, which is given or which the plan finds, and a rate needs two requests."""
+    workload = spec.workload
+    finds_rate = not _has_load(spec) and any(slo.metric in ("ttft", "e2e") for slo in spec.slos)
+    if workload.burstiness > 1.0 and not _has_load(spec) and not finds_rate:
+        problems.say(
+            "workload.burstiness",
+            f"{workload.burstiness:g} is of gaps between arrivals: give request_rate_per_s, or an slo on ttft or "
+            "e2e, for which the plan finds the highest rate",
+        )
+    at_rate = workload.process in (Arrival.POISSON, Arrival.GAMMA, Arrival.TRACE)
+    if workload.num_requests == 1 and (at_rate or (workload.process is None and finds_rate)):
+        problems.say("workload.num_requests", "1: a rate is one over the gaps between arrivals: give at least 2")
 
 
 def _check_no_experts(fixed: ServingFixedSpec, problems: Problems) -> None:

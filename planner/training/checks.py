@@ -53,9 +53,6 @@ def check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, probl
         problems.say("fixed.tensor_parallel", f"{fixed.tensor_parallel} does not divide {heads} heads; legal: {legal}")
     if fixed.pipeline_parallel is not None and fixed.pipeline_parallel > shape.num_hidden_layers:
         problems.say("fixed.pipeline_parallel", f"{fixed.pipeline_parallel} stages, {shape.num_hidden_layers} layers")
-    if fixed.stages is not None:
-        message = "describes a job on several node types: pin degrees by their names on one, or leave it out"
-        problems.say("fixed.stages", message)
     _check_experts(spec, shape, problems)
     batch = spec.workload.num_sequences
     if fixed.data_parallel is not None and batch % fixed.data_parallel:
@@ -147,8 +144,11 @@ def _refuses(rules: FrameworkRules, choice: str, value: str | bool) -> bool:
 
 
 def check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, problems: Problems) -> None:
-    """Pinned layers of each chunk: as many as the model has, and uneven only where the framework takes it."""
+    """Pinned layers of each chunk: as many as the model has, uneven only where the framework takes it; no stages."""
     layers, fixed = spec.fixed.layers_per_chunk, spec.fixed
+    if fixed.stages is not None:
+        message = "describes a job on several node types: pin degrees by their names on one, or leave it out"
+        problems.say("fixed.stages", message)
     if layers is None:
         return
     chunks = fixed.virtual_pipeline_stages or (2 if fixed.pipeline_schedule in ZIGZAG else 1)

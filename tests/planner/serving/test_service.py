@@ -135,6 +135,29 @@ def test_burstiness_needs_arrivals(catalog: Catalog) -> None:
         make_plan(spec(workload=load(burstiness=4), slo={"tpot_p95_s": 0.05}), catalog)
 
 
+@pytest.mark.parametrize(
+    ("workload", "path"),
+    [
+        ({"request_rate_per_s": 4.0, "num_requests": 1}, "workload.num_requests"),
+        ({"num_requests": 1}, "workload.num_requests"),
+        ({"trace": "steady.csv", "num_requests": 1}, "workload.num_requests"),
+        ({"trace": "at_once.csv", "request_rate_per_s": 4.0}, "workload.trace"),
+        ({"trace": "steady.csv", "num_requests": 2}, "workload.trace"),
+    ],
+)
+def test_a_rate_needs_gaps_between_arrivals(
+    workload: dict[str, Any], path: str, catalog: Catalog, tmp_path: Path
+) -> None:
+    for name, times in {"steady": (0, 0, 2, 3), "at_once": (0, 0, 0, 0)}.items():
+        rows = "".join(f"{time},100,20\n" for time in times)
+        (tmp_path / f"{name}.csv").write_text("arrival_s,input_length,output_length\n" + rows, "utf-8")
+    lengths = {} if "trace" in workload else {"input_length": 512, "output_length": 64}
+    asked = spec(workload={**lengths, **workload}, slo={"ttft_p99_s": 2.0})
+    with pytest.raises(SpecError) as caught:
+        make_plan(asked, catalog, base=tmp_path)
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
 def test_a_pinned_decode_worker_is_in_the_plan(catalog: Catalog) -> None:
     """The pin was dropped where aggregated workers were better, and where one configuration was priced."""
     pinned = spec(model="llama-3.1-8b", fixed={"pipeline_parallel": 1, "decode": {"tensor_parallel": 2}})
