@@ -329,8 +329,8 @@ def _workload(spec: ServingSpec, shape: ModelShape, base: Path, problems: Proble
         if rate is not None and asked.num_requests != 1 and trace.arrival_s[last] <= trace.arrival_s[0]:
             problems.say(
                 "workload.trace",
-                f"its first {last + 1} requests arrive at once, which no rate spreads: leave request_rate_per_s out, or "
-                "take more num_requests of it",
+                f"its first {last + 1} requests arrive at once, which no rate spreads: leave request_rate_per_s out, "
+                "or take more num_requests of it",
             )
     return ServingWorkload(
         arrival=asked.process or Arrival.CLOSED_LOOP,

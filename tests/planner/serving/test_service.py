@@ -271,6 +271,21 @@ def test_a_model_larger_than_any_worker_is_infeasible(catalog: Catalog) -> None:
     assert "do not fit the device" in made.rejected[0]["reason"]
 
 
+def test_bursts_that_no_rate_spreads_are_named_with_what_would_do(catalog: Catalog) -> None:
+    asked = spec(
+        workload={"input_length": 1024, "output_length": 32, "burstiness": 16, "num_requests": 400},
+        slo={"ttft_p99_s": 0.06},
+        fixed={"mode": "aggregated", "tensor_parallel": 1, "pipeline_parallel": 1},
+    )
+    solution = make_plan(asked, catalog).solution
+    assert solution["status"] == "infeasible"
+    assert "workload.burstiness: 16" in solution["binding_constraint"]
+    changes = dict(change["change"].split(": ") for change in solution["least_change"] if ": " in change["change"])
+    assert float(changes["ttft_p99_s"]) > asked["slo"]["ttft_p99_s"]
+    steady = {**asked["workload"], "burstiness": float(changes["workload.burstiness"])}
+    assert make_plan({**asked, "workload": steady}, catalog).config
+
+
 def test_a_format_that_the_device_lacks_is_named(catalog: Catalog) -> None:
     with pytest.raises(SpecError, match="nvfp4 needs units that"):
         make_plan(spec(quantization=["nvfp4"]), catalog)
