@@ -359,12 +359,15 @@ def _recorded_rate(trace: Requests) -> float | None:
 def _pinned(spec: ServingSpec) -> Pinned:
     fixed = spec.fixed
     mode = fixed.is_disaggregated
+    by = {"fixed.mode": fixed.mode, "fixed.prefill": fixed.prefill.pinned(), "fixed.decode": fixed.decode.pinned()}
+    mode_pins = tuple(name for name, stated in by.items() if stated)
     if spec.attention_ffn == "disaggregated":
-        mode = True  # prefill has workers of its own
+        mode, mode_pins = True, ()  # prefill has workers of its own
     if spec.workload.task != "generate" or spec.workload.audio is not None:
-        mode = False  # prefill is all there is, or what was encoded is not moved
+        mode, mode_pins = False, ()  # prefill is all there is, or what was encoded is not moved
     return Pinned(
         is_disaggregated=mode,
+        mode_pins=mode_pins,
         by_role={
             Role.MIXED: fixed.pinned(),
             Role.PREFILL: fixed.prefill.pinned(),

@@ -273,6 +273,7 @@ def test_a_model_larger_than_any_worker_is_infeasible(catalog: Catalog) -> None:
 
 def test_bursts_that_no_rate_spreads_are_named_with_what_would_do(catalog: Catalog) -> None:
     asked = spec(
+        model="llama-3.1-8b",
         workload={"input_length": 1024, "output_length": 32, "burstiness": 16, "num_requests": 400},
         slo={"ttft_p99_s": 0.06},
         fixed={"mode": "aggregated", "tensor_parallel": 1, "pipeline_parallel": 1},
@@ -284,6 +285,22 @@ def test_bursts_that_no_rate_spreads_are_named_with_what_would_do(catalog: Catal
     assert float(changes["ttft_p99_s"]) > asked["slo"]["ttft_p99_s"]
     steady = {**asked["workload"], "burstiness": float(changes["workload.burstiness"])}
     assert make_plan({**asked, "workload": steady}, catalog).config
+    assert make_plan({**asked, "slo": {"ttft_p99_s": float(changes["ttft_p99_s"])}}, catalog).config
+
+
+@pytest.mark.parametrize(
+    ("fixed", "changes"),
+    [
+        ({"prefill": {"tensor_parallel": 8}}, {"without fixed.prefill"}),
+        ({"prefill": {"tensor_parallel": 8}, "mode": "disaggregated"}, {"without fixed.mode and fixed.prefill"}),
+        ({"mode": "disaggregated"}, {"without fixed.mode: disaggregated"}),
+    ],
+)
+def test_advice_names_the_pins_that_the_spec_has(fixed: dict[str, Any], changes: set[str], catalog: Catalog) -> None:
+    model = {"model": "llama-3.1-8b", "workload": load(request_rate_per_s=1.0), "constraints": {"max_devices": 1}}
+    solution = make_plan(spec(**model, fixed=fixed), catalog).solution
+    assert solution["status"] == "infeasible"
+    assert {one["change"] for one in solution["least_change"] if one["change"].startswith("without")} == changes
 
 
 def test_a_format_that_the_device_lacks_is_named(catalog: Catalog) -> None:
