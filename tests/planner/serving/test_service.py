@@ -430,6 +430,18 @@ def test_the_reference_simulation_agrees_with_a_plan(catalog: Catalog, mode: str
     assert len(made.certificate["checks"]) >= 5
 
 
+@pytest.mark.parametrize("share", [{"mps": [2]}, {"mig": ["1g.10gb"]}, {"power_caps_w": [400]}])
+def test_an_estimate_is_of_the_one_way_to_share_devices_that_is_named(share: dict[str, Any], catalog: Catalog) -> None:
+    pins = {"mode": "aggregated", "tensor_parallel": 1, "num_workers": 2}
+    asked = spec(model="qwen2.5-0.5b", workload=load(request_rate_per_s=20.0), fixed=pins, **share)
+    made, priced = make_plan(asked, catalog), estimate_plan(asked, catalog)
+    assert priced.config == made.config
+    assert priced.config["pools"][0].keys() & {"mps", "mig", "power_cap_w"} == {
+        next(iter(share)).replace("caps", "cap")
+    }
+    assert priced.predicted["ttft_p99_s"] == made.predicted["ttft_p99_s"]
+
+
 def test_a_partly_used_node_is_paid_whole_unless_devices_are_rented(catalog: Catalog) -> None:
     fixed = {"tensor_parallel": 4, "num_workers": 1, "mode": "aggregated"}
     usd = [
