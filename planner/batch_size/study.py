@@ -120,7 +120,8 @@ def at_batch(spec: Mapping[str, Any], batch: int, *, tokens: float) -> dict[str,
         batch: tokens.
         tokens: that the run needs at it.
     """
-    workload = {name: value for name, value in spec["workload"].items() if name != "global_batch_size"}
+    left_open = ("global_batch_size", "gradient_noise_scale")
+    workload = {name: value for name, value in spec["workload"].items() if name not in left_open}
     stated = {"global_batch_tokens": batch, "num_training_tokens": float(round(tokens))}
     return {**spec, "workload": {**workload, **stated}}
 

@@ -182,6 +182,14 @@ def drives_bytes_per_s(cluster: ClusterSpec, problems: Problems) -> float | None
     return DRIVE_SHARE * (cluster.drives_per_host or 1) * drives()[cluster.drive].read_bytes_per_s
 
 
+def node_price(node: NodeType, cluster: ClusterSpec, wanted: PriceSpec) -> Price | None:
+    """What a node of a spec costs: as the spec says, else by the catalog; None where no price is known."""
+    own = cluster.usd_per_hour_per_node
+    if own is not None:
+        return Price(usd_per_hour=own, provider="yours", region=ANY, terms="as given", date="", source="the spec")
+    return choose_price(node.prices, wanted)
+
+
 def choose_price(prices: tuple[Price, ...], wanted: PriceSpec) -> Price | None:
     """The newest matching price: on-demand before other terms, then the cheapest."""
     fitting = [

@@ -10,8 +10,14 @@ from meshplan.catalogs.constants.diffusion import diffusion_calibration
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.diffusion import DiffusionModel, diffusion_model, diffusion_models
-from meshplan.planner.cluster.lookup import ANY, choose_price, node_in_place, with_stated_links
+from meshplan.planner.cluster.lookup import node_in_place, node_price, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
+from meshplan.planner.cluster.unused import (
+    check_price_filter,
+    check_serving_only,
+    check_several_types,
+    check_training_only,
+)
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.diffusion.estimator.demand import DTYPE
 from meshplan.planner.diffusion.problem.degrees import DiffusionConfig
@@ -51,7 +57,8 @@ def resolve(spec: DiffusionSpec, catalog: Catalog) -> Resolved:
     if model is None or node is None:
         problems.check()
         raise AssertionError("a missing name is a problem, and problems were checked")
-    price = _price(spec, node)
+    price = node_price(node, spec.cluster, spec.constraints.price)
+    check_price_filter(spec.cluster, spec.constraints.price, [node], problems)
     each = None if price is None else price.usd_per_hour / node.num_devices
     machine = machine_of(
         Cluster(name=node.slug, groups=(NodeGroup(node=node, count=count),)), usd_per_hour_per_device=each
@@ -91,12 +98,11 @@ def _model(spec: DiffusionSpec, problems: Problems) -> DiffusionModel | None:
 
 def _node(spec: DiffusionSpec, catalog: Catalog, problems: Problems) -> tuple[NodeType | None, int]:
     cluster = spec.cluster
-    if cluster.profile is not None:
-        problems.say("cluster.profile", "measured links affect training plans only; leave it out")
-    if cluster.exclude is not None or cluster.spare_nodes:
-        problems.say("cluster", "excluded and spare nodes belong to training plans: give the remaining nodes")
-    if cluster.links is not None and cluster.links.describes_unevenness:
-        problems.say("cluster.links", "uneven links affect training plans only; give intra_node and inter_node")
+    check_training_only(cluster, problems)
+    check_several_types(cluster, problems)
+    check_serving_only(cluster, "leave it out", problems)
+    if cluster.host_memory is not None:
+        problems.say("cluster.host_memory", "nothing of a diffusion model is kept on hosts here: leave it out")
     if cluster.nodes is None:
         described = node_in_place(cluster, catalog, problems)
         return described, 1 if cluster.devices is None else cluster.devices.nodes
@@ -108,13 +114,6 @@ def _node(spec: DiffusionSpec, catalog: Catalog, problems: Problems) -> tuple[No
     except UnknownEntryError as error:
         problems.say("cluster.nodes[0].type", f"{error} (see: meshplan catalog list nodes)")
         return None, item.count
-
-
-def _price(spec: DiffusionSpec, node: NodeType) -> Price | None:
-    own = spec.cluster.usd_per_hour_per_node
-    if own is not None:
-        return Price(usd_per_hour=own, provider="yours", region=ANY, terms="as given", date="", source="the spec")
-    return choose_price(node.prices, spec.constraints.price)
 
 
 def _job(spec: DiffusionSpec, model: DiffusionModel, problems: Problems) -> Job:

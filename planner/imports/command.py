@@ -18,6 +18,7 @@ from meshplan.planner.emit.terms import Arguments, flattened
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.containers import commands_of, is_manifest, silent_images, task_of
 from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options
+from meshplan.planner.imports.own_servers import OwnServers, own_servers
 from meshplan.planner.imports.reading import Assumption, Given, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
 from meshplan.planner.imports.shell import Script, Statement, read_script
@@ -116,13 +117,14 @@ def _given(
     deployed: list[Statement] = []
     text = ""
     script = Script(statements=())
+    servers: OwnServers | None = None
     are_files = bool(inputs) and all(_is_file(word) for word in inputs)
     folders = (Path(), *(Path(word).parent for word in inputs if are_files))
     for path in map(Path, inputs) if are_files else ():
         content = _read(path)
         if isinstance(content, str):
             text = content
-            script = _flag_file(content) or read_script(with_flags(content, path.parent), variables)
+            script, servers = _script(content, path.parent, variables)
         elif (task := task_of(content)) is not None:
             script = read_script(task[0], {**task[1], **variables})
         elif is_manifest(content):
@@ -167,8 +169,16 @@ def _given(
         known=known,
         loose=tuple(loose),
         num_replicas=1 if statement is None else statement.num_replicas,
+        servers=servers,
     )
     return given, notes, script.unknown, located(text, 1 if statement is None else statement.line)
+
+
+def _script(text: str, folder: Path, variables: Mapping[str, str]) -> tuple[Script, OwnServers | None]:
+    """A file of flags or a script; of a launch script of ours what its files hold."""
+    whole = with_flags(text, folder)
+    servers = own_servers(whole, folder)
+    return _flag_file(text) or read_script(whole if servers is None else servers.script, variables), servers
 
 
 def _flag_file(text: str) -> Script | None:

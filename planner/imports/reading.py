@@ -8,6 +8,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import Problem
 from meshplan.planner.emit.terms import Arguments, ReadBack
+from meshplan.planner.imports.own_servers import OwnServers
 
 # What emitted folders hand to training scripts: every choice of the plan.
 OUR_FILE = "training_config.json"
@@ -64,6 +65,7 @@ class Given:
         known: what meshplan's own ``training_config.json`` states, by term.
         loose: arguments that belong to no flag.
         num_replicas: how often a manifest starts the command.
+        servers: what ``workers.txt`` of ours says of them.
     """
 
     arguments: Arguments = field(default_factory=dict)
@@ -72,6 +74,7 @@ class Given:
     known: Mapping[str, Any] = field(default_factory=dict)
     loose: tuple[str, ...] = ()
     num_replicas: int = 1
+    servers: OwnServers | None = None
 
 
 @dataclass(slots=True)

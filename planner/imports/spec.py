@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.models.shapes import ModelShape
 
+_AS_STATED = ("kv_cache", "mig", "mps", "power_caps_w")
 _SERVING_WORKLOAD = ("input_length", "output_length", "concurrency")
 
 
@@ -166,8 +167,7 @@ def _serving_part(
         spec["workload"] = {"task": reading.values["task"], **spec["workload"]}
     if "quantization" in reading.values:
         spec["quantization"] = [reading.values["quantization"]]
-    if "kv_cache" in reading.values:
-        spec["kv_cache"] = reading.values["kv_cache"]
+    spec |= {name: reading.values[name] for name in _AS_STATED if name in reading.values}
     fixed = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
     read_serving_spec({**spec, "constraints": constraints, "fixed": fixed})
     return fixed

@@ -19,7 +19,8 @@ from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, POOLING_ENGINES, SOUND_ENGINES
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.spec import GIB, ServingSpec
+from meshplan.planner.serving.problem.requests import Arrival
+from meshplan.planner.serving.problem.spec import GIB, ServingFixedSpec, ServingSpec
 
 
 def served_shape(spec: ServingSpec, shape: ModelShape, problems: Problems) -> ModelShape:
@@ -161,19 +162,13 @@ def check_choices(
         heads = shape.num_attention_heads
         legal = [t for t in range(1, heads + 1) if heads % t == 0]
         problems.say("fixed.tensor_parallel", f"{tensor} does not divide {heads} heads; legal: {legal}")
-    if shape.moe is None and (spec.fixed.expert_parallel or 1) > 1:
-        problems.say("fixed.expert_parallel", f"{spec.fixed.expert_parallel}: a dense model has no experts")
+    if shape.moe is None:
+        _check_no_experts(spec.fixed, problems)
     _check_tier(spec, machines, ENGINES[spec.constraints.target], problems)
     _check_connector(spec, ENGINES[spec.constraints.target], problems)
     _check_caps(spec, machines, problems)
     _check_separation(spec, shape, problems)
-    waits = any(slo.metric in ("ttft", "e2e") for slo in spec.slos)
-    if spec.workload.burstiness > 1.0 and not _has_load(spec) and not waits:
-        problems.say(
-            "workload.burstiness",
-            f"{spec.workload.burstiness:g} is of gaps between arrivals: give request_rate_per_s, or an slo on ttft or "
-            "e2e, for which the plan finds the highest rate",
-        )
+    _check_arrivals(spec, problems)
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
     if needs_rate:
         problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
@@ -190,6 +185,30 @@ def check_choices(
         problems.say(
             "workload", f"{length} tokens per request; {shape.name} was trained for {shape.max_sequence_length}"
         )
+
+
+def _check_arrivals(spec: ServingSpec, problems: Problems) -> None:
+    """Gaps between arrivals need a rate, which is given or which the plan finds, and a rate needs two requests."""
+    workload = spec.workload
+    finds_rate = not _has_load(spec) and any(slo.metric in ("ttft", "e2e") for slo in spec.slos)
+    if workload.burstiness > 1.0 and not _has_load(spec) and not finds_rate:
+        problems.say(
+            "workload.burstiness",
+            f"{workload.burstiness:g} is of gaps between arrivals: give request_rate_per_s, or an slo on ttft or "
+            "e2e, for which the plan finds the highest rate",
+        )
+    at_rate = workload.process in (Arrival.POISSON, Arrival.GAMMA, Arrival.TRACE)
+    if workload.num_requests == 1 and (at_rate or (workload.process is None and finds_rate)):
+        problems.say("workload.num_requests", "1: a rate is one over the gaps between arrivals: give at least 2")
+
+
+def _check_no_experts(fixed: ServingFixedSpec, problems: Problems) -> None:
+    """Experts that are spread or cut, of all workers or of those of one role, need a model that has some."""
+    for role, layout in {"": fixed, "prefill.": fixed.prefill, "decode.": fixed.decode}.items():
+        for name in ("expert_parallel", "expert_tensor_parallel"):
+            degree = getattr(layout, name) or 1
+            if degree > 1:
+                problems.say(f"fixed.{role}{name}", f"{degree}: a dense model has no experts")
 
 
 def _check_caps(spec: ServingSpec, machines: Mapping[str, Machine], problems: Problems) -> None:

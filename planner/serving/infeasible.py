@@ -25,13 +25,14 @@ from meshplan.planner.serving.binding import (
     nearest_miss,
 )
 from meshplan.planner.serving.problem.config import Role
-from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
+from meshplan.planner.serving.problem.problem import Pinned, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import SCHEMES, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.search.branch import Simulated, judge_once
 from meshplan.planner.serving.search.candidates import candidate_of, config_label
 from meshplan.planner.serving.search.families import Family
+from meshplan.planner.serving.search.max_rate import DOWN, MAX_DOWN
 from meshplan.planner.serving.search.search import ServingReport, search_serving
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
@@ -40,6 +41,10 @@ MOST_KINDS = 6
 # The devices are multiplied by these until a plan is found, beginning with what the closed form asks for.
 MORE_DEVICES = (1, 1.25, 2, 4, 8, 16)
 MOST_SEARCHES = 4
+# Arrivals that no rate serves are made more even by these factors until one does; the last is Poisson's.
+LESS_BURSTY = (2.0, 4.0, math.inf)
+# Limits on latencies of such arrivals that are tried, over the latency of one run.
+MORE_WAITING = (1.0, 1.5, 2.0)
 
 
 def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: int = 0) -> dict[str, Any]:
@@ -54,6 +59,9 @@ def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: 
     changes = _Changes(problem=problem, binding=binding, seed=seed)
     found = list(changes.all())
     text = binding.text
+    if changes.comes_in_bursts:
+        uneven = problem.workload.burstiness
+        text = f"workload.burstiness: {uneven:g}, whose bursts arrive together at every rate that was tried; {text}"
     if binding.kind in (ALONE, LOAD) and found and not found[0]["constraint"].startswith("devices"):
         text = f"{found[0]['constraint']}; {text}" if found[0]["constraint"] not in text else text
     return {
@@ -84,6 +92,8 @@ class _Changes:
     def all(self) -> Iterator[dict[str, Any]]:
         """Changes that help, those of the constraint that binds first."""
         kind = self.binding.kind
+        if self.comes_in_bursts:
+            yield from self._steadier()
         if kind in (ALONE, LOAD):
             yield from self._slos()
         if kind == CAPACITY:
@@ -96,6 +106,26 @@ class _Changes:
         if kind in (LIMIT, LOAD):
             yield from self._lifted_limits()
 
+    @property
+    def comes_in_bursts(self) -> bool:
+        """The rate is free and none keeps the SLOs: gaps are uneven, and requests of a burst come at once at any."""
+        return self.binding.kind == LOAD and self.problem.has_free_rate and self.problem.workload.burstiness > 1.0
+
+    def _steadier(self) -> Iterator[dict[str, Any]]:
+        """The least even of some arrivals for which there is a rate."""
+        workload = self.problem.workload
+        milder = dict.fromkeys(max(workload.burstiness / factor, 1.0) for factor in LESS_BURSTY)
+        self.tried.append(f"burstiness {', '.join(f'{one:g}' for one in milder)}")
+        for one in milder:
+            found = self._best(replace(self.problem, workload=replace(workload, burstiness=one)))
+            if found is not None:
+                yield {
+                    "constraint": f"workload.burstiness: {workload.burstiness:g}",
+                    "change": f"workload.burstiness: {one:g}",
+                    "label": config_label(found.candidate.config),
+                }
+                return
+
     # --- SLOs ---------------------------------------------------------------------------------------------------------
 
     def _slos(self) -> Iterator[dict[str, Any]]:
@@ -106,9 +136,14 @@ class _Changes:
         for slo in slos:
             reached = self._reached([one for one in slos if one is not slo])
             values = [(run.shown_s(slo), label) for run, label in reached if not run.metrics.num_rejected]
-            if values:
-                is_any = True
+            if values and min(values)[0] > slo.limit_s:
                 value, label = min(values)
+                if self.comes_in_bursts:  # other bursts are longer than those that were drawn here
+                    found = self._kept_in_bursts(slo, value)
+                    if found is None:
+                        continue
+                    value, label = found
+                is_any = True
                 yield {
                     "constraint": _limit_text(slo),
                     "change": f"{slo.key}: {_rounded_up(value):g}",
@@ -128,11 +163,22 @@ class _Changes:
                 "label": label,
             }
 
+    def _kept_in_bursts(self, slo: Slo, reached_s: float) -> tuple[float, str] | None:
+        """The least of some limits with which the question has an answer, and that."""
+        for factor in MORE_WAITING:
+            eased = replace(slo, limit_s=factor * reached_s)
+            slos = tuple(eased if one is slo else one for one in self.problem.slos)
+            found = self._best(replace(self.problem, slos=slos))
+            if found is not None:
+                return eased.limit_s, config_label(found.candidate.config)
+        return None
+
     def _reached(self, kept: list[Slo]) -> Iterator[tuple[Any, str]]:
         """Simulated deployments on all devices that meet the SLOs ``kept``, with their labels."""
         problem = replace(self.problem, slos=tuple(kept))
-        if problem.has_free_load:  # latencies are least where hardly anything runs
-            alone = replace(problem.workload, arrival=Arrival.CLOSED_LOOP, concurrency=1, num_requests=16)
+        workload = problem.workload
+        if problem.has_free_load and not self.comes_in_bursts:  # latencies are least where hardly anything runs
+            alone = replace(workload, arrival=Arrival.CLOSED_LOOP, concurrency=1, num_requests=16)
             problem = replace(problem, workload=alone)
         for family in _fastest(problem):
             counts = tuple(family.pinned(which) or family.most(which) for which in range(len(family.kinds)))
@@ -143,6 +189,10 @@ class _Changes:
             if not family.fits(counts) or problem.rules.broken(problem.shape, candidate_of(family, counts).config):
                 continue
             candidate = candidate_of(family, counts)
+            if self.comes_in_bursts:  # as in the search, where hardly anything runs between bursts
+                rarely = DOWN**MAX_DOWN * family.rate(counts)
+                uneven = replace(workload, arrival=workload.open_arrival, request_rate_per_s=rarely)
+                problem = replace(problem, workload=uneven)
             judged = judge_once(problem, candidate, seed=self.seed)
             if not judged.violated:
                 yield judged, config_label(candidate.config)
@@ -215,11 +265,13 @@ class _Changes:
                 rest = {key: other for key, other in choices.items() if key != name}
                 fewer = replace(pinned, by_role={**pinned.by_role, role: rest})
                 yield from self._without(replace(problem, pinned=fewer), f"{where}: {value}")
-        if pinned.is_disaggregated is not None:
+        if pinned.mode_pins:
+            names = " and ".join(pinned.mode_pins)
+            self.tried.append(f"{names} dropped")
             mode = "disaggregated" if pinned.is_disaggregated else "aggregated"
-            self.tried.append("fixed.mode dropped")
-            free = replace(pinned, is_disaggregated=None)
-            yield from self._without(replace(problem, pinned=free), f"fixed.mode: {mode}")
+            free = Pinned(by_role={Role.MIXED: pinned.by_role.get(Role.MIXED, {})})
+            text = f"{names}: {mode}" if pinned.mode_pins == ("fixed.mode",) else names
+            yield from self._without(replace(problem, pinned=free), text)
         if any(None not in problem.caps_of(machine.device) for machine in problem.machines.values()):
             self.tried.append("power_caps_w dropped")
             listed = ", ".join(f"{cap:g}" for cap in problem.power_caps_w)

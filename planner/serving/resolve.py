@@ -17,14 +17,15 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.models.stored_formats import StoredFormats
 from meshplan.planner.cluster.identity import cluster_identity
 from meshplan.planner.cluster.lookup import (
-    choose_price,
     config_path,
     drives_bytes_per_s,
     look_up_shape,
     node_in_place,
+    node_price,
     with_stated_links,
 )
 from meshplan.planner.cluster.machine import Machine, machine_of
+from meshplan.planner.cluster.unused import check_price_filter, check_several_types, check_training_only
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.checks import check_choices, check_formats, served_shape, share_options
 from meshplan.planner.serving.estimator.encoders.sound import frames
@@ -132,11 +133,12 @@ def _priced_machines(
     prices: dict[str, Price] = {}
     machines: dict[str, Machine] = {}
     for node, count in nodes.values():
-        price = _price(spec, node)
+        price = node_price(node, spec.cluster, spec.constraints.price)
         if price is not None:
             prices[node.slug] = price
         machine = _machine(node, count, price, spec.cluster.host_memory)
         machines[node.slug] = replace(machine, nvme_bytes_per_s=drives_bytes_per_s(spec.cluster, problems))
+    check_price_filter(spec.cluster, spec.constraints.price, [node for node, _ in nodes.values()], problems)
     return prices, machines
 
 
@@ -230,12 +232,14 @@ def _formats(
 def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict[str, tuple[NodeType, int]]:
     """Node types of the cluster and how many nodes of each."""
     found: dict[str, tuple[NodeType, int]] = {}
-    if spec.cluster.profile is not None:
-        problems.say("cluster.profile", "measured links affect training plans only; leave it out")
-    if spec.cluster.exclude is not None or spec.cluster.spare_nodes:
-        problems.say("cluster", "excluded and spare nodes belong to training plans: give the remaining nodes")
-    if spec.cluster.links is not None and spec.cluster.links.describes_unevenness:
-        problems.say("cluster.links", "uneven links affect training plans only; give intra_node and inter_node")
+    check_training_only(spec.cluster, problems)
+    check_several_types(spec.cluster, problems)
+    if spec.cluster.drive is not None and spec.cluster.host_memory is None and spec.workload.num_prefixes is None:
+        problems.say(
+            "cluster.drive",
+            "holds weights beyond cluster.host_memory, or prefixes beyond the devices: give host_memory or "
+            "workload.num_prefixes, or leave it out",
+        )
     if spec.cluster.nodes is not None:
         for index, item in enumerate(spec.cluster.nodes):
             try:
@@ -298,13 +302,6 @@ def _machine(node: NodeType, count: int, price: Price | None, host_memory_bytes:
     return machine_of(cluster, usd_per_hour_per_device=each)
 
 
-def _price(spec: ServingSpec, node: NodeType) -> Price | None:
-    own = spec.cluster.usd_per_hour_per_node
-    if own is not None:
-        return Price(usd_per_hour=own, provider="yours", region=ANY, terms="as given", date="", source="the spec")
-    return choose_price(node.prices, spec.constraints.price)
-
-
 def _images(spec: ServingSpec, shape: ModelShape, problems: Problems) -> Images | None:
     """The images of a request as the model's encoder cuts them; a problem where it has none that is read."""
     asked, tower = spec.workload.images, shape.vision
@@ -328,6 +325,13 @@ def _workload(spec: ServingSpec, shape: ModelShape, base: Path, problems: Proble
     if trace is not None:
         prompt, output = float(trace.input_length.mean()), float(trace.output_length.mean())
         rate = rate or _recorded_rate(trace)
+        last = min(asked.num_requests or len(trace), len(trace)) - 1
+        if rate is not None and asked.num_requests != 1 and trace.arrival_s[last] <= trace.arrival_s[0]:
+            problems.say(
+                "workload.trace",
+                f"its first {last + 1} requests arrive at once, which no rate spreads: leave request_rate_per_s out, "
+                "or take more num_requests of it",
+            )
     return ServingWorkload(
         arrival=asked.process or Arrival.CLOSED_LOOP,
         input_length=prompt,
@@ -355,12 +359,15 @@ def _recorded_rate(trace: Requests) -> float | None:
 def _pinned(spec: ServingSpec) -> Pinned:
     fixed = spec.fixed
     mode = fixed.is_disaggregated
+    by = {"fixed.mode": fixed.mode, "fixed.prefill": fixed.prefill.pinned(), "fixed.decode": fixed.decode.pinned()}
+    mode_pins = tuple(name for name, stated in by.items() if stated)
     if spec.attention_ffn == "disaggregated":
-        mode = True  # prefill has workers of its own
+        mode, mode_pins = True, ()  # prefill has workers of its own
     if spec.workload.task != "generate" or spec.workload.audio is not None:
-        mode = False  # prefill is all there is, or what was encoded is not moved
+        mode, mode_pins = False, ()  # prefill is all there is, or what was encoded is not moved
     return Pinned(
         is_disaggregated=mode,
+        mode_pins=mode_pins,
         by_role={
             Role.MIXED: fixed.pinned(),
             Role.PREFILL: fixed.prefill.pinned(),

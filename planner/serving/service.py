@@ -110,10 +110,16 @@ def certify(question: Question, made: Plan) -> Certificate:
 def estimate(question: Question) -> Plan:
     """Simulate one pinned configuration, whether or not it meets the SLOs; other choices take their defaults.
 
+    One way to share devices (``mig``, ``mps``) is pinned by being the only one, as one power limit is; of several none
+    is taken.
+
     Raises:
         SpecError: malformed, or the pinned choices do not fit together or the device.
     """
     resolved = _resolved(question.document, question.catalog, question.base)
+    shares = resolved.problem.share_options
+    if len(shares) == 1:
+        resolved = replace(resolved, problem=resolved.problem.with_share(shares[0]))
     try:
         simulated, search = estimate_pinned(resolved.problem, seed=question.seed)
     except ValueError as error:

@@ -144,8 +144,11 @@ def _refuses(rules: FrameworkRules, choice: str, value: str | bool) -> bool:
 
 
 def check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, problems: Problems) -> None:
-    """Pinned layers of each chunk: as many as the model has, and uneven only where the framework takes it."""
+    """Pinned layers of each chunk: as many as the model has, uneven only where the framework takes it; no stages."""
     layers, fixed = spec.fixed.layers_per_chunk, spec.fixed
+    if fixed.stages is not None:
+        message = "describes a job on several node types: pin degrees by their names on one, or leave it out"
+        problems.say("fixed.stages", message)
     if layers is None:
         return
     chunks = fixed.virtual_pipeline_stages or (2 if fixed.pipeline_schedule in ZIGZAG else 1)

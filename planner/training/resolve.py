@@ -23,9 +23,9 @@ from meshplan.planner.cluster.identity import cluster_identity
 from meshplan.planner.cluster.lookup import (
     ANY,
     IN_PLACE,
-    choose_price,
     look_up_language_model,
     node_in_place,
+    node_price,
     with_stated_links,
 )
 from meshplan.planner.cluster.machine import Machine, machine_of
@@ -39,6 +39,7 @@ from meshplan.planner.cluster.measured_links import (
 from meshplan.planner.cluster.network.network import Network
 from meshplan.planner.cluster.spec import ClusterSpec
 from meshplan.planner.cluster.topologies import described_network, usable_nodes
+from meshplan.planner.cluster.unused import check_price_filter, check_serving_only, check_several_types
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.goodput.resolve import assumed, run_setting
 from meshplan.planner.goodput.run import Stretches
@@ -107,7 +108,13 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     problems.check()
     if shape is None or cluster is None or rules is None:
         raise AssertionError("a missing part is a problem, and problems were checked")
-    price = _price(spec, cluster)
+    node = cluster.groups[0].node
+    price = node_price(node, spec.cluster, spec.constraints.price)
+    check_serving_only(
+        spec.cluster, "say constraints.offload_to and nvme_bandwidth of drives, or leave it out", problems
+    )
+    check_several_types(spec.cluster, problems)
+    check_price_filter(spec.cluster, spec.constraints.price, [node], problems)
     machine, profile = _machine(spec, cluster, price, catalog, problems)
     workload = _workload(spec, shape, rules, base)
     rules = _of_what_is_trained(rules, shape, workload)
@@ -331,13 +338,6 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster
     if not groups or len(types) > 1:
         return None
     return Cluster(name=" + ".join(f"{group.count} × {group.node.slug}" for group in groups), groups=tuple(groups))
-
-
-def _price(spec: TrainingSpec, cluster: Cluster) -> Price | None:
-    own = spec.cluster.usd_per_hour_per_node
-    if own is not None:
-        return Price(usd_per_hour=own, provider="yours", region=ANY, terms="as given", date="", source="the spec")
-    return choose_price(cluster.groups[0].node.prices, spec.constraints.price)
 
 
 def _limits(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from meshplan.catalogs.constants.machines.device_shares import MpsShare
+from meshplan.catalogs.constants.machines.device_shares import DeviceShare, MpsShare
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, commented, stamp
@@ -125,10 +125,15 @@ def _internal_port(launch: ServingLaunch, worker: Worker) -> int:
 
 
 def _workers_text(launch: ServingLaunch) -> str:
-    names = launch.job.request.hosts
+    request = launch.job.request
+    names, pools = request.hosts, request.config.pools
+    shares = {pool.share for pool in pools if pool.share is not None}
+    caps = {pool.power_cap_w for pool in pools if pool.power_cap_w is not None}
     head = (
-        *stamp(launch.job.request.plan, launch.job.verified),
+        *stamp(request.plan, launch.job.verified),
         *(f"host {number}: {name}" for number, name in enumerate(names)),
+        *map(_share_line, shares),
+        *(f"power limit: {cap:g} W" for cap in sorted(caps)),
         f"{launch.num_devices} devices",
         "worker role host node_rank head_host port internal_port devices",
     )
@@ -139,6 +144,13 @@ def _workers_text(launch: ServingLaunch) -> str:
         for rank, node in enumerate(worker.nodes)
     )
     return commented(head) + "".join(rows)
+
+
+def _share_line(share: DeviceShare) -> str:
+    """How the workers' devices are cut or shared; :mod:`meshplan.planner.imports.own_servers` reads it."""
+    return (
+        f"device share: mig {share.name}" if isinstance(share, MigProfile) else f"device share: mps {share.instances}"
+    )
 
 
 def _host_script(launch: ServingLaunch, host: int) -> Artifact:

@@ -6,11 +6,12 @@ Checked flags: vLLM 0.33, SGLang 0.5.23; those of trtllm-serve and llama-server 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshplan.catalogs.names import scheme_of
 from meshplan.planner.emit.serving import llama_cpp, sglang, trtllm, vllm
+from meshplan.planner.emit.serving.script import WORKERS_FILE
 from meshplan.planner.emit.terms import Term, read_all
 from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
 from meshplan.planner.serving.problem.spec import LayoutSpec
@@ -82,10 +83,16 @@ class EngineSource:
         arguments = dict(given.arguments) if self.has_underscores else with_dashes(given.arguments)
         arguments |= given.document
         reading.take(read_all(self.terms, arguments))
+        stated: Mapping[str, Any] = {}
+        if given.servers is not None:
+            reading.launch = replace(given.launch, num_hosts=given.servers.num_hosts)
+            stated = {"num_workers": given.servers.num_workers, **given.servers.stated}
+        reading.values |= stated
         for degree in _DEGREES:
             reading.assume(degree, 1, "no flag sets it")
         reading.assume("num_workers", given.num_replicas, "one server" if given.num_replicas == 1 else "replicas")
         reading.left_out += [flags for term, flags in reading.source_flags.items() if term not in _IN_A_SPEC]
+        reading.source_flags |= dict.fromkeys(stated, str(WORKERS_FILE))
         named = [arguments[flag] for flag in self.model_flags if flag in arguments]
         loose = [argument for argument in given.loose if argument not in self.subcommands]
         reading.model = str((named or loose or [""])[0])

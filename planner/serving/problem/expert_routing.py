@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.models.shapes import ModelShape
@@ -63,13 +63,14 @@ class ExpertRoutingSpec(SpecModel):
         "device of its expert, with all KV caches on every device (ExFlow; no engine of these does it)",
     )
 
-    @model_validator(mode="after")
-    def _one_source(self) -> ExpertRoutingSpec:
+    @property
+    def contradiction(self) -> str | None:
+        """What does not go together, of a model that has experts."""
         if (self.loads is None) == (self.zipf is None):
-            raise ValueError("give loads (a recording) or zipf (a named skew)")
+            return "give loads (a recording) or zipf (a named skew)"
         if self.dispatch is Dispatch.STAYS and self.loads is None:
-            raise ValueError("dispatch: stays needs loads with transitions from layer to layer")
-        return self
+            return "dispatch: stays needs loads with transitions from layer to layer"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,6 +143,9 @@ def expert_routing(
         return None
     if shape.moe is None:
         problems.say("experts", f"{shape.name} is a dense model; leave experts out")
+        return None
+    if asked.contradiction is not None:
+        problems.say("experts", asked.contradiction)
         return None
     try:
         placement = (

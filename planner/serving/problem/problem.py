@@ -60,9 +60,11 @@ class Pinned:
     Args:
         is_disaggregated: True or False where the mode is pinned, None where the search chooses.
         by_role: role → field of ``Layout`` or ``EngineLimits``, or ``num_workers`` → value; MIXED holds for all roles.
+        mode_pins: fields of the spec that pin the mode together; empty where the search chooses or the task decides.
     """
 
     is_disaggregated: bool | None = None
+    mode_pins: tuple[str, ...] = ()
     by_role: Mapping[Role, Mapping[str, int]] = field(default_factory=dict)
 
     def of(self, role: Role) -> Mapping[str, int]:

@@ -178,6 +178,8 @@ class ServingWorkloadSpec(SpecModel):
 
 
 SpeculationMethod = Literal["ngram", "eagle3", "mtp", "draft_model"]
+# Methods whose drafts come from a checkpoint of their own.
+_LOADED: tuple[SpeculationMethod, ...] = ("eagle3", "draft_model")
 Yield = Annotated[float, Field(ge=1, le=65, allow_inf_nan=False)]
 
 
@@ -214,9 +216,15 @@ class SpeculationSpec(SpecModel):
             missing = [name for name, value in stated.items() if value is None]
             if missing:
                 raise ValueError(f"{' and '.join(missing)} missing (or choose: a list of {', '.join(METHODS)})")
+            if "profile" in self.model_fields_set:
+                raise ValueError("profile is of choose: acceptance says what stated drafts yield; leave profile out")
+            if self.draft_model is not None and self.method not in (None, *_LOADED):
+                raise ValueError(f"draft_model is of {' or '.join(_LOADED)}, not of {self.method}: leave it out")
             return self
         if given := [name for name, value in {**stated, "method": self.method}.items() if value is not None]:
             raise ValueError(f"{', '.join(given)} cannot be stated beside choose, which finds them")
+        if self.draft_model is not None and not set(_LOADED) & set(self.choose):
+            raise ValueError(f"draft_model is of {' or '.join(_LOADED)}, and choose has neither: leave it out")
         held = self.acceptance_profile
         if without := [method for method in self.choose if not held.get(method)]:
             raise ValueError(

@@ -121,6 +121,11 @@ class WorkloadSpec(SpecModel):
             )
         if self.has_open_batch and (self.gradient_noise_scale is None or self.num_training_tokens is None):
             raise ValueError("global_batch_size auto needs gradient_noise_scale and num_training_tokens")
+        if self.gradient_noise_scale is not None and not self.has_open_batch:
+            raise ValueError(
+                "gradient_noise_scale chooses the batch of global_batch_size: auto, and this one is stated: leave out "
+                "one of them"
+            )
         if self.num_sequences > MAX_GLOBAL_BATCH:
             raise ValueError(f"{self.num_sequences} sequences in one step; at most {MAX_GLOBAL_BATCH}")
         if self.phase.has_adapters != (self.lora_rank is not None):

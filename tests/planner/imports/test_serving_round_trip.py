@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
@@ -12,6 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from serving_cases import aggregated, disaggregated, layout, pool, random_config, serving_request
 
+from meshplan.catalogs.constants.machines.device_shares import MpsShare
+from meshplan.catalogs.constants.machines.mig_profiles import mig_profiles
 from meshplan.catalogs.errors import CannotExpressError, SpecError
 from meshplan.planner.emit.serving import sglang, vllm
 from meshplan.planner.emit.writer import write_artifacts
@@ -60,6 +63,42 @@ def test_the_written_script_is_read_with_the_flags_of_its_files(engine: str, tmp
     (tmp_path / "mixed_args.txt").unlink()
     with pytest.raises(SpecError, match=r"mixed_args\.txt beside it, which is not there"):
         read_inputs([str(tmp_path / "launch.sh")])
+
+
+H100 = "h100-sxm-80gb"
+
+
+@pytest.mark.parametrize(
+    ("fields", "stated"),
+    [
+        ({"num_workers": 3}, {"num_workers": 3}),
+        ({"num_workers": 4, "share": MpsShare.of(80e9, 2)}, {"num_workers": 4, "mps": [2]}),
+        ({"num_workers": 2, "share": mig_profiles()[H100]["3g.40gb"]}, {"num_workers": 2, "mig": ["3g.40gb"]}),
+        ({"num_workers": 2, "power_cap_w": 512.5}, {"num_workers": 2, "power_caps_w": [512.5]}),
+    ],
+    ids=["replicas", "MPS", "MIG", "power limit"],
+)
+def test_replicas_shares_and_limits_come_back_from_our_files(
+    fields: dict[str, Any], stated: dict[str, Any], tmp_path: Path
+) -> None:
+    found = read_inputs([str(written(aggregated("vllm", layout(), **fields), tmp_path))])
+    assert {
+        name: found.values[name] for name in ("num_workers", "mps", "mig", "power_caps_w") if name in found.values
+    } == (stated)
+    assert found.launch.num_hosts == 1
+    assert all(len(entry) < 60 and "$" not in entry for entry in found.unread)
+    assert [one.term for one in found.assumed if one.term.startswith("$")] == []
+
+
+def test_workers_that_are_not_there_or_not_as_written_are_refused(tmp_path: Path) -> None:
+    script = written(aggregated("vllm", layout(), num_workers=2), tmp_path)
+    workers = tmp_path / "workers.txt"
+    workers.write_text(workers.read_text("utf-8") + "one more\n", "utf-8")
+    with pytest.raises(SpecError, match=r"workers\.txt is not as meshplan writes it"):
+        read_inputs([str(script)])
+    workers.unlink()
+    with pytest.raises(SpecError, match=r"workers from workers\.txt beside it"):
+        read_inputs([str(script)])
 
 
 def test_of_a_script_with_two_roles_one_is_asked_for(tmp_path: Path) -> None:

@@ -135,6 +135,29 @@ def test_burstiness_needs_arrivals(catalog: Catalog) -> None:
         make_plan(spec(workload=load(burstiness=4), slo={"tpot_p95_s": 0.05}), catalog)
 
 
+@pytest.mark.parametrize(
+    ("workload", "path"),
+    [
+        ({"request_rate_per_s": 4.0, "num_requests": 1}, "workload.num_requests"),
+        ({"num_requests": 1}, "workload.num_requests"),
+        ({"trace": "steady.csv", "num_requests": 1}, "workload.num_requests"),
+        ({"trace": "at_once.csv", "request_rate_per_s": 4.0}, "workload.trace"),
+        ({"trace": "steady.csv", "num_requests": 2}, "workload.trace"),
+    ],
+)
+def test_a_rate_needs_gaps_between_arrivals(
+    workload: dict[str, Any], path: str, catalog: Catalog, tmp_path: Path
+) -> None:
+    for name, times in {"steady": (0, 0, 2, 3), "at_once": (0, 0, 0, 0)}.items():
+        rows = "".join(f"{time},100,20\n" for time in times)
+        (tmp_path / f"{name}.csv").write_text("arrival_s,input_length,output_length\n" + rows, "utf-8")
+    lengths = {} if "trace" in workload else {"input_length": 512, "output_length": 64}
+    asked = spec(workload={**lengths, **workload}, slo={"ttft_p99_s": 2.0})
+    with pytest.raises(SpecError) as caught:
+        make_plan(asked, catalog, base=tmp_path)
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
 def test_a_pinned_decode_worker_is_in_the_plan(catalog: Catalog) -> None:
     """The pin was dropped where aggregated workers were better, and where one configuration was priced."""
     pinned = spec(model="llama-3.1-8b", fixed={"pipeline_parallel": 1, "decode": {"tensor_parallel": 2}})
@@ -246,6 +269,38 @@ def test_a_model_larger_than_any_worker_is_infeasible(catalog: Catalog) -> None:
     made = make_plan(spec(model="llama-3.1-405b", fixed={"tensor_parallel": 2, "pipeline_parallel": 1}), catalog)
     assert made.solution["status"] == "infeasible"
     assert "do not fit the device" in made.rejected[0]["reason"]
+
+
+def test_bursts_that_no_rate_spreads_are_named_with_what_would_do(catalog: Catalog) -> None:
+    asked = spec(
+        model="llama-3.1-8b",
+        workload={"input_length": 1024, "output_length": 32, "burstiness": 16, "num_requests": 400},
+        slo={"ttft_p99_s": 0.06},
+        fixed={"mode": "aggregated", "tensor_parallel": 1, "pipeline_parallel": 1},
+    )
+    solution = make_plan(asked, catalog).solution
+    assert solution["status"] == "infeasible"
+    assert "workload.burstiness: 16" in solution["binding_constraint"]
+    changes = dict(change["change"].split(": ") for change in solution["least_change"] if ": " in change["change"])
+    assert float(changes["ttft_p99_s"]) > asked["slo"]["ttft_p99_s"]
+    steady = {**asked["workload"], "burstiness": float(changes["workload.burstiness"])}
+    assert make_plan({**asked, "workload": steady}, catalog).config
+    assert make_plan({**asked, "slo": {"ttft_p99_s": float(changes["ttft_p99_s"])}}, catalog).config
+
+
+@pytest.mark.parametrize(
+    ("fixed", "changes"),
+    [
+        ({"prefill": {"tensor_parallel": 8}}, {"without fixed.prefill"}),
+        ({"prefill": {"tensor_parallel": 8}, "mode": "disaggregated"}, {"without fixed.mode and fixed.prefill"}),
+        ({"mode": "disaggregated"}, {"without fixed.mode: disaggregated"}),
+    ],
+)
+def test_advice_names_the_pins_that_the_spec_has(fixed: dict[str, Any], changes: set[str], catalog: Catalog) -> None:
+    model = {"model": "llama-3.1-8b", "workload": load(request_rate_per_s=1.0), "constraints": {"max_devices": 1}}
+    solution = make_plan(spec(**model, fixed=fixed), catalog).solution
+    assert solution["status"] == "infeasible"
+    assert {one["change"] for one in solution["least_change"] if one["change"].startswith("without")} == changes
 
 
 def test_a_format_that_the_device_lacks_is_named(catalog: Catalog) -> None:
@@ -375,6 +430,18 @@ def test_the_reference_simulation_agrees_with_a_plan(catalog: Catalog, mode: str
     assert len(made.certificate["checks"]) >= 5
 
 
+@pytest.mark.parametrize("share", [{"mps": [2]}, {"mig": ["1g.10gb"]}, {"power_caps_w": [400]}])
+def test_an_estimate_is_of_the_one_way_to_share_devices_that_is_named(share: dict[str, Any], catalog: Catalog) -> None:
+    pins = {"mode": "aggregated", "tensor_parallel": 1, "num_workers": 2}
+    asked = spec(model="qwen2.5-0.5b", workload=load(request_rate_per_s=20.0), fixed=pins, **share)
+    made, priced = make_plan(asked, catalog), estimate_plan(asked, catalog)
+    assert priced.config == made.config
+    assert priced.config["pools"][0].keys() & {"mps", "mig", "power_cap_w"} == {
+        next(iter(share)).replace("caps", "cap")
+    }
+    assert priced.predicted["ttft_p99_s"] == made.predicted["ttft_p99_s"]
+
+
 def test_a_partly_used_node_is_paid_whole_unless_devices_are_rented(catalog: Catalog) -> None:
     fixed = {"tensor_parallel": 4, "num_workers": 1, "mode": "aggregated"}
     usd = [
@@ -402,6 +469,15 @@ def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
     made = make_plan(small("l4", fixed={"tensor_parallel": 1, "pipeline_parallel": 1}), catalog)
     assert made.solution["binding_constraint"].startswith("memory: ")
     assert "are missing" in made.solution["binding_constraint"]
+
+
+def test_a_dense_model_has_no_experts_to_pin_or_to_route(catalog: Catalog) -> None:
+    changes = {"fixed": {"expert_tensor_parallel": 4}, "experts": {"dispatch": "stays"}}
+    with pytest.raises(SpecError) as caught:
+        make_plan(spec(**changes), catalog)
+    found = {problem.path: problem.message for problem in caught.value.problems}
+    assert set(found) == {"fixed.expert_tensor_parallel", "experts"}
+    assert all("dense model" in message for message in found.values())
 
 
 def test_a_pinned_number_of_requests_stays_where_fewer_are_in_flight(catalog: Catalog) -> None:

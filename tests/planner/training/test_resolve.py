@@ -130,6 +130,11 @@ def test_layers_that_do_not_add_up(catalog: Catalog) -> None:
     assert "3 chunks are not a multiple of virtual_pipeline_stages 2" in found["fixed.layers_per_chunk"]
 
 
+def test_stages_of_several_node_types_are_not_pinned_on_one(catalog: Catalog) -> None:
+    stages = [{"node_type": "dgx-h100", "num_layers": 32, "data_parallel": 16}]
+    assert "several node types" in problems(catalog, fixed={"stages": stages})["fixed.stages"]
+
+
 def test_a_precision_that_the_device_lacks(catalog: Catalog) -> None:
     found = problems(
         catalog,

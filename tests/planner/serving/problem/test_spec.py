@@ -149,3 +149,22 @@ def test_the_schema_reads_what_the_models_read() -> None:
     assert validator.is_valid(SPEC)
     assert not validator.is_valid({**SPEC, "kind": "training"})
     assert not validator.is_valid({**SPEC, "fixed": {"tensor_parallel": 0}})
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({"profile": "sharegpt"}, "profile"),
+        ({"method": "ngram", "draft_model": "org/draft"}, "draft_model"),
+        ({"method": "mtp", "draft_model": "org/draft"}, "draft_model"),
+    ],
+)
+def test_what_stated_drafts_do_not_use_is_named(said: dict[str, Any], name: str) -> None:
+    drafts = {"num_draft_tokens": 3, "acceptance": 0.8, **said}
+    assert f"{name} is" in messages({**SPEC, "speculation": drafts})["speculation"]
+
+
+def test_a_checkpoint_of_drafts_that_no_chosen_method_loads_is_named() -> None:
+    chosen = {"choose": ["ngram"], "draft_model": "org/draft"}
+    assert "draft_model is" in messages({**SPEC, "speculation": chosen})["speculation"]
+    assert read_serving_spec({**SPEC, "speculation": {**chosen, "choose": ["ngram", "eagle3"]}}).speculation

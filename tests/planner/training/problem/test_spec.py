@@ -304,3 +304,7 @@ def test_a_good_spec_with_one_junk_entry_raises_spec_errors_only(data: st.DataOb
         KEYS | st.sampled_from(["host_memory", "lora_rank", "num_training_tokens", "max_devices", "price"])
     )
     assert answered(changed(f"{section}.{field}".replace("..", "."), data.draw(JUNK)))
+
+
+def test_a_noise_scale_beside_a_stated_batch_is_named() -> None:
+    assert "this one is stated" in problems(changed("workload.gradient_noise_scale", {"tokens": "4M"}))["workload"]

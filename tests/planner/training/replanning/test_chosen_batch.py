@@ -51,7 +51,7 @@ def test_the_batch_is_the_one_that_is_done_first(plan: Plan) -> None:
 
 def test_its_question_states_the_batch(plan: Plan, catalog: Catalog) -> None:
     workload = plan.spec["workload"]
-    assert "global_batch_size" not in workload
+    assert {"global_batch_size", "gradient_noise_scale"} & set(workload) == set()
     assert make_plan(plan.spec, catalog).config == plan.config
 
 
