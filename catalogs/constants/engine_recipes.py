@@ -41,6 +41,7 @@ class EngineRecipe:
             configured.
         graphed_tokens: iterations with prompts are replayed from graphs, too, where they have at most so many tokens
             and at most two for each request that may run; 0 where all of them are launched kernel by kernel.
+        fixed_graphs: that size was set, and holds whatever the requests that may run.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
@@ -80,6 +81,7 @@ class EngineRecipe:
     reserves_output: bool = False
     quantized_kv_cache: str = "bf16"
     graphed_tokens: int = 0
+    fixed_graphs: bool = False
     prepares_ahead: tuple[str, ...] = ()
     pads_ranks: bool = False
     receive_interval: int = 1

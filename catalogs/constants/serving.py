@@ -27,8 +27,8 @@ class ServingConstants:
             keys and values and join them to rotated ones, and have routed and shared experts: some 25 kernels by their
             equations, where a dense layer has 9.
         first_token_steps: iterations that pass before one can hold a request that has arrived, of engines that prepare
-            them ahead (``prepares_ahead`` of their release): those prepare one, and some stream what they gave at
-            intervals.
+            them ahead (``prepares_ahead`` of their release). They prepare one, which fits to published runs keep; a
+            server of one's own may wait for more.
         first_token_offset_s: time of a request outside the engine (HTTP, processes), s, fixed under open arrivals; a
             closed loop's next request comes as late on average. Tokenizing its prompt comes on top.
     """

@@ -84,6 +84,7 @@ class Worker(WorkerParts):
         slowdown: under a power limit; None at full clocks.
         graphed_tokens: an iteration with prompts is replayed from graphs where a batch has at most so many tokens, and
             at most two for each request that may run.
+        fixed_graphs: whatever the requests that may run: the size was set.
         prepares_ahead: the engine prepares iterations while others run.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         one_batch: stages are passed by one batch at a time, not by a batch each.
@@ -96,6 +97,7 @@ class Worker(WorkerParts):
     speculation: Speculation | None = None
     slowdown: Slowdown | None = None
     graphed_tokens: int = 0
+    fixed_graphs: bool = False
     prepares_ahead: bool = False
     pads_ranks: bool = False
     one_batch: bool = False
@@ -177,14 +179,15 @@ class Worker(WorkerParts):
     @property
     def captured_tokens(self) -> int:
         """Tokens of the largest batch with prompts that is replayed from graphs: they are captured up to twice the
-        requests of a batch, and not at all where the engine is started without them, an encoder comes before (vLLM
-        0.33.0: config/vllm.py, FULL_DECODE_ONLY), or recurrent layers, which such a batch runs kernel by kernel between
-        the pieces of its graph (splitting_ops: mamba_mixer2, gdn_attention, …; vLLM pull request 34571).
+        requests of a batch where no size is set, and not at all where the engine is started without them, an encoder
+        comes before (vLLM 0.33.0: config/vllm.py, FULL_DECODE_ONLY), or recurrent layers, which such a batch runs
+        kernel by kernel between the pieces of its graph (splitting_ops: mamba_mixer2, gdn_attention, …; vLLM pull
+        request 34571).
         """
-        if self.shape.encoder is not None or self.shape.num_recurrent_layers:
+        if self.shape.encoder is not None or self.shape.num_recurrent_layers or not self.limits.cuda_graphs:
             return 0
         most = 2 * self.limits.max_num_seqs // self.layout.attention_data_parallel
-        return min(self.graphed_tokens, most) if self.limits.cuda_graphs else 0
+        return self.graphed_tokens if self.fixed_graphs else min(self.graphed_tokens, most)
 
     def step_cost(self, constants: ServingConstants | None = None) -> StepCost:
         """The tables; see :class:`StepCost`.

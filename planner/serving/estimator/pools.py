@@ -53,6 +53,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         engine=site.recipe.engine,
         all_reduce=site.recipe.all_reduce,
         graphed_tokens=site.recipe.graphed_tokens,
+        fixed_graphs=site.recipe.fixed_graphs,
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
         pads_ranks=site.recipe.pads_ranks,
         one_batch=site.recipe.one_batch,

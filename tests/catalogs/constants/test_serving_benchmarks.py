@@ -61,6 +61,15 @@ def test_attention_ranks_wait_for_each_other_where_there_are_some() -> None:
     assert started_as(recipe, replace(RUN, attention_data_parallel=8)).balance_wait_steps == 60
 
 
+def test_scripts_set_how_many_tokens_vllm_captures() -> None:
+    """gpt-oss: graphs of up to 2,048 tokens, prompts included; Llama-70B: of decodes alone, so prompts are launched."""
+    recipe = engine_recipes()["vllm"]
+    capturing = started_as(recipe, replace(RUN, model="openai/gpt-oss-120b"))
+    assert (capturing.graphed_tokens, capturing.fixed_graphs) == (2048, True)
+    assert started_as(recipe, replace(RUN, model="meta-llama/Llama-3.1-70B")).graphed_tokens == 0
+    assert (recipe.graphed_tokens, recipe.fixed_graphs) == (512, False)
+
+
 def test_the_publishers_own_servers_take_one_prompt_and_a_margin_at_a_time() -> None:
     vendors = replace(RUN, title="aiconfigurator silicon_sample.csv (InferenceX DB dump)", is_vendors=True)
     for engine in ("vllm", "vllm-2025", "trtllm"):

@@ -216,7 +216,15 @@ def test_short_iterations_with_prompts_are_replayed_from_graphs(llama: ModelShap
         graphed_tokens=512,
         limits=EngineLimits(max_num_seqs=16, max_batched_tokens=4096),
     ).step_cost()
-    for cost, tokens, is_launched in ((graphed, 128, False), (graphed, 129, True), (few, 32, False), (few, 33, True)):
+    fixed = worker_of(llama, machine, constants=constants, graphed_tokens=512, fixed_graphs=True).step_cost()
+    for cost, tokens, is_launched in (
+        (graphed, 128, False),
+        (graphed, 129, True),
+        (few, 32, False),
+        (few, 33, True),
+        (fixed, 512, False),
+        (fixed, 513, True),
+    ):
         assert (cost.step_s(0, 0.0, 1, tokens, tokens * (tokens + 1) / 2) >= 0.4) == is_launched
     assert launched.step_s(0, 0.0, 1, 1, 1.0) >= 0.4
 

@@ -56,6 +56,22 @@ def test_a_release_that_nobody_measured_is_expected_to_be_like_its_engines_other
     assert 1.1e-3 < waits["vllm"] * 1.1 < waits["sglang"] < waits["trtllm"] < 3e-3
 
 
+def test_iterations_prepared_ahead_are_documented_and_no_published_run_moves_them() -> None:
+    """Whatever waits thrice as long for its first token does not prepare three iterations ahead."""
+    steps = list(FITTED).index("first_token_steps")
+    linear = Linear(
+        at=np.zeros(len(FITTED)),
+        residual=np.log([3.0, 3.0]),
+        slope=np.tile(np.eye(len(FITTED))[steps], (2, 1)),
+        noise=np.full(2, 0.05),
+        weight=np.ones(2),
+    )
+    owners = [cast("Row", SimpleNamespace(key=(name, "hopper"))) for name in ("vllm", "sglang")]
+    theta = solve(linear, owners, PARAMETERS.vector(ServingConstants()))
+    for name in ("vllm", "sglang", "trtllm"):
+        assert np.exp(theta((name, "hopper"))[steps]) == pytest.approx(1.0, abs=1e-6)
+
+
 def test_planted_constants_predict_what_they_made(reader: MachineReader) -> None:
     """Of few runs shrinkage keeps some of the way back: eighteen, at three lengths and many loads, are enough."""
     runs = prepared(reader, (1, 4, 16), "a") + prepared(reader, (2, 8, 128), "b")
