@@ -120,7 +120,7 @@ def record(
     from meshplan.cli.stored import load_plan, plan_rows
     from meshplan.planner import store
     from meshplan.planner.core.reading.documents import read_document
-    from meshplan.planner.imports.logs import read_log
+    from meshplan.planner.imports.measured.logs import read_log
 
     if sum(given is not None for given in (measured, log, run)) != 1:
         raise typer.BadParameter("give a file of metrics, --from LOG or --run LOG", param_hint="MEASURED")

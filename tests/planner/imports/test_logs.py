@@ -13,7 +13,7 @@ from serving_cases import aggregated, layout, serving_plan
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.plan import Interval
-from meshplan.planner.imports.logs import read_log
+from meshplan.planner.imports.measured.logs import read_log
 
 ONE = Interval(value=1.0, low=0.9, high=1.1)
 SERVING = serving_plan(

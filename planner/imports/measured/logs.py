@@ -32,7 +32,7 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.measurable import ALLOCATED, PEAK, measurable
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.reading.documents import parse_document
-from meshplan.planner.imports.torch_memory import torch_memory
+from meshplan.planner.imports.measured.torch_memory import torch_memory
 
 MAX_LOG_BYTES = 2**28
 _MS = 1e-3

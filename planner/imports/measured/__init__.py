@@ -1,0 +1,1 @@
+"""Measured figures out of load generators, training logs and memory statistics."""
