@@ -68,7 +68,7 @@ def test_a_scenario_more_never_balances_better(seed: int) -> None:
 
 
 def test_copies_that_must_be_made_may_balance_worse() -> None:
-    # Copies lie on different devices and take a slot each: two experts are then halved, whatever that does to the others.
+    # Copies lie on different devices: two experts are halved, whatever that does to the others.
     loads, devices = [70, 77, 36, 67, 69, 92], 2
     question = {
         "kind": "expert-placement",
