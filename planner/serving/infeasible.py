@@ -119,11 +119,7 @@ class _Changes:
         for one in milder:
             found = self._best(replace(self.problem, workload=replace(workload, burstiness=one)))
             if found is not None:
-                yield {
-                    "constraint": f"workload.burstiness: {workload.burstiness:g}",
-                    "change": f"workload.burstiness: {one:g}",
-                    "label": config_label(found.candidate.config),
-                }
+                yield _change(f"workload.burstiness: {workload.burstiness:g}", f"workload.burstiness: {one:g}", found)
                 return
 
     # --- SLOs ---------------------------------------------------------------------------------------------------------
@@ -210,11 +206,8 @@ class _Changes:
         found = self._best(asked)
         if found is not None and found.judged.requests_per_s < (workload.request_rate_per_s or math.inf):
             rate = found.judged.requests_per_s
-            yield {
-                "constraint": f"request_rate_per_s: {workload.request_rate_per_s:g}",
-                "change": f"request_rate_per_s: {float(f'{0.995 * rate:.3g}'):g}",
-                "label": config_label(found.candidate.config),
-            }
+            least = f"request_rate_per_s: {float(f'{0.995 * rate:.3g}'):g}"
+            yield _change(f"request_rate_per_s: {workload.request_rate_per_s:g}", least, found)
 
     def _more_devices(self) -> Iterator[dict[str, Any]]:
         problem, have = self.problem, self.problem.num_devices
@@ -231,11 +224,9 @@ class _Changes:
             limits = replace(problem.limits, max_devices=None)
             found = self._best(replace(problem, machines=machines, limits=limits))
             if found is not None:
-                yield {
-                    "constraint": f"devices: {have}",
-                    "change": f"{found.candidate.config.num_devices} devices instead of {have}",
-                    "label": config_label(found.candidate.config),
-                }
+                yield _change(
+                    f"devices: {have}", f"{found.candidate.config.num_devices} devices instead of {have}", found
+                )
                 return
 
     def _formats(self) -> Iterator[dict[str, Any]]:
@@ -248,11 +239,7 @@ class _Changes:
         for scheme, one in sorted(others.items(), key=lambda item: -SCHEMES[item[0]].weight_bytes):
             found = self._best(replace(problem, quantizations=(one,)))
             if found is not None:
-                yield {
-                    "constraint": "weights in " + ", ".join(sorted(asked)),
-                    "change": f"quantization: [{scheme}]",
-                    "label": config_label(found.candidate.config),
-                }
+                yield _change("weights in " + ", ".join(sorted(asked)), f"quantization: [{scheme}]", found)
                 return
 
     def _pins(self) -> Iterator[dict[str, Any]]:
@@ -280,7 +267,7 @@ class _Changes:
     def _without(self, problem: ServingProblem, text: str) -> Iterator[dict[str, Any]]:
         found = self._best(problem)
         if found is not None:
-            yield {"constraint": text, "change": f"without {text}", "label": config_label(found.candidate.config)}
+            yield _change(text, f"without {text}", found)
 
     def _lifted_limits(self) -> Iterator[dict[str, Any]]:
         limits = self.problem.limits
@@ -295,15 +282,16 @@ class _Changes:
             found = self._best(replace(self.problem, limits=lifted))
             if found is not None:
                 used = found.candidate.usd_per_hour if lifted is money else found.candidate.power_w
-                yield {
-                    "constraint": f"{name}: {limit:g} {unit}",
-                    "change": f"{name}: {_rounded_up(used or 0.0):g}",
-                    "label": config_label(found.candidate.config),
-                }
+                yield _change(f"{name}: {limit:g} {unit}", f"{name}: {_rounded_up(used or 0.0):g}", found)
 
     def _best(self, problem: ServingProblem) -> Simulated | None:
         solution, _ = search_serving(problem, seed=self.seed)
         return solution.assignment
+
+
+def _change(constraint: str, change: str, found: Simulated) -> dict[str, Any]:
+    """What stands in the way, what would do in its place, and the deployment that a search then found."""
+    return {"constraint": constraint, "change": change, "label": config_label(found.candidate.config)}
 
 
 def _fastest(problem: ServingProblem) -> list[Family]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from serving_questions import SPEC, load, spec
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
@@ -21,23 +22,6 @@ from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.search import estimate_pinned
 from meshplan.planner.serving.service import predict
-
-SPEC: dict[str, Any] = {
-    "kind": "serving",
-    "model": "llama-3.1-70b",
-    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
-    "workload": {"input_length": 2000, "output_length": 300, "request_rate_per_s": 2, "num_requests": 300},
-    "slo": {"ttft_p99_s": 3.0, "tpot_p95_s": 0.06},
-}
-
-
-def spec(**changes: Any) -> dict[str, Any]:
-    return {**SPEC, **changes}
-
-
-def load(**workload: Any) -> dict[str, Any]:
-    lengths = {key: SPEC["workload"][key] for key in ("input_length", "output_length", "num_requests")}
-    return {**lengths, **workload}
 
 
 @pytest.fixture(scope="module")
@@ -249,60 +233,6 @@ def test_every_objective_finds_a_plan(objective: str, catalog: Catalog) -> None:
     assert made.solution["objective"] > 0.0
 
 
-def test_an_impossible_slo_names_what_would_do(catalog: Catalog) -> None:
-    made = make_plan(spec(slo={"tpot_p95_s": 0.01}, fixed={"mode": "aggregated"}), catalog)
-    assert made.solution["status"] == "infeasible"
-    assert not made.config
-    assert made.solution["binding_constraint"].startswith("tpot_p95_s")
-    reached = float(made.solution["least_change"][0]["change"].split(": ")[1])
-    lifted = make_plan(spec(slo={"tpot_p95_s": reached}, fixed={"mode": "aggregated"}), catalog)
-    assert lifted.config, "what the error advises must work"
-
-
-def test_an_slo_below_the_weights_read_time_is_violated_by_every_load(catalog: Catalog) -> None:
-    made = make_plan(spec(slo={"tpot_mean_s": 1e-6, "ttft_mean_s": 1e-6}), catalog)
-    assert made.solution["status"] == "infeasible"
-    assert made.solution["binding_constraint"]
-
-
-def test_a_model_larger_than_any_worker_is_infeasible(catalog: Catalog) -> None:
-    made = make_plan(spec(model="llama-3.1-405b", fixed={"tensor_parallel": 2, "pipeline_parallel": 1}), catalog)
-    assert made.solution["status"] == "infeasible"
-    assert "do not fit the device" in made.rejected[0]["reason"]
-
-
-def test_bursts_that_no_rate_spreads_are_named_with_what_would_do(catalog: Catalog) -> None:
-    asked = spec(
-        model="llama-3.1-8b",
-        workload={"input_length": 1024, "output_length": 32, "burstiness": 16, "num_requests": 400},
-        slo={"ttft_p99_s": 0.06},
-        fixed={"mode": "aggregated", "tensor_parallel": 1, "pipeline_parallel": 1},
-    )
-    solution = make_plan(asked, catalog).solution
-    assert solution["status"] == "infeasible"
-    assert "workload.burstiness: 16" in solution["binding_constraint"]
-    changes = dict(change["change"].split(": ") for change in solution["least_change"] if ": " in change["change"])
-    assert float(changes["ttft_p99_s"]) > asked["slo"]["ttft_p99_s"]
-    steady = {**asked["workload"], "burstiness": float(changes["workload.burstiness"])}
-    assert make_plan({**asked, "workload": steady}, catalog).config
-    assert make_plan({**asked, "slo": {"ttft_p99_s": float(changes["ttft_p99_s"])}}, catalog).config
-
-
-@pytest.mark.parametrize(
-    ("fixed", "changes"),
-    [
-        ({"prefill": {"tensor_parallel": 8}}, {"without fixed.prefill"}),
-        ({"prefill": {"tensor_parallel": 8}, "mode": "disaggregated"}, {"without fixed.mode and fixed.prefill"}),
-        ({"mode": "disaggregated"}, {"without fixed.mode: disaggregated"}),
-    ],
-)
-def test_advice_names_the_pins_that_the_spec_has(fixed: dict[str, Any], changes: set[str], catalog: Catalog) -> None:
-    model = {"model": "llama-3.1-8b", "workload": load(request_rate_per_s=1.0), "constraints": {"max_devices": 1}}
-    solution = make_plan(spec(**model, fixed=fixed), catalog).solution
-    assert solution["status"] == "infeasible"
-    assert {one["change"] for one in solution["least_change"] if one["change"].startswith("without")} == changes
-
-
 def test_a_format_that_the_device_lacks_is_named(catalog: Catalog) -> None:
     with pytest.raises(SpecError, match="nvfp4 needs units that"):
         make_plan(spec(quantization=["nvfp4"]), catalog)
@@ -449,26 +379,6 @@ def test_a_partly_used_node_is_paid_whole_unless_devices_are_rented(catalog: Cat
         for rent in ("node", "device")
     ]
     assert usd[0] == pytest.approx(2.0 * usd[1])
-
-
-def small(device: str, **changes: Any) -> dict[str, Any]:
-    devices = {"devices": {"type": device, "per_node": 4, "nodes": 1}}
-    links = {"links": {"intra_node": {"bandwidth": "31 GB/s", "latency": "5 us"}}}
-    return spec(cluster={**devices, **links}, objective="num_devices", **changes)
-
-
-def test_too_many_requests_are_a_lack_of_capacity(catalog: Catalog) -> None:
-    workload = {"input_length": 1000, "output_length": 200, "request_rate_per_s": 500, "num_requests": 200}
-    made = make_plan(small("l40s", model="llama-3.1-8b", workload=workload, slo={"tpot_p95_s": 0.05}), catalog)
-    assert made.solution["binding_constraint"].startswith("capacity: 4 devices")
-    assert any("devices instead of 4" in change["change"] for change in made.solution["least_change"])
-    assert made.solution["tried"]
-
-
-def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
-    made = make_plan(small("l4", fixed={"tensor_parallel": 1, "pipeline_parallel": 1}), catalog)
-    assert made.solution["binding_constraint"].startswith("memory: ")
-    assert "are missing" in made.solution["binding_constraint"]
 
 
 def test_a_dense_model_has_no_experts_to_pin_or_to_route(catalog: Catalog) -> None:

@@ -1,0 +1,79 @@
+"""Serving questions without a plan: what stands in the way, and what would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from serving_questions import load, small, spec
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.service import make_plan
+
+
+def test_an_impossible_slo_names_what_would_do(catalog: Catalog) -> None:
+    made = make_plan(spec(slo={"tpot_p95_s": 0.01}, fixed={"mode": "aggregated"}), catalog)
+    assert made.solution["status"] == "infeasible"
+    assert not made.config
+    assert made.solution["binding_constraint"].startswith("tpot_p95_s")
+    reached = float(made.solution["least_change"][0]["change"].split(": ")[1])
+    lifted = make_plan(spec(slo={"tpot_p95_s": reached}, fixed={"mode": "aggregated"}), catalog)
+    assert lifted.config, "what the error advises must work"
+
+
+def test_an_slo_below_the_weights_read_time_is_violated_by_every_load(catalog: Catalog) -> None:
+    made = make_plan(spec(slo={"tpot_mean_s": 1e-6, "ttft_mean_s": 1e-6}), catalog)
+    assert made.solution["status"] == "infeasible"
+    assert made.solution["binding_constraint"]
+
+
+def test_a_model_larger_than_any_worker_is_infeasible(catalog: Catalog) -> None:
+    made = make_plan(spec(model="llama-3.1-405b", fixed={"tensor_parallel": 2, "pipeline_parallel": 1}), catalog)
+    assert made.solution["status"] == "infeasible"
+    assert "do not fit the device" in made.rejected[0]["reason"]
+
+
+def test_bursts_that_no_rate_spreads_are_named_with_what_would_do(catalog: Catalog) -> None:
+    asked = spec(
+        model="llama-3.1-8b",
+        workload={"input_length": 1024, "output_length": 32, "burstiness": 16, "num_requests": 400},
+        slo={"ttft_p99_s": 0.06},
+        fixed={"mode": "aggregated", "tensor_parallel": 1, "pipeline_parallel": 1},
+    )
+    solution = make_plan(asked, catalog).solution
+    assert solution["status"] == "infeasible"
+    assert "workload.burstiness: 16" in solution["binding_constraint"]
+    changes = dict(change["change"].split(": ") for change in solution["least_change"] if ": " in change["change"])
+    assert float(changes["ttft_p99_s"]) > asked["slo"]["ttft_p99_s"]
+    steady = {**asked["workload"], "burstiness": float(changes["workload.burstiness"])}
+    assert make_plan({**asked, "workload": steady}, catalog).config
+    assert make_plan({**asked, "slo": {"ttft_p99_s": float(changes["ttft_p99_s"])}}, catalog).config
+
+
+@pytest.mark.parametrize(
+    ("fixed", "changes"),
+    [
+        ({"prefill": {"tensor_parallel": 8}}, {"without fixed.prefill"}),
+        ({"prefill": {"tensor_parallel": 8}, "mode": "disaggregated"}, {"without fixed.mode and fixed.prefill"}),
+        ({"mode": "disaggregated"}, {"without fixed.mode: disaggregated"}),
+    ],
+)
+def test_advice_names_the_pins_that_the_spec_has(fixed: dict[str, Any], changes: set[str], catalog: Catalog) -> None:
+    model = {"model": "llama-3.1-8b", "workload": load(request_rate_per_s=1.0), "constraints": {"max_devices": 1}}
+    solution = make_plan(spec(**model, fixed=fixed), catalog).solution
+    assert solution["status"] == "infeasible"
+    assert {one["change"] for one in solution["least_change"] if one["change"].startswith("without")} == changes
+
+
+def test_too_many_requests_are_a_lack_of_capacity(catalog: Catalog) -> None:
+    workload = {"input_length": 1000, "output_length": 200, "request_rate_per_s": 500, "num_requests": 200}
+    made = make_plan(small("l40s", model="llama-3.1-8b", workload=workload, slo={"tpot_p95_s": 0.05}), catalog)
+    assert made.solution["binding_constraint"].startswith("capacity: 4 devices")
+    assert any("devices instead of 4" in change["change"] for change in made.solution["least_change"])
+    assert made.solution["tried"]
+
+
+def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
+    made = make_plan(small("l4", fixed={"tensor_parallel": 1, "pipeline_parallel": 1}), catalog)
+    assert made.solution["binding_constraint"].startswith("memory: ")
+    assert "are missing" in made.solution["binding_constraint"]
