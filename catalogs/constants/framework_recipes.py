@@ -5,11 +5,13 @@ Recipes ship as ``seed/recipes.yaml``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
 from meshplan.catalogs.constants.entries import read_entry, seed_content
+from meshplan.catalogs.constants.releases import release_numbers
 from meshplan.catalogs.constants.training import FrameworkRecipe
 
 
@@ -54,6 +56,7 @@ class Recipe:
         observed_as: names in published measurements.
         mixed_precision_mode: the mode of this behaviour, where the framework has a switch; empty where it has none.
         precisions: those of this behaviour, where a later one has the same name and more; empty for all.
+        since: first release of this behaviour where an earlier one has the same name; empty: no release is known.
         calibrated_as: the framework whose constants it has: another one where it shares them.
         relatives: whose constants to take on hardware where the framework itself was not measured, best first.
         bounded_by: frameworks of the same memory layout, whose measured peaks say what its estimate may miss where it
@@ -67,6 +70,7 @@ class Recipe:
     calibrated_as: str
     mixed_precision_mode: str = ""
     precisions: tuple[str, ...] = ()
+    since: str = ""
     relatives: tuple[str, ...] = ()
     bounded_by: tuple[str, ...] = ()
     unstated: Unstated = field(default_factory=Unstated)
@@ -97,21 +101,35 @@ def recipe_named(framework: str) -> Recipe:
     return Recipe(framework=framework, observed_as=(framework,), calibrated_as=framework, bounded_by=usual.bounded_by)
 
 
-def recipe_observed_as(name: str, *, precision: str, mixed_precision_mode: str | None = None) -> Recipe:
+def recipe_observed_as(
+    name: str, *, precision: str, version: str = "", mixed_precision_mode: str | None = None
+) -> Recipe:
     """The framework that a measurement calls ``name``.
 
     Args:
         name: as published.
         precision: of the run; it tells behaviours apart that have the same name.
+        version: as published; it does likewise. One that is no number of a release, such as a date, is an early one.
         mixed_precision_mode: of frameworks that have such a switch; None where it is not stated.
     """
     named = [recipe for recipe in recipes().values() if name in recipe.observed_as]
     found = sorted(
-        (recipe for recipe in named if not recipe.precisions or precision in recipe.precisions),
-        key=lambda recipe: not recipe.precisions,
+        (recipe for recipe in named if _is_precision_of(recipe, precision) and _is_release_of(recipe, version)),
+        key=lambda recipe: (not recipe.since, not recipe.precisions),
     )
     for recipe in found:
         if recipe.mixed_precision_mode and recipe.mixed_precision_mode == mixed_precision_mode:
             return recipe
     usual = (recipe for recipe in found if not recipe.mixed_precision_mode)
     return next(usual, recipe_named(name))
+
+
+def _is_precision_of(recipe: Recipe, precision: str) -> bool:
+    return not recipe.precisions or precision in recipe.precisions
+
+
+def _is_release_of(recipe: Recipe, version: str) -> bool:
+    if not recipe.since:
+        return True
+    release = re.match(r"v?(\d+(?:\.\d+)+)", version)
+    return release is not None and release_numbers(release[1]) >= release_numbers(recipe.since)

@@ -142,6 +142,7 @@ class ObservationReader(MachineReader):
         recipe = recipe_observed_as(
             framework.text("name"),
             precision=precision,
+            version=str(framework.values.get("version") or ""),
             mixed_precision_mode=str(choices.values.get("mixed_precision_mode") or "") or None,
         )
         shape = shape_from_observation(model.values)

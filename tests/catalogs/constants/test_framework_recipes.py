@@ -41,3 +41,18 @@ def test_a_name_that_changed_its_behaviour_is_told_apart_by_what_only_the_later_
     precision: str, framework: str
 ) -> None:
     assert recipe_observed_as("Megatron-LM", precision=precision).framework == framework
+
+
+@pytest.mark.parametrize(
+    ("version", "framework"),
+    [
+        ("0.2.2", "torchtitan"),
+        ("v0.3.0 (torch 2.13)", "torchtitan"),
+        ("0.1.0", "torchtitan-2024"),
+        ("2024-12 (torch nightly 2024/12/23)", "torchtitan-2024"),
+        ("2025-06", "torchtitan-2024"),
+        ("", "torchtitan-2024"),
+    ],
+)
+def test_a_release_that_changed_its_behaviour_has_a_recipe_of_its_own(version: str, framework: str) -> None:
+    assert recipe_observed_as("torchtitan", precision="bf16", version=version).framework == framework
