@@ -8,7 +8,7 @@ and :mod:`meshplan.planner.diffusion.estimator.power`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -86,6 +86,7 @@ class DiffusionCalibration:
         tie: relative difference of two predictions below which the simpler configuration is taken.
         order_error: median error of how two configurations of a held-out model compare, |log|.
         num_runs: runs behind the set; 0 where nothing of the generation was measured.
+        devices: catalog devices of these runs.
         source: which observations.
         date: day of the fit, ISO 8601.
     """
@@ -96,6 +97,7 @@ class DiffusionCalibration:
     tie: float = 0.0
     order_error: float = 0.0
     num_runs: int = 0
+    devices: tuple[str, ...] = ()
     source: str = ""
     date: str = ""
 
@@ -110,13 +112,29 @@ def diffusion_calibrations() -> Mapping[str, DiffusionCalibration]:
     content = seed_content(CALIBRATION_FILE)
     shared = {"source": content["source"], "date": str(content["date"])}
     made = [
-        DiffusionCalibration(**{**entry, **shared, "constants": DiffusionConstants(**entry["constants"])})
+        DiffusionCalibration(
+            **{
+                **entry,
+                **shared,
+                "constants": DiffusionConstants(**entry["constants"]),
+                "devices": tuple(entry["devices"]),
+            }
+        )
         for entry in content["calibrations"]
     ]
     return {one.architecture: one for one in made}
 
 
-def diffusion_calibration(architecture: str) -> DiffusionCalibration:
-    """The set of a generation; that of :data:`ANY` where none was measured."""
+def diffusion_calibration(architecture: str, device: str) -> DiffusionCalibration:
+    """The set of a generation; that of :data:`ANY` where none was measured.
+
+    On a device without a run, constants are those of its generation and errors those of :data:`ANY`: how far runs of a
+    device are off that the constants have not seen.
+
+    Args:
+        architecture: hardware generation.
+        device: catalog device.
+    """
     known = diffusion_calibrations()
-    return known.get(architecture, known[ANY])
+    found = known.get(architecture, known[ANY])
+    return found if device in found.devices else replace(found, error_p90=known[ANY].error_p90)

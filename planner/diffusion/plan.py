@@ -30,6 +30,8 @@ def unmeasured(problem: DiffusionProblem, config: DiffusionConfig) -> tuple[str,
         found.append("a replica over several nodes")
     if problem.calibration.num_runs == 0:
         found.append(f"the hardware generation {problem.machine.device.architecture}")
+    elif problem.machine.device.slug not in problem.calibration.devices:
+        found.append(f"the device {problem.machine.device.slug}")
     return tuple(found)
 
 

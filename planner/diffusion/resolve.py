@@ -72,7 +72,7 @@ def resolve(spec: DiffusionSpec, catalog: Catalog) -> Resolved:
         job=job,
         machine=machine,
         node_type=node.slug,
-        calibration=diffusion_calibration(node.device.architecture),
+        calibration=diffusion_calibration(node.device.architecture, node.device.slug),
         objective=spec.objective,
         request_rate_per_s=spec.workload.request_rate_per_s,
         max_latency_s=spec.slo.latency_s,

@@ -1,7 +1,8 @@
-"""Predicted beside measured, for trainings on one H100: python tests/benchmarks/on_a_gpu.py
+"""Predicted beside measured, for what we ran on one H100 and one H200: python tests/benchmarks/on_a_gpu.py
 
-No constant was fitted to these runs (tests/support/h100_runs.py says how they were made). Prints for each the step, its
-interval, what tensors held at the peak beside the typical figure and the safe bound, and the mean power.
+No constant was fitted to these runs (tests/support/gpu_runs.py says how they were made). Prints for each training on
+the H100 the step, its interval, what tensors held at the peak beside the typical figure and the safe bound, and the
+mean power; then each metric of the H200's trainings and pipelines of Diffusers.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from statistics import fmean, median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from h100_runs import measured_runs
+from gpu_runs import measured_runs, observations
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.training.service import estimate
+from meshplan.planner.validate import validate_rows
 
 GIB = 2.0**30
 
@@ -48,7 +50,23 @@ def main() -> None:
     for name, errors in (("step", steps), ("peak", peaks), ("power", powers)):
         sizes = [abs(error) for error in errors]
         print(f"{name}: median {median(sizes):.1%}, mean {fmean(sizes):.1%}, signed median {median(errors):+.1%}")
-    print(f"inside the interval {sum(inside)} of {len(inside)}; below the safe bound {sum(safe)} of {len(safe)}")
+    print(f"inside the interval {sum(inside)} of {len(inside)}; below the safe bound {sum(safe)} of {len(safe)}\n")
+    other_device()
+
+
+def other_device() -> None:
+    """The H200's rows by ``meshplan validate``."""
+    print(f"{'run on the H200':32}{'metric':>20}{'measured':>11}{'predicted':>11}{'between':>22}{'error':>8}")
+    result = validate_rows([*observations("training"), *observations("diffusion")], Catalog.open("sqlite://"))
+    for row in result.rows:
+        for metric, measured in row.measured.items():
+            scale = GIB if metric.endswith("_bytes") else 1.0
+            found = row.predicted[metric]
+            between = f"{found.low / scale:.3g} … {found.high / scale:.3g}"
+            print(
+                f"{row.id:32}{metric:>20}{measured / scale:>11.4g}{found.value / scale:>11.4g}{between:>22}"
+                f"{row.error[metric]:>+8.1%}"
+            )
 
 
 if __name__ == "__main__":

@@ -191,13 +191,21 @@ def calibrations(
             tie=tie,
             order_error=order_error,
             num_runs=int(np.sum(runs.generation == runs.generations.index(name))),
+            devices=tuple(
+                sorted({run.machine.device.slug for run in runs.runs if run.machine.device.architecture == name})
+            ),
             source=source,
             date=date,
         )
         for name, constants in sets.items()
     ]
     general = replace(
-        made[0], architecture=ANY, constants=mean_constants(list(sets.values())), error_p90=errors[ANY], num_runs=0
+        made[0],
+        architecture=ANY,
+        constants=mean_constants(list(sets.values())),
+        error_p90=errors[ANY],
+        num_runs=0,
+        devices=(),
     )
     return (general, *made)
 

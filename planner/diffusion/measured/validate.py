@@ -32,7 +32,8 @@ def row_validator(
 
 def validated(run: MeasuredRun) -> ValidatedRow:
     """A run predicted with the constants of its generation."""
-    calibration = diffusion_calibration(run.machine.device.architecture)
+    device = run.machine.device
+    calibration = diffusion_calibration(device.architecture, device.slug)
     degrees = degrees_of([run.config])
     taken = latency(demand(run.job, run.machine, degrees), calibration.constants)
     seconds = float(taken.total_s[0])

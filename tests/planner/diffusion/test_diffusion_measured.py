@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_runs import observations
 
 from meshplan.catalogs.constants.diffusion import DiffusionConstants
 from meshplan.catalogs.database.repository import Catalog
@@ -30,6 +31,15 @@ ROWS = [
 def runs(catalog: Catalog) -> Runs:
     reader = MachineReader(catalog)
     return prepared([measured_run(row, reader) for row in ROWS])
+
+
+def test_pipelines_on_a_device_without_a_run_lie_where_nine_of_ten_should(catalog: Catalog) -> None:
+    """An H200 has the constants of the H100, and newer software: its interval is that of an unseen device."""
+    rows = validate_rows(observations("diffusion"), catalog).rows
+    assert len(rows) == 3
+    for row in rows:
+        for metric, measured in row.measured.items():
+            assert row.predicted[metric].low <= measured <= row.predicted[metric].high, (row.id, metric)
 
 
 def test_published_runs_are_predicted(catalog: Catalog) -> None:

@@ -110,7 +110,7 @@ def test_latency_by_hand(catalog: Catalog) -> None:
 @pytest.mark.parametrize("slug", list(diffusion_models()))
 def test_more_work_is_never_faster_and_less_bandwidth_neither(slug: str, catalog: Catalog) -> None:
     hardware = machine(catalog)
-    constants = diffusion_calibration("hopper").constants
+    constants = diffusion_calibration("hopper", "h100-sxm-80gb").constants
     degrees = degrees_of([ONE, SPLIT, DiffusionConfig(ulysses=2), DiffusionConfig(ring=2)])
     base = latency(demand(usual(slug), hardware, degrees), constants).total_s
     slow = replace(hardware, scale_up_bytes_per_s=hardware.scale_up_bytes_per_s / 8)

@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 import pytest
 from core_cases import DENSE, configured, machine_with, problem_of
-from h100_runs import measured_runs
+from gpu_runs import measured_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,17 +1,18 @@
-"""Trainings that ran on an H100, none of which any constant has seen."""
+"""Trainings that ran on an H100 and an H200, none of which any constant has seen."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from h100_runs import MeasuredRun, measured_runs
+from gpu_runs import MeasuredRun, measured_runs, observations
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.pinned import fixed_config
 from meshplan.planner.training.service import resolve
+from meshplan.planner.validate import validate_rows
 
 # torch.cuda.memory_allocated() after a layer less that before it, alike for all layers, and the layer's gathered 16-bit
 # parameters in it (FSDP2 without resharding): Llama-3.2-1B, two sequences of 8,192 tokens, transformers 5.17.
@@ -40,3 +41,12 @@ def test_a_layer_of_transformers_keeps_what_is_counted(catalog: Catalog) -> None
     assert memory.layer_bytes(kind)[0] == pytest.approx(LAYER_BYTES - PARAMETER_BYTES, rel=0.002)
     compiled = replace(memory, workload=replace(problem.workload, is_eager=False))
     assert compiled.layer_bytes(kind)[0] < 0.75 * LAYER_BYTES
+
+
+def test_steps_and_peaks_of_another_device_are_where_validate_says(catalog: Catalog) -> None:
+    rows = validate_rows(observations("training"), catalog).rows
+    assert len(rows) == 4
+    for row in rows:
+        step, peak = row.predicted["iteration_s"], row.predicted["peak_memory_bytes"]
+        assert step.low <= row.measured["iteration_s"] <= step.high, row.id
+        assert row.measured["peak_memory_bytes"] <= peak.high, row.id
