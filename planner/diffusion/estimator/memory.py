@@ -6,14 +6,25 @@ Weights and what every rank holds beside them (bf16)::
 
 Activations are the larger of two phases, which do not overlap:
 
-- denoising: a token holds the feed-forward network's input and output and four tensors of the hidden size,
-  2·f + 4·h numbers, for every sequence that is computed together; PipeFusion also keeps the keys and values of all
-  tokens in each of its L/p blocks.
-- decoding: three feature maps of the widest layer at full resolution; tiled decoders hold one tile of one item, and all
+- denoising: a token holds, for every sequence that is computed together, the larger of two moments of a block;
+  PipeFusion also keeps the keys and values of all tokens in each of its L/p blocks::
+
+      feed-forward network   2·f + 4·h   its input and output beside four tensors of the hidden size; 2·h more where a
+                                         block has a second attention; 6·f where the network is a gated convolution
+      rotation in fp32       14·h        residual, norm, queries, keys, values, and four tensors twice as wide; f more
+                                         where the network runs beside attention
+
+- decoding: five feature maps of the widest layer at full resolution, three of them tensors of the decoder, two the
+  copies of input and output in the layout of cuDNN's convolutions; tiled decoders hold one tile of one item, and all
   decoded items in fp32.
 
 The bound takes 1.15 of the activations (allocator rounding, workspaces of kernels) and adds a context of 1.5 GB, and
 0.5 GB of communication buffers where devices exchange.
+
+Counted operator by operator on Diffusers 0.42.1 (sizes without data, two blocks of each kind), in numbers of the hidden
+size: FLUX.1 17.3, HunyuanVideo 18.2, CogVideoX-2B 12.1 and 5B 13.0, SD 3.5 Medium 13.4 and Large 12.4, PixArt 12.4, Wan
+1.3B 15.9 and 14B 11.1, SANA 14.6; the image decoder 3.0 maps. Measured on one H200 (tests/data/h200_runs.jsonl): beyond
+the weights FLUX.1 held 2.60 GB at its peak and SD 3.5 Medium 3.06 GB, 4.8 and 5.7 maps of 0.54 GB.
 
 Assumes: no offloading; text encoders stay on the device, as xDiT leaves them.
 """
@@ -24,12 +35,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshplan.catalogs.models.diffusion import DiffusionModel
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.diffusion.estimator.blocks import BYTES
 from meshplan.planner.diffusion.problem.degrees import Degrees
 from meshplan.planner.diffusion.problem.job import Job
 
-_HIDDEN_TENSORS, _FEATURE_MAPS = 4.0, 3.0
+# Of a block's two moments, in tensors of the hidden size and of the feed-forward network; see the module.
+_HIDDEN_TENSORS, _SECOND_ATTENTION, _ROTATION_TENSORS = 4.0, 2.0, 14.0
+_NETWORK_TENSORS, _GATED_TENSORS = 2.0, 6.0
+_FEATURE_MAPS = 5.0
 # Pixels of a decoder's tile: Diffusers decodes 256 × 256 at a time, of some sixteen frames.
 _TILE_PIXELS = 256.0 * 256.0 * 16.0
 _COLOURS, _FP32_BYTES = 3.0, 4.0
@@ -71,8 +86,7 @@ def memory(job: Job, degrees: Degrees) -> Memory:
     batch = degrees.batch_size.astype(float)
     together = batch * (model.guidance_passes if model.guidance_batched else 1) / degrees.cfg_parallel
     tokens = job.tokens * np.maximum(together, batch / degrees.cfg_parallel) / degrees.sequence_split
-    numbers = 2.0 * model.intermediate_size / t + _HIDDEN_TENSORS * model.hidden_size
-    denoising = tokens / p * numbers * BYTES
+    denoising = tokens / p * _numbers_of_a_token(model, t) * BYTES
     kept = tokens * 2.0 * model.hidden_size / t * BYTES * model.num_layers / p
     denoising = denoising + np.where(p > 1, kept, 0.0)
     maps = _FEATURE_MAPS * vae.widest_channels * BYTES
@@ -85,3 +99,15 @@ def memory(job: Job, degrees: Degrees) -> Memory:
         activation_bytes=np.maximum(denoising, decoding),
         fixed_bytes=CONTEXT_BYTES + EXCHANGE_BYTES * (degrees.devices > 1),
     )
+
+
+def _numbers_of_a_token(model: DiffusionModel, tensor_parallel: FloatArray) -> FloatArray:
+    """What a block holds of one token at its fullest, [n]."""
+    h, f = float(model.hidden_size), model.intermediate_size / tensor_parallel
+    if "linear" in model.blocks:
+        return _GATED_TENSORS * f
+    network = _NETWORK_TENSORS * f + _HIDDEN_TENSORS * h + _SECOND_ATTENTION * h * (model.dual_attention_layers > 0)
+    if model.rope == "none":
+        return network
+    beside = f if "single" in model.blocks else 0.0
+    return np.maximum(network, _ROTATION_TENSORS * h + beside)

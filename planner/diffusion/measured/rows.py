@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshplan.catalogs.errors import CatalogError
@@ -15,9 +15,11 @@ from meshplan.planner.validation.fields import Section, UnsupportedError, row_id
 from meshplan.planner.validation.machines import MachineReader
 
 METRICS = ("latency_s", "images_per_s", "videos_per_s", "power_w", "energy_per_item_j")
-# Keys of a row that decide nothing here: the catalog's model says the same, or no constant depends on them.
-_READ = frozenset({"task", "height", "width", "num_frames", "steps", "batch_size", "torch_compile", "step_cache"})
-_SAME_AS_CATALOG = frozenset({"latent_tokens", "text_tokens", "vae_decode"})
+_READ = frozenset(
+    {"task", "height", "width", "num_frames", "steps", "batch_size", "torch_compile", "step_cache", "vae_decode"}
+)
+# Keys of a row that decide nothing here: the catalog's model says the same.
+_SAME_AS_CATALOG = frozenset({"latent_tokens", "text_tokens"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,9 @@ def measured_run(row: Mapping[str, Any], reader: MachineReader) -> MeasuredRun:
     )
     if config.replica_devices != machine.num_devices:
         raise UnsupportedError(f"the degrees multiply to {config.replica_devices}, not {machine.num_devices} devices")
+    decode = str(workload.values.get("vae_decode") or "")
+    if decode:
+        model = replace(model, vae=replace(model.vae, tiled="tiled" in decode))
     job = Job(
         model=model,
         height=workload.whole("height"),

@@ -16,7 +16,7 @@ from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.diffusion.estimator.blocks import pass_work
 from meshplan.planner.diffusion.estimator.demand import demand
 from meshplan.planner.diffusion.estimator.latency import latency
-from meshplan.planner.diffusion.estimator.memory import memory
+from meshplan.planner.diffusion.estimator.memory import ACTIVATION_MARGIN, memory
 from meshplan.planner.diffusion.estimator.power import power_share
 from meshplan.planner.diffusion.problem.degrees import DiffusionConfig, degrees_of
 from meshplan.planner.diffusion.problem.job import Job
@@ -121,6 +121,38 @@ def test_more_work_is_never_faster_and_less_bandwidth_neither(slug: str, catalog
     assert (latency(demand(usual(slug), hardware, fuller), constants).total_s > base).all()
     share = power_share(latency(demand(usual(slug), hardware, degrees), constants), constants)
     assert ((share > constants.waiting_share) & (share < 1.2)).all()
+
+
+# Most that a forward pass holds beside its weights, GB: tensors without data through blocks of Diffusers 0.42.1 (two or
+# three of each kind), each storage counted once; batch 1, or both guidance passes where the pipeline batches them.
+COUNTED = {
+    "flux.1-dev": ({"height": 1024, "width": 1024}, 0.491),
+    "stable-diffusion-3.5-medium": ({"height": 1024, "width": 1024}, 0.365),
+    "stable-diffusion-3.5-large": ({"height": 1024, "width": 1024}, 0.534),
+    "pixart-sigma": ({"height": 1024, "width": 1024}, 0.233),
+    "sana-1.5-1.6b": ({"height": 1024, "width": 1024}, 0.134),
+    "wan2.1-t2v-1.3b": ({"height": 480, "width": 832, "frames": 81}, 1.603),
+    "wan2.1-t2v-14b": ({"height": 480, "width": 832, "frames": 81}, 3.731),
+    "hunyuanvideo": ({"height": 720, "width": 1280, "frames": 129}, 13.296),
+    "cogvideox-2b": ({"height": 480, "width": 720, "frames": 49}, 1.648),
+    "cogvideox-5b": ({"height": 480, "width": 720, "frames": 49}, 2.837),
+}
+
+
+@pytest.mark.parametrize("slug", COUNTED)
+def test_the_bound_of_a_pass_is_above_what_its_operators_hold_and_not_far(slug: str) -> None:
+    size, counted_gb = COUNTED[slug]
+    vae = replace(usual(slug).model.vae, widest_channels=0)
+    job = replace(usual(slug, **size), model=replace(usual(slug).model, vae=vae))
+    held = memory(job, degrees_of([ONE])).activation_bytes[0]
+    assert counted_gb < ACTIVATION_MARGIN * held / 1e9 < 1.5 * counted_gb
+
+
+# Most that tensors held beside the weights of transformer and VAE on one H200, bytes (tests/data/h200_runs.jsonl).
+@pytest.mark.parametrize(("slug", "peak"), [("flux.1-dev", 2.598e9), ("stable-diffusion-3.5-medium", 3.057e9)])
+def test_decoding_needed_no_more_than_the_bound(slug: str, peak: float) -> None:
+    held = memory(usual(slug, height=1024, width=1024), degrees_of([ONE]))
+    assert peak <= ACTIVATION_MARGIN * held.activation_bytes[0] <= 1.35 * peak
 
 
 def test_memory_falls_with_stages_and_the_bound_is_above() -> None:
