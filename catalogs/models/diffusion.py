@@ -56,6 +56,8 @@ class Vae:
         parameters: of encoder and decoder.
         decode_flops_per_pixel: FLOPs for one pixel of one frame, tiles without overlap.
         widest_channels: channels of the widest feature map at full resolution.
+        feature_maps: such maps held at once at the fullest moment of decoding: tensors, and the copies of input and
+            output in the layout of cuDNN's convolutions.
         temporal_factor: frames for each latent frame, after the first; 1 for images.
         tiled: pipelines decode video in overlapping tiles, one item at a time.
     """
@@ -66,6 +68,7 @@ class Vae:
     parameters: float
     decode_flops_per_pixel: float
     widest_channels: int
+    feature_maps: float = 5.0
     temporal_factor: int = 1
     tiled: bool = False
 

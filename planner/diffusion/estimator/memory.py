@@ -15,16 +15,17 @@ Activations are the larger of two phases, which do not overlap:
                                          where the network runs beside attention
 
 - decoding: five feature maps of the widest layer at full resolution, three of them tensors of the decoder, two the
-  copies of input and output in the layout of cuDNN's convolutions; tiled decoders hold one tile of one item, and all
-  decoded items in fp32.
+  copies of input and output in the layout of cuDNN's convolutions; nine where norms are conditioned on the latents
+  (CogVideoX); tiled decoders hold one tile of one item, and all decoded items in fp32.
 
 The bound takes 1.15 of the activations (allocator rounding, workspaces of kernels) and adds a context of 1.5 GB, and
 0.5 GB of communication buffers where devices exchange.
 
 Counted operator by operator on Diffusers 0.42.1 (sizes without data, two blocks of each kind), in numbers of the hidden
 size: FLUX.1 17.3, HunyuanVideo 18.2, CogVideoX-2B 12.1 and 5B 13.0, SD 3.5 Medium 13.4 and Large 12.4, PixArt 12.4, Wan
-1.3B 15.9 and 14B 11.1, SANA 14.6; the image decoder 3.0 maps. Measured on one H200 (tests/data/h200_runs.jsonl): beyond
-the weights FLUX.1 held 2.60 GB at its peak and SD 3.5 Medium 3.06 GB, 4.8 and 5.7 maps of 0.54 GB.
+1.3B 15.9 and 14B 11.1, SANA 14.6; the image decoder 3.0 maps, tiles of HunyuanVideo 3.6 GB and of CogVideoX 4.0 GB.
+Measured on one H200 (tests/data/h200_runs.jsonl): beyond the weights FLUX.1 held 2.60 GB at its peak and SD 3.5 Medium
+3.06 GB, 4.8 and 5.7 maps of 0.54 GB.
 
 Assumes: no offloading; text encoders stay on the device, as xDiT leaves them.
 """
@@ -44,7 +45,6 @@ from meshplan.planner.diffusion.problem.job import Job
 # Of a block's two moments, in tensors of the hidden size and of the feed-forward network; see the module.
 _HIDDEN_TENSORS, _SECOND_ATTENTION, _ROTATION_TENSORS = 4.0, 2.0, 14.0
 _NETWORK_TENSORS, _GATED_TENSORS = 2.0, 6.0
-_FEATURE_MAPS = 5.0
 # Pixels of a decoder's tile: Diffusers decodes 256 × 256 at a time, of some sixteen frames.
 _TILE_PIXELS = 256.0 * 256.0 * 16.0
 _COLOURS, _FP32_BYTES = 3.0, 4.0
@@ -89,7 +89,7 @@ def memory(job: Job, degrees: Degrees) -> Memory:
     denoising = tokens / p * _numbers_of_a_token(model, t) * BYTES
     kept = tokens * 2.0 * model.hidden_size / t * BYTES * model.num_layers / p
     denoising = denoising + np.where(p > 1, kept, 0.0)
-    maps = _FEATURE_MAPS * vae.widest_channels * BYTES
+    maps = vae.feature_maps * vae.widest_channels * BYTES
     pixels = np.minimum(_TILE_PIXELS, job.pixels) if vae.tiled else batch * job.pixels
     decoding = pixels * maps + batch * job.pixels * _COLOURS * _FP32_BYTES
     ones = np.ones_like(batch)

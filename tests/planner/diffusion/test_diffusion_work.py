@@ -148,6 +148,21 @@ def test_the_bound_of_a_pass_is_above_what_its_operators_hold_and_not_far(slug: 
     assert counted_gb < ACTIVATION_MARGIN * held / 1e9 < 1.5 * counted_gb
 
 
+# Likewise of decoders, tiled where the pipelines decode in tiles; cuDNN's copies are not in these figures.
+@pytest.mark.parametrize(
+    ("slug", "counted_gb"),
+    [
+        ("flux.1-dev", 1.611),
+        ("sana-1.5-1.6b", 1.75),
+        ("wan2.1-t2v-1.3b", 0.929),
+        ("hunyuanvideo", 3.57),
+        ("cogvideox-2b", 4.04),
+    ],
+)
+def test_the_bound_is_above_what_a_decoder_holds(slug: str, counted_gb: float) -> None:
+    assert counted_gb < ACTIVATION_MARGIN * memory(usual(slug), degrees_of([ONE])).activation_bytes[0] / 1e9
+
+
 # Most that tensors held beside the weights of transformer and VAE on one H200, bytes (tests/data/h200_runs.jsonl).
 @pytest.mark.parametrize(("slug", "peak"), [("flux.1-dev", 2.598e9), ("stable-diffusion-3.5-medium", 3.057e9)])
 def test_decoding_needed_no_more_than_the_bound(slug: str, peak: float) -> None:
