@@ -183,7 +183,8 @@ def reason(first: Plan, other: Plan) -> str:
     if not change and not named:
         return f"{what} takes {format_duration(start)} in both plans"
     word = "more" if change >= 0 else "less"
-    doubt = "" if _apart(before, after) else "; the intervals overlap, so the order is not certain"
+    apart = _apart(_scaled(before, scales[0]), _scaled(after, scales[1]))
+    doubt = "" if apart else "; the intervals overlap, so the order is not certain"
     detail = f": {', '.join(named)}" if named else ""
     return f"{what} takes {abs(change):.1%} {word} time than in {first.plan_id}{detail}{doubt}"
 
@@ -217,6 +218,10 @@ def _metric_difference(name: str, plans: Sequence[Plan]) -> MetricDifference:
         ),
         apart=tuple(None if first is None or one is None else _apart(first, one) for one in found),
     )
+
+
+def _scaled(interval: Interval, factor: float) -> Interval:
+    return Interval(value=interval.value * factor, low=interval.low * factor, high=interval.high * factor)
 
 
 def _apart(first: Interval, other: Interval) -> bool:

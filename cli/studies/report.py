@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
@@ -42,7 +43,7 @@ def sweep_report(document: Mapping[str, Any], rows: Sequence[Row], *, width: int
     """
     metric, front = best_metric(document, rows), pareto_metrics(document)
     shown = _most_telling(rows)
-    text = [rendered_rows(shown, _columns(document, shown, metric), Format.TABLE, width=width)]
+    text = [_table(document, shown, metric, width)]
     if len(shown) < len(rows):
         text.append(f"{len(shown)} of {len(rows)} points; all of them: --format csv\n")
     lines = []
@@ -84,6 +85,23 @@ def _most_telling(rows: Sequence[Row]) -> list[Row]:
         return list(rows)
     ranked = sorted(rows, key=lambda row: (not row["best"], not row["pareto"], row["status"] != "failed", row["point"]))
     return sorted(ranked[:MOST_SHOWN], key=lambda row: row["point"])
+
+
+def _table(document: Mapping[str, Any], rows: Sequence[Row], metric: str | None, width: int) -> str:
+    """The table; where it is too wide, without the gap, then with values over several lines, then without the front's
+    metrics: programs get all of it.
+    """
+    columns = _columns(document, rows, metric)
+    fields, front = {column_of(name) for name in document["fields"]}, {*pareto_metrics(document)} - {metric}
+    narrower = [column for column in columns if column.key != "gap"]
+    broken = [replace(column, wrap=True) if column.key in fields else column for column in narrower]
+    fewest = [column for column in broken if column.key not in front]
+    text = ""
+    for each in (columns, narrower, broken, fewest):
+        text = rendered_rows(rows, each, Format.TABLE, width=width)
+        if max(map(len, text.splitlines()), default=0) <= width:
+            break
+    return text
 
 
 def _columns(document: Mapping[str, Any], rows: Sequence[Row], metric: str | None) -> list[Column]:

@@ -154,7 +154,7 @@ def _show(study_id: str, name: str, document: Mapping[str, Any], rows: list[dict
         show_rows(rows, [Column(key=key, title=key) for key in dict.fromkeys(key for row in rows for key in row)], form)
     else:
         show_text(sweep_report(document, rows, width=terminal_width()))
-        best = [row["plan_id"] for row in rows if row["best"] and row.get("plan_id")]
+        best = list(dict.fromkeys(row["plan_id"] for row in rows if row["best"] and row.get("plan_id")))
         compare = f"\n  meshplan compare {' '.join(best)}" if len(best) > 1 else ""
         plan = f"\n  meshplan plans show {best[0]}" if best else ""
         show_text(f"\nStudy {study_id} ({name}):\n  meshplan sweep show {study_id} --format csv{plan}{compare}\n")

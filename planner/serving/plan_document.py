@@ -69,6 +69,7 @@ class _Provenance(Section):
     calibration: dict[Text, _Calibration] = Field(default_factory=dict)
     sources: dict[Text, Text] = Field(default_factory=dict)
     not_validated: tuple[Text, ...] = ()
+    without_use: tuple[Text, ...] = ()
 
 
 class _Ranked(Section):

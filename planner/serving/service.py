@@ -27,6 +27,7 @@ from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving, serving_calibration
 from meshplan.planner.serving.search.branch import TIE
 from meshplan.planner.serving.search.search import estimate_pinned, search_serving
+from meshplan.planner.serving.without_use import without_use
 from meshplan.planner.validation.recorded import RecordedRun, Recording
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
         more["images"] = images
     if (heard := sound_answer(drafted, chosen.candidate.config)) is not None:
         more["sound"] = heard
+    if said := without_use(resolved.problem, config):
+        made = replace(made, provenance={**made.provenance, "without_use": said})
     return replace(made, answer={**(made.answer or {}), **more}) if more else made
 
 

@@ -21,7 +21,7 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES
 from meshplan.planner.core.kinds import kind_of
 from meshplan.planner.core.plan import digest, own_version
-from meshplan.planner.core.reading.settings import put
+from meshplan.planner.core.reading.settings import put, stated
 from meshplan.planner.core.reading.spec_reader import plain_numbers, read_spec
 from meshplan.planner.sweep.spec import SweepSpec
 
@@ -40,7 +40,7 @@ class Question:
 
     Args:
         digest: of the whole question.
-        values: what the varied fields are here.
+        values: what the varied fields are here; of those that its point leaves out, what the base has, if it has any.
         document: the spec.
         ask: ``plan`` or ``estimate``.
         options: of the search, as :func:`meshplan.planner.service.make_plan` takes them.
@@ -84,6 +84,8 @@ def questions_of(sweep: SweepSpec, spec: Mapping[str, Any], base: Path, *, catal
                 break
             continue
         key = digest({"spec": document, "files": files_of(document, base), **rest})
+        left = {field: stated(spec, field) for field in sweep.fields if field not in values}
+        values |= {field: value for field, value in left.items() if value is not None}
         found.append(
             Question(
                 digest=key, values=values, document=document, ask=sweep.ask, options=options, limit_s=sweep.limit_s

@@ -1,13 +1,15 @@
 """A study as rows: the varied fields of each point beside the headline of its answer, and which points are best.
 
-*Best*: of the points with a plan that keeps its SLO, the one whose metric is best; one for each combination of the
-``group_by`` fields. *Pareto front*: the points that no other one equals or betters in every metric and betters in one.
-A metric is better when it is larger if it is a rate or a utilization, and when it is smaller otherwise (times, dollars,
-watts, joules, bytes, devices).
+*Best*: of the points with a plan that keeps its SLO, the one whose metric is best, or all that are equally good; for
+each combination of the ``group_by`` fields. *Pareto front*: the points that no other one equals or betters in every
+metric and betters in one.
+A metric is better when it is larger if it is a rate, a utilization or the share of a run that trains, and when it is
+smaller otherwise (times, dollars, watts, joules, bytes, devices).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -32,7 +34,7 @@ PARETO = {
     "serving": ("output_tokens_per_s_per_device", "tpot_mean_s"),
     "diffusion": ("energy_per_item_j", "latency_s"),
 }
-_LARGER_IS_BETTER = ("mfu", "hfu")
+_LARGER_IS_BETTER = ("mfu", "hfu", "effective_training_time_ratio")
 # Columns of a row that no varied field may hide.
 RESERVED = ("point", "status", "keeps_slo", "gap", "plan_id", "best", "pareto", "problem", "num_devices", "cpu_s")
 
@@ -110,14 +112,17 @@ def unknown_metrics(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]])
 
 
 def _mark_best(rows: list[Row], metric: str | None, groups: Sequence[str]) -> None:
-    best: dict[str, Row] = {}
+    best: dict[str, list[Row]] = {}
     for row in rows:
         if metric is None or not is_candidate(row) or not _is_number(row.get(metric)):
             continue
         group = json.dumps([row.get(name) for name in groups], sort_keys=True, default=str)
-        if group not in best or _cost(row, metric) < _cost(best[group], metric):
-            best[group] = row
-    for row in best.values():
+        lead = best.get(group)
+        if lead is None or _cost(row, metric) < _cost(lead[0], metric):
+            best[group] = [row]
+        elif _cost(row, metric) == _cost(lead[0], metric):
+            lead.append(row)
+    for row in itertools.chain(*best.values()):
         row["best"] = True
 
 

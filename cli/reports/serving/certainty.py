@@ -41,7 +41,7 @@ def kept_text(plan: Plan) -> str:
 
 
 def calibration_text(plan: Plan, width: int) -> str:
-    """What the intervals rest on."""
+    """What the intervals rest on, and what the question states without use."""
     lines = []
     used = {pool["node_type"] for pool in plan.config["pools"]}
     for node_type, calibration in plan.provenance.get("calibration", {}).items():
@@ -65,6 +65,7 @@ def calibration_text(plan: Plan, width: int) -> str:
             unmeasured = f"no published run is of {calibration['engine']} on {calibration['architecture']}"
             lines.append(f"Intervals on {node_type}: {shown}; {unmeasured}: constants are those of its like.")
     lines += [f"Not validated: {what}." for what in plan.provenance.get("not_validated", ())]
+    lines += [f"Without use: {what}." for what in plan.provenance.get("without_use", ())]
     return "".join(paragraph(line, width) for line in lines)
 
 

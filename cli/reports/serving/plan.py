@@ -226,8 +226,19 @@ def top_section(plan: Plan, width: int) -> str:
     answer = plan.answer or {}
     idle = answer.get("num_idle_devices", 0)
     if idle:
-        text += paragraph(f"{idle} of the cluster's devices stay free: {answer['idle_because']}.", width)
+        text += paragraph(f"{idle} of the cluster's devices stay free: {answer['idle_because']}.{_rent(plan)}", width)
     return text
+
+
+def _rent(plan: Plan) -> str:
+    """What dollars and rates are per, where not all devices of rented nodes serve."""
+    by_device = plan.spec.get("constraints", {}).get("rent") == "device"
+    if by_device or all(row.get("usd_per_hour") is None for row in plan.alternatives):
+        return ""
+    used = int(plan.config["num_devices"])
+    which = "the one that is used" if used == 1 else f"the {used} that are used"
+    rate = next(column.title for column in top_columns(plan) if column.key == "output_tokens_per_s_per_device")
+    return f" USD/h counts every device of a rented node, {rate} {which}."
 
 
 def tie_text(plan: Plan, width: int) -> str:

@@ -1,8 +1,9 @@
-"""One key of a spec changed, named by its dotted path: ``cluster.nodes.0.count``."""
+"""One key of a spec read or changed, named by its dotted path: ``cluster.nodes.0.count``."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.errors import Problem, SpecError
@@ -19,7 +20,7 @@ def put(document: dict[str, Any], path: str, value: Any) -> None:
     Raises:
         SpecError: the path is empty, or walks through what is no section.
     """
-    parts = [part for part in re.split(r"[.\[\]]+", path.strip()) if part]
+    parts = _parts(path)
     if not parts:
         raise SpecError([Problem(path=path, message="names no key of the spec")])
     section: Any = document
@@ -32,6 +33,27 @@ def put(document: dict[str, Any], path: str, value: Any) -> None:
         section[last] = value
     else:
         raise SpecError([Problem(path=path, message=f"{last!r} is not a key of the spec")])
+
+
+def stated(document: Mapping[str, Any], path: str) -> Any:
+    """What the key at ``path`` is, named as in :func:`put`; None where the spec does not have it.
+
+    >>> stated({"cluster": {"nodes": [{"count": 8}]}}, "cluster.nodes.0.count"), stated({}, "model")
+    (8, None)
+    """
+    section: Any = document
+    for part in _parts(path):
+        if isinstance(section, list) and part.isdigit() and int(part) < len(section):
+            section = section[int(part)]
+        elif isinstance(section, Mapping):
+            section = section.get(part)
+        else:
+            return None
+    return section
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in re.split(r"[.\[\]]+", path.strip()) if part]
 
 
 def _inside(section: Any, part: str, path: str) -> Any:

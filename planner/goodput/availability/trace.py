@@ -20,6 +20,7 @@ from meshplan.catalogs.untrusted.documents import DocumentError
 from meshplan.catalogs.untrusted.streams import csv_rows
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
+FIELD = "run.availability"  # of the spec that names the file
 NEEDED = ("time_s", "nodes")
 OPTIONAL = ("trace", "event", "usd_per_node_hour")
 # A year of samples of one second has 3e7 lines; a trace lists changes alone.
@@ -84,9 +85,9 @@ def read_availability(path: Path) -> tuple[AvailabilityTrace, ...]:
                 name, point = _point(dict(zip(header, row, strict=False)), number, where)
                 found.setdefault(name, []).append(point)
     except (OSError, DocumentError, UnicodeError) as error:
-        raise SpecError([Problem(path="run.availability", message=f"{path}: {error}")]) from error
+        raise SpecError([Problem(path=FIELD, message=f"{path}: {error}")]) from error
     if not found:
-        raise SpecError([Problem(path="", message="there are no lines below the header")], of=where)
+        raise SpecError([Problem(path=FIELD, message="there are no lines below the header")], of=where)
     return tuple(_trace(name, points, where) for name, points in found.items())
 
 
@@ -102,20 +103,29 @@ def _check_header(header: Sequence[str], where: str) -> None:
 def _point(cells: dict[str, str], number: int, where: str) -> tuple[str, tuple[float, int, float]]:
     """(trace, (time, nodes, price)) of one line."""
     try:
-        time_s, nodes = float(cells["time_s"]), int(cells["nodes"])
-        usd = float(cells.get("usd_per_node_hour") or math.nan)
+        time_s, nodes = _number(cells, "time_s"), _number(cells, "nodes")
+        usd = _number(cells, "usd_per_node_hour") if cells.get("usd_per_node_hour") else math.nan
+        if not nodes.is_integer() and math.isfinite(nodes):
+            raise ValueError(f"nodes: {cells['nodes']!r} is not a whole number such as 8")
         if not (abs(time_s) <= MOST_SECONDS and 0 <= nodes <= MOST_NODES and not usd < 0.0 and not math.isinf(usd)):
             raise ValueError("out of range")
     except (KeyError, ValueError) as error:
         raise SpecError([Problem(path=f"line {number}", message=f"{error}: {dict(cells)}"[:200])], of=where) from error
-    return cells.get("trace", "") or "trace", (time_s, nodes, usd)
+    return cells.get("trace", "") or "trace", (time_s, int(nodes), usd)
+
+
+def _number(cells: dict[str, str], name: str) -> float:
+    try:
+        return float(cells[name])
+    except ValueError:
+        raise ValueError(f"{name}: {cells[name]!r} is not a number") from None
 
 
 def _trace(name: str, points: Sequence[tuple[float, int, float]], where: str) -> AvailabilityTrace:
     times = np.array([time for time, _, _ in points])
     if len(times) == 1 or (np.diff(times) < 0.0).any() or times[-1] <= times[0]:
         message = f"{name}: its times must ascend over at least two lines"
-        raise SpecError([Problem(path="time_s", message=message)], of=where)
+        raise SpecError([Problem(path=FIELD, message=message)], of=where)
     keeps = np.diff(times) > 0.0
     prices = np.array([usd for _, _, usd in points[:-1]])[keeps]
     return AvailabilityTrace(

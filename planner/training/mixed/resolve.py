@@ -144,3 +144,7 @@ def _same_limits(spec: TrainingSpec, here: str, problems: Problems) -> None:
             problems.say(f"constraints.{name}", f"is not planned {here}: leave nodes out of cluster.nodes")
     if spec.constraints.offload:
         problems.say("constraints.offload", f"is not planned {here}")
+    if spec.constraints.search_over:
+        problems.say("constraints.search_over", f"is not searched {here}: leave it out")
+    if spec.constraints.unvalidated_schedules:
+        problems.say("constraints.unvalidated_schedules", f"every schedule is 1F1B {here}: leave it out")

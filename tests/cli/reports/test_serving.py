@@ -51,6 +51,13 @@ def test_the_report_fits_a_terminal_and_names_the_slo(meshplan: Command) -> None
         assert word in outcome.out
 
 
+def test_the_rent_of_whole_nodes_is_told_from_the_rate_of_used_devices(meshplan: Command) -> None:
+    """One device of eight serves: its dollars are those of the node, its tokens/s are its own."""
+    text = " ".join(meshplan("plans", "show", "0").out.split())
+    assert "7 of the cluster's devices stay free" in text
+    assert "USD/h counts every device of a rented node, tok/s/dev the one that is used." in text
+
+
 def test_a_power_limit_is_shown_with_what_its_interval_rests_on(meshplan: Command, spec: Path) -> None:
     free = " ".join(meshplan("plans", "show", "0").out.split())
     assert "Watts ×/÷" in free

@@ -50,6 +50,13 @@ def test_networks_between_node_types_are_of_jobs_on_several(spec: dict[str, Any]
     assert named(catalog, spec, links={"between_types": [BETWEEN]}) == {"cluster.links.between_types"}
 
 
+def test_what_the_search_over_several_node_types_does_not_vary_is_named(catalog: Catalog) -> None:
+    nodes = [{"type": "dgx-h100", "count": 1}, {"type": "dgx-a100-80gb", "count": 1}]
+    asked = {"search_over": ["context_parallel_style"], "unvalidated_schedules": True}
+    paths = {f"constraints.{name}" for name in asked}
+    assert named(catalog, {**TRAINING, "constraints": asked}, nodes=nodes) == paths
+
+
 def test_drives_hold_what_exceeds_a_hosts_memory_or_prefixes(catalog: Catalog) -> None:
     assert named(catalog, SERVING, **DRIVES) == {"cluster.drive"}
     prefixes = {**SERVING["workload"], "prefix_hit_rate": 0.5, "num_prefixes": 8}

@@ -122,7 +122,8 @@ def test_a_file_of_traces(tmp_path: Path) -> None:
         ("time_s,nodes\n5,1\n0,2\n", "must ascend"),
         ("time_s,nodes\n0,-1\n5,2\n", "line 2"),
         ("time_s,nodes\n0,1\nnan,2\n", "line 3"),
-        ("time_s,nodes\n0,1.5\n9,2\n", "line 2"),
+        ("time_s,nodes\n0,1.5\n9,2\n", r"line 2: nodes: '1\.5' is not a whole number such as 8"),
+        ("time_s,nodes\nnoon,1\n9,2\n", "line 2: time_s: 'noon' is not a number"),
         ("time_s,nodes\n0\n9,2\n", "line 2"),
     ],
 )
@@ -131,6 +132,15 @@ def test_a_malformed_trace_is_refused_by_its_line(tmp_path: Path, text: str, say
     path.write_text(text)
     with pytest.raises(SpecError, match=says):
         read_availability(path)
+
+
+@pytest.mark.parametrize("text", ["time_s,nodes\n", "time_s,nodes\n0,1\n"])
+def test_a_trace_without_a_span_is_refused_with_the_field_that_names_it(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"a\.csv") as refused:
+        read_availability(path)
+    assert [problem.path for problem in refused.value.problems] == ["run.availability"]
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:

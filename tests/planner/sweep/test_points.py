@@ -40,6 +40,16 @@ def test_a_list_is_asked_one_by_one_and_each_with_the_grid() -> None:
     assert BASE["workload"]["global_batch_size"] == 64
 
 
+def test_a_point_that_leaves_a_field_as_the_base_has_it_says_what_that_is() -> None:
+    """Else its row has a gap there, and a best point is sought twice for the same value."""
+    points = [{"model": "llama-3.1-70b", "cluster.nodes.0.count": 2}, {"model": BASE["model"]}, {"objective": "energy"}]
+    found = asked(points=points)
+    fields = ("model", "cluster.nodes.0.count")
+    base = (BASE["model"], BASE["cluster"]["nodes"][0]["count"])
+    assert [tuple(one.values[field] for field in fields) for one in found] == [("llama-3.1-70b", 2), base, base]
+    assert "objective" not in found[0].values
+
+
 def test_the_same_question_has_the_same_digest_and_any_other_another() -> None:
     over = {"workload.sequence_length": [2048]}
     one = asked(over=over)[0].digest

@@ -59,6 +59,18 @@ def test_the_best_is_one_of_each_group_and_keeps_its_slo() -> None:
     assert unknown_metrics({**STUDY, "best": "tpot_mean_s", "pareto": None}, named) == ["tpot_mean_s"]
 
 
+def test_points_that_are_equally_good_are_all_best() -> None:
+    points = [done(name, usd_per_million_tokens=usd) for name, usd in (("a", 2.0), ("b", 1.0), ("c", 1.0))]
+    assert [row["point"] for row in rows_of(points) if row["best"]] == [2, 3]
+
+
+def test_more_of_a_run_that_trains_is_better() -> None:
+    ratios = (0.9, 0.8)
+    points = [done(str(ratio), effective_training_time_ratio=ratio) for ratio in ratios]
+    rows = rows_of(points, best="effective_training_time_ratio")
+    assert [row["point"] for row in rows if row["best"]] == [1]
+
+
 def test_a_point_without_an_answer_says_how_far_it_is() -> None:
     common: dict[str, Any] = {"owner": None, "attempts": 1, "deaths": 0, "answer": None, "plan_id": None}
     problem = {"title": "it takes too long", "detail": "no answer within 5 s"}
