@@ -63,6 +63,7 @@ class WorkerParts:
         state_updates_per_s: elements of Mamba-2's states that the engine's kernel updates a second at most.
         expert_kernels: surfaces of fused experts that were timed with the engine's release; empty: none were.
         expert_block_rows: rows of a block of the engine's grouped product of experts; 0: kernels as they were timed.
+        gathers_tokens: the engine's attention data-parallel ranks exchange tokens by all-gather and reduce-scatter.
         sampling: how tokens are drawn; None: every token is the likeliest one.
     """
 
@@ -77,6 +78,7 @@ class WorkerParts:
     state_updates_per_s: float = math.inf
     expert_kernels: str = ""
     expert_block_rows: int = 0
+    gathers_tokens: bool = False
     sampling: SamplingCost | None = None
 
     @cached_property
@@ -221,6 +223,7 @@ class WorkerParts:
             hidden=hidden,
             top_k=moe.num_experts_per_token,
             activation_bytes=sent_bytes,
+            gathers=self.gathers_tokens,
         )
         if self.traffic is None:
             return price()
