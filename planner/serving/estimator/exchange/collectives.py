@@ -13,9 +13,8 @@ Which links a group or a boundary between stages uses is the layout's of a worke
   (:mod:`~meshplan.planner.cluster.mesh`).
 - expert exchange of a layer: each attention data-parallel rank sends its tokens to the devices of the chosen experts
   and receives the results. Engines use all-to-all (dispatch in the activations' bytes, combine in 16 bits; a token goes
-  to a domain once) or all-gather and reduce-scatter; the cheaper is priced. An engine that *gathers* has no all-to-all:
-  every device receives all tokens, in 16 bits unless they are quantised to fewer than 8, and the results are reduced
-  and scattered in 16 bits, by NCCL's measured curves inside a node.
+  to a domain once) or all-gather and reduce-scatter; the cheaper is priced. One that *gathers* has no all-to-all: every
+  device receives all tokens, and the results are reduced and scattered, by NCCL's measured curves inside a node.
 
 Training prices the same collectives by a rate that is fitted to whole steps, in which they share the device with
 matrix products; here they run alone and small messages matter, so that the measured curve is better. For messages of
@@ -241,17 +240,16 @@ class Exchange:
         gathered = latency + 2.0 * (group - 1) / group * ranks * rank_tokens * hidden * BYTES_16_BIT * slowest
         if not gathers:
             return np.minimum(to_all, gathered)
-        sent_bytes = activation_bytes if activation_bytes < 1.0 else BYTES_16_BIT
-        measured = self._gathered_s(ranks * rank_tokens * hidden, group, sent_bytes) if nodes == 1 else None
+        measured = self._gathered_s(ranks * rank_tokens * hidden, group, activation_bytes) if nodes == 1 else None
         return np.broadcast_to(gathered if measured is None else measured, to_all.shape)
 
-    def _gathered_s(self, elements: FloatArray, group: int, sent_bytes: float) -> FloatArray | None:
+    def _gathered_s(self, elements: FloatArray, group: int, element_bytes: float) -> FloatArray | None:
         """All-gather of so many elements and reduce-scatter of their results; None where either was not measured."""
         gather, scatter = (self._curve(name, group, "nccl") for name in ("all_gather", "reduce_scatter"))
         if gather is None or scatter is None or not {gather.device, scatter.device} <= MEASURED_LINKS.keys():
             return None
         hops = float(np.ceil(np.log2(group)))
-        there = self._by_curve_s(gather, elements * sent_bytes, hops)
+        there = self._by_curve_s(gather, elements * element_bytes, hops)
         return there + self._by_curve_s(scatter, elements * BYTES_16_BIT, hops)
 
     def pipeline_s(self, size_bytes: FloatArray, num_stages: int, stage_devices: int) -> FloatArray:
