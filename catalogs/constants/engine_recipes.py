@@ -45,6 +45,8 @@ class EngineRecipe:
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
+        gathers_tokens: attention data-parallel ranks gather all tokens and reduce and scatter the results of experts;
+            else they send each token to the devices of its experts where that is cheaper.
         receive_interval: decode iterations between two looks for new requests.
         batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
         batch_wait_share: share of the token budget at which that wait is over.
@@ -84,6 +86,7 @@ class EngineRecipe:
     fixed_graphs: bool = False
     prepares_ahead: tuple[str, ...] = ()
     pads_ranks: bool = False
+    gathers_tokens: bool = False
     receive_interval: int = 1
     batch_wait_steps: int = 0
     batch_wait_share: float = 1.0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.serving.measured.observations import served_run
@@ -23,11 +24,16 @@ PLANTED = ServingConstants(
 )
 
 
+def is_plain(row: Mapping[str, Any]) -> bool:
+    """One kind of worker, whose attention has one rank: what ranks exchange is a part that host and kernels hide."""
+    return "disagg" not in row["group"] and row["parallelism"].get("attention_data_parallel", 1) == 1
+
+
 def prepared(
     reader: MachineReader, concurrencies: Sequence[int], group: str, *, output_length: int = 128
 ) -> list[PreparedRun]:
     """Runs of one closed loop at several concurrencies, measured as the simulator says under the planted constants."""
-    row = next(row for row in read_rows(ROWS) if row["workload"].get("concurrency") and "disagg" not in row["group"])
+    row = next(row for row in read_rows(ROWS) if row["workload"].get("concurrency") and is_plain(row))
     run = served_run(row, reader)
     found = []
     for count in concurrencies:

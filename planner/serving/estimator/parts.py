@@ -63,6 +63,8 @@ class WorkerParts:
         state_updates_per_s: elements of Mamba-2's states that the engine's kernel updates a second at most.
         expert_kernels: surfaces of fused experts that were timed with the engine's release; empty: none were.
         expert_block_rows: rows of a block of the engine's grouped product of experts; 0: kernels as they were timed.
+        gathers_tokens: the engine's attention data-parallel ranks exchange tokens by all-gather and reduce-scatter; in
+            16 bits where they are multiplied in 8.
         sampling: how tokens are drawn; None: every token is the likeliest one.
     """
 
@@ -77,6 +79,7 @@ class WorkerParts:
     state_updates_per_s: float = math.inf
     expert_kernels: str = ""
     expert_block_rows: int = 0
+    gathers_tokens: bool = False
     sampling: SamplingCost | None = None
 
     @cached_property
@@ -202,13 +205,19 @@ class WorkerParts:
         return used_rows(tokens, top_k=top_k, num_experts=moe.num_experts, local_experts=local, unit_rows=unit)
 
     def expert_exchange_s(self, tokens: FloatArray) -> FloatArray:
-        """Dispatch and combine of one layer; ``tokens`` of all ranks of a stage."""
+        """Dispatch and combine of one layer; ``tokens`` of all ranks of a stage.
+
+        No all-to-all serves experts that several devices split: all ranks' tokens are gathered then, by every engine
+        (TensorRT-LLM: select_alltoall_method_type in fused_moe_trtllm_gen.py, which quantises them before).
+        """
         moe, layout = self.shape.moe, self.layout
         ranks = layout.attention_data_parallel
         if moe is None or ranks == 1:
             return np.zeros_like(tokens)  # attention and experts share their devices: the all-reduce suffices
         group, hidden = layout.expert_parallel * layout.expert_tensor_parallel, self.shape.expert_hidden_size
         sent_bytes = SCHEMES[self.quantization.experts].activation_bytes
+        if self.gathers_tokens and sent_bytes >= 1.0:
+            sent_bytes = BYTES_16_BIT
         if self.traffic is not None and self.traffic.staying is not None:
             kv_bytes = kv_bytes_per_token(self.shape, self.quantization) / max(self.shape.num_attention_layers, 1)
             ways = partial(staying_s, self.exchange, self.traffic.staying, group=group, hidden=hidden)
@@ -221,6 +230,7 @@ class WorkerParts:
             hidden=hidden,
             top_k=moe.num_experts_per_token,
             activation_bytes=sent_bytes,
+            gathers=self.gathers_tokens or layout.expert_tensor_parallel > 1,
         )
         if self.traffic is None:
             return price()

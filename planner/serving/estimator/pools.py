@@ -68,6 +68,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         state_updates_per_s=_state_updates_per_s(site, pool),
         expert_kernels=site.recipe.expert_kernels,
         expert_block_rows=site.recipe.expert_block_rows,
+        gathers_tokens=site.recipe.gathers_tokens,
         images=workload.images,
         sampling=sampling_cost(site.recipe, workload.sampling),
     )

@@ -5,6 +5,9 @@ sequences::
 
     t = draw + bytes·n·V / memory bandwidth        + start + n·V / sorted_logits_per_s   where top-p sorts
 
+From some hundred sequences on PyTorch sorts each by a block of threads of its own: V·(row + n·each) where that was
+timed and takes less.
+
 An engine whose kernels sort nothing (FlashInfer, TensorRT-LLM) passes over the logits a few times. PyTorch's
 ``logits.sort``, which vLLM called for top-p before 2026, is far from the memory's rate: 512 sequences of 131,072 logits
 take 8 ms, as long as an H100 reads the weights of eleven billion parameters.
@@ -16,7 +19,10 @@ PyTorch takes its threads for, that alone takes tens of milliseconds on one devi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.planner.core.arrays import FloatArray
@@ -31,6 +37,10 @@ PENALTY_KERNELS = 12.0
 # What PyTorch's sort, cumulative sum and masks take before they are bound by the logits: 0.094 ms for one sequence of
 # 32,768 (vllm-project/vllm, pull request 42191).
 SORT_START_S = 90e-6
+# Generation of devices → seconds for each logit of the vocabulary: of one sequence by one block, and that each sequence
+# adds. On a B200 top-p takes 0.626 and 1.694 ms for 128 and 512 sequences of 32,768 logits, 2.318 and 6.150 ms of
+# 131,072 (vllm-project/vllm, pull request 40376); means of the lines through the two of each vocabulary.
+BLOCK_SORT_S: Mapping[str, tuple[float, float]] = {"blackwell": (8.1e-9, 8.05e-11)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +61,13 @@ class SamplingCost:
         """[N] Time for so many sequences of one batch, s."""
         logits = sequences * vocab_size
         passes = operators.memory_op_s(self.bytes_per_logit * logits, kernels=self.kernels)
-        return passes if self.sorted_logits_per_s is None else passes + SORT_START_S + logits / self.sorted_logits_per_s
+        if self.sorted_logits_per_s is None:
+            return passes
+        sort_s = logits / self.sorted_logits_per_s
+        if operators.device.architecture in BLOCK_SORT_S:
+            row_s, each_s = BLOCK_SORT_S[operators.device.architecture]
+            sort_s = np.minimum(sort_s, vocab_size * (row_s + sequences * each_s))
+        return passes + SORT_START_S + sort_s
 
 
 def sampling_cost(recipe: EngineRecipe, sampling: Sampling | None) -> SamplingCost | None:

@@ -124,6 +124,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
     )
     if disaggregated:
         first = started_as(recipe, benchmark_run(run, Section(degrees.values, "prefill"), Role.PREFILL))
+        recipe = replace(recipe, gathers_tokens=first.gathers_tokens)
     else:
         first = recipe = started_as(recipe, benchmark_run(run, degrees, Role.MIXED))
     quantization, filled = observed_formats(row, asked, shape, first)

@@ -13,7 +13,8 @@ Which links a group or a boundary between stages uses is the layout's of a worke
   (:mod:`~meshplan.planner.cluster.mesh`).
 - expert exchange of a layer: each attention data-parallel rank sends its tokens to the devices of the chosen experts
   and receives the results. Engines use all-to-all (dispatch in the activations' bytes, combine in 16 bits; a token goes
-  to a domain once) or all-gather and reduce-scatter; the cheaper is priced.
+  to a domain once) or all-gather and reduce-scatter; the cheaper is priced. One that *gathers* has no all-to-all: every
+  device receives all tokens, and the results are reduced and scattered, by NCCL's measured curves inside a node.
 
 Training prices the same collectives by a rate that is fitted to whole steps, in which they share the device with
 matrix products; here they run alone and small messages matter, so that the measured curve is better. For messages of
@@ -153,12 +154,12 @@ class Exchange:
     def _all_reduce_curve(self, group: int) -> CollectiveCurve | None:
         """The engine's kernel if it was measured, else NCCL's; on this device, else on one with the same links."""
         libraries = [self.engine] if self.engine and self.custom_all_reduce else []
-        for library in (*libraries, "nccl"):
-            for slug in self._measured_as:
-                curve = collective_curve(slug, "all_reduce", group, library)
-                if curve is not None:
-                    return curve
-        return None
+        return self._curve("all_reduce", group, *libraries, "nccl")
+
+    def _curve(self, collective: str, group: int, *libraries: str) -> CollectiveCurve | None:
+        """The first library's curve that was measured on this device or on one with the same links."""
+        keys = ((slug, collective, group, library) for library in libraries for slug in self._measured_as)
+        return next((curve for key in keys if (curve := collective_curve(*key)) is not None), None)
 
     def _inside_s(self, size_bytes: FloatArray, group: int) -> FloatArray:
         if group <= 1:
@@ -168,6 +169,10 @@ class Exchange:
         if curve is None or curve.device not in MEASURED_LINKS:
             ring = 2.0 * (group - 1) / group * size_bytes / (self._ring_share(group) * self.scale_up_bytes_per_s)
             return COLLECTIVE_S + hops * self.machine.scale_up_latency_s + ring
+        return self._by_curve_s(curve, size_bytes, hops)
+
+    def _by_curve_s(self, curve: CollectiveCurve, size_bytes: FloatArray, hops: float) -> FloatArray:
+        """A measured collective on this machine's links, which each of its hops passes."""
         rate, latency_s = MEASURED_LINKS[curve.device]
         longer = hops * max(self.machine.scale_up_latency_s - latency_s, 0.0)
         return curve.time_s(size_bytes * rate / self.machine.scale_up_bytes_per_s) + longer
@@ -198,6 +203,7 @@ class Exchange:
         hidden: int,
         top_k: int,
         activation_bytes: float,
+        gathers: bool = False,
         near: FloatArray | float = 1.0,
         far: FloatArray | float = 1.0,
     ) -> FloatArray:
@@ -210,6 +216,7 @@ class Exchange:
             hidden: size of a token's state.
             top_k: experts that a token visits.
             activation_bytes: of one dispatched element.
+            gathers: the engine has no all-to-all; what devices take then does not depend on the routing.
             near: tokens that the fullest device takes from its node, over those of even routing.
             far: tokens that a NIC of the fullest node takes, over those of even routing.
         """
@@ -231,7 +238,19 @@ class Exchange:
             across = far * rank_tokens * far_copies * row * (domains - 1) / domains * self.network_s_per_byte
             to_all, slowest = latency + np.maximum(nearby, across), max(slowest, self.network_s_per_byte / fewest)
         gathered = latency + 2.0 * (group - 1) / group * ranks * rank_tokens * hidden * BYTES_16_BIT * slowest
-        return np.minimum(to_all, gathered)
+        if not gathers:
+            return np.minimum(to_all, gathered)
+        measured = self._gathered_s(ranks * rank_tokens * hidden, group, activation_bytes) if nodes == 1 else None
+        return np.broadcast_to(gathered if measured is None else measured, to_all.shape)
+
+    def _gathered_s(self, elements: FloatArray, group: int, element_bytes: float) -> FloatArray | None:
+        """All-gather of so many elements and reduce-scatter of their results; None where either was not measured."""
+        gather, scatter = (self._curve(name, group, "nccl") for name in ("all_gather", "reduce_scatter"))
+        if gather is None or scatter is None or not {gather.device, scatter.device} <= MEASURED_LINKS.keys():
+            return None
+        hops = float(np.ceil(np.log2(group)))
+        there = self._by_curve_s(gather, elements * element_bytes, hops)
+        return there + self._by_curve_s(scatter, elements * BYTES_16_BIT, hops)
 
     def pipeline_s(self, size_bytes: FloatArray, num_stages: int, stage_devices: int) -> FloatArray:
         """One batch's messages over all boundaries between stages, of the pipeline with the slowest ones."""

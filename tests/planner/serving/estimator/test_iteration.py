@@ -362,3 +362,19 @@ def test_ranks_padded_to_the_fullest_compute_its_tokens_each(deepseek: ModelShap
     assert eight == pytest.approx(full, rel=1e-3)  # one rank's prompt costs what a prompt on each does
     alone = worker_of(deepseek, machine, quantization=formats)
     assert replace(alone, pads_ranks=True).step_cost().decode_s(8) == alone.step_cost().decode_s(8)
+
+
+def test_ranks_gather_all_tokens_where_nothing_sends_them_to_single_experts(
+    deepseek: ModelShape, machine: Machine
+) -> None:
+    tokens, spread = np.array([8.0, 1024.0]), Layout(attention_data_parallel=8, expert_parallel=8)
+    whole = worker_of(deepseek, machine, layout=spread, quantization=Quantization.uniform("fp8_block"))
+    gathers = replace(whole, gathers_tokens=True)
+    split = replace(whole, layout=replace(spread, expert_parallel=1, expert_tensor_parallel=8))
+    sent, gathered, quantised = (each.expert_exchange_s(tokens) for each in (whole, gathers, split))
+    assert np.all(sent < quantised)  # experts that all devices split need every token, whatever the engine
+    assert np.all(quantised <= gathered)  # all-to-all engines quantise first: 8 bits instead of 16
+    assert quantised[1] < gathered[1]
+    assert replace(split, gathers_tokens=True).expert_exchange_s(tokens) == pytest.approx(gathered)
+    one = replace(gathers, layout=Layout(tensor_parallel=8, expert_parallel=8))
+    assert not one.expert_exchange_s(tokens).any()  # no ranks: the all-reduce suffices

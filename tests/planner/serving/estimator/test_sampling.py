@@ -44,6 +44,23 @@ def test_sorting_takes_about_what_pull_requests_print(
     assert 1e3 * added[0] == pytest.approx(published_ms, rel=0.4)
 
 
+@pytest.mark.parametrize(
+    ("sequences", "vocabulary", "published_ms"),
+    [(64, 131072, 1.005), (128, 131072, 2.318), (512, 131072, 6.15), (128, 32768, 0.626), (512, 32768, 1.694)],
+)
+def test_sorting_on_a_b200_takes_what_was_timed_there(
+    catalog: Catalog, sequences: int, vocabulary: int, published_ms: float
+) -> None:
+    """vllm-project/vllm 40376, column PyTorch, rows topp_whole; its text names the device."""
+    recipe, counts = engine_recipes()["vllm-2025"], np.array([float(sequences)])
+    operators = Operators(device=catalog.device("b200-sxm-180gb"), engine="vllm")
+    sorts, passes = (sampling_cost(recipe, Sampling(top_p=top_p)) for top_p in (0.9, 1.0))
+    assert sorts is not None
+    assert passes is not None
+    added = sorts.seconds(operators, counts, vocabulary) - passes.seconds(operators, counts, vocabulary)
+    assert 1e3 * added[0] == pytest.approx(published_ms, rel=0.15)
+
+
 def test_greedy_is_free_and_only_old_releases_sort() -> None:
     recipes = engine_recipes()
     assert sampling_cost(recipes["vllm-2025"], None) is None

@@ -159,6 +159,17 @@ def test_a_published_checkpoint_in_fp8_has_the_formats_of_its_config(reader: Mac
     assert formats("Qwen/Qwen3-32B-FP8", quantization={"gemm": "fp8"}) == formats("mine") == ("fp8", "fp8")
 
 
+def test_sglang_gathers_where_its_scripts_name_no_all_to_all(reader: MachineReader) -> None:
+    """Decode workers, too, though the settings stand with prefill's; TensorRT-LLM's servers send tokens to experts."""
+    name = "aicsil-dsr1_b200_trtllm_fp8_disagg_8192x1024_c128_cfg549"
+    row = copy.deepcopy(dict(next(row for row in ROWS if row["id"] == name)))
+    assert not served_run(row, reader).recipe.gathers_tokens
+    row["framework"] = {**row["framework"], "name": "SGLang"}
+    assert served_run(row, reader).recipe.gathers_tokens
+    row["source"] = {"title": "another table"}
+    assert not served_run(row, reader).recipe.gathers_tokens
+
+
 def test_disaggregated_servers_are_read_with_the_flags_of_their_scripts(reader: MachineReader) -> None:
     """Slots, split experts and the router of a public run; other sources keep what the row prints."""
     name = "aicsil-dsr1_b200_trtllm_fp8_disagg_8192x1024_c128_cfg549"

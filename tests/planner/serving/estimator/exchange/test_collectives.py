@@ -100,9 +100,10 @@ NODES = ("l40s-pcie-8", "h100-pcie-8", "dgx-h100", "gb200-nvl72", "hgx-mi300x", 
     rate=st.floats(1e9, 2e12),
     times=st.floats(1.0, 4.0),
     engine=st.sampled_from(["", "vllm", "sglang", "trtllm"]),
+    gathers=st.booleans(),
 )
 def test_slower_links_are_never_faster(
-    catalog: Catalog, slug: str, size: float, group: int, rate: float, times: float, engine: str
+    catalog: Catalog, slug: str, size: float, group: int, rate: float, times: float, engine: str, gathers: bool
 ) -> None:
     slow = replace(nodes_of(catalog, slug, 12), scale_up_bytes_per_s=rate)
     fast = replace(slow, scale_up_bytes_per_s=rate * times)
@@ -110,7 +111,7 @@ def test_slower_links_are_never_faster(
     wide = replace(slow, scale_out_bytes_per_s=slow.scale_out_bytes_per_s * times)
     payload = np.array([size, 10.0 * size])
     least = Exchange(machine=slow, engine=engine)
-    experts = {"group": group, "ranks": group, "hidden": 4096, "top_k": 8, "activation_bytes": 1.0}
+    experts = {"group": group, "ranks": group, "hidden": 4096, "top_k": 8, "activation_bytes": 1.0, "gathers": gathers}
     for better in (fast, near, wide):
         exchange = Exchange(machine=better, engine=engine)
         assert np.all(exchange.all_reduce_s(payload, group) <= least.all_reduce_s(payload, group) * (1 + 1e-12))
@@ -118,6 +119,30 @@ def test_slower_links_are_never_faster(
         assert np.all(exchange.pipeline_s(payload, 5, group) <= least.pipeline_s(payload, 5, group) * (1 + 1e-12))
     found = least.all_reduce_s(payload, group)
     assert found[0] <= found[1] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("activation_bytes", [2.0, 1.0, 0.5625])
+def test_engines_that_gather_pay_both_collectives_whatever_the_routing(
+    catalog: Catalog, activation_bytes: float
+) -> None:
+    tokens, elements = np.array([1.0, 80.0, 1024.0]), np.array([1.0, 80.0, 1024.0]) * 8 * 7168
+    gather, scatter = (collective_curve("b200-sxm-180gb", name, 8) for name in ("all_gather", "reduce_scatter"))
+    assert gather is not None
+    assert scatter is not None
+    there, back = gather.time_s(elements * activation_bytes), scatter.time_s(elements * 2.0)
+    exchange = Exchange(machine=nodes_of(catalog, "lambda-8x-b200"), engine="vllm")
+    layer = {"group": 8, "ranks": 8, "hidden": 7168, "top_k": 8, "activation_bytes": activation_bytes}
+    assert exchange.experts_s(tokens, **layer, gathers=True) == pytest.approx(there + back)
+    uneven = exchange.experts_s(tokens, **layer, gathers=True, near=np.array([[1.0], [3.0]]))
+    assert uneven == pytest.approx(np.tile(there + back, (2, 1)))
+    assert np.all(exchange.experts_s(tokens, **layer) < there + back)
+
+
+def test_gathering_costs_no_less_than_the_cheaper_way_where_nothing_was_measured(machine: Machine) -> None:
+    exchange = Exchange(machine=machine, engine="vllm")
+    layer = {"group": 16, "ranks": 16, "hidden": 7168, "top_k": 8, "activation_bytes": 1.0}
+    tokens = np.array([1.0, 32.0, 512.0])
+    assert np.all(exchange.experts_s(tokens, **layer, gathers=True) >= exchange.experts_s(tokens, **layer))
 
 
 @pytest.mark.parametrize(("slug", "rate"), [("h100-pcie-8", 63e9), ("dgx-h100", 450e9), ("hgx-mi300x", 448e9)])
