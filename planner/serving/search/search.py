@@ -97,8 +97,7 @@ def search_serving(
         before = min(before, simulated[0].score if simulated else INFINITE)
         with budget.keeping():
             _settle(problem, simulated, seed, budget)
-        # Of deployments that tie, one that longer runs have not confirmed is no answer.
-        simulated.sort(key=lambda one: one.score == INFINITE or not one.judged.is_settled)
+        _settled_first(problem, simulated)
         if not simulated or not problem.has_free_rate or not branch.resume(simulated[0].score):
             break
     rejected.update(branch.rejected)
@@ -177,6 +176,13 @@ def _settle_rates(problem: ServingProblem, simulated: list[Simulated], seed: int
         place = 0 if score < best * (1.0 - TIE) else 1 if score < INFINITE else len(simulated)
         simulated.insert(place, replace(left[0], judged=judged, score=score))
         best = min(best, score) if place else score
+
+
+def _settled_first(problem: ServingProblem, simulated: list[Simulated]) -> None:
+    """Answer no highest rate that longer runs have not confirmed, though it ties with one that they have."""
+    settled = (i for i, one in enumerate(simulated) if one.judged.is_settled and one.score < INFINITE)
+    if problem.has_free_rate and (place := next(settled, 0)):
+        simulated.insert(0, simulated.pop(place))
 
 
 def _search_of(problem: ServingProblem, found: Simulated, seed: int, budget: Budget) -> HighestRate:
