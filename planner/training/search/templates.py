@@ -22,13 +22,13 @@ import numpy as np
 from meshplan.catalogs.models.attention import AttentionKind
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import IntArray
-from meshplan.planner.core.distinct import distinct
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
 from meshplan.planner.training.problem.choice import Choice, Recompute
 from meshplan.planner.training.problem.choices import ALL_STATES, COLUMNS
 from meshplan.planner.training.problem.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS, OFFLOADS, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
+from meshplan.planner.training.search.bounds.distinct import distinct
 
 ZERO_STAGES = (0, 1, 2, 3)
 # What a template chooses, but for sequence parallelism, which follows from it.

@@ -17,8 +17,8 @@ import numpy as np
 
 from meshplan.planner.cluster.network.rank_layout import fewest_on_a_slot
 from meshplan.planner.core.arrays import IntArray
-from meshplan.planner.core.distinct import distinct, firsts
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.bounds.distinct import distinct, firsts
 
 _STYLES = ("context_parallel_style", "context_parallel_heads")
 _SIZES = (

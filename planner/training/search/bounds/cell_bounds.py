@@ -31,7 +31,6 @@ import numpy as np
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.network.rank_layout import Degrees
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
-from meshplan.planner.core.distinct import distinct
 from meshplan.planner.training.estimator.candidates import (
     Candidates,
     PipelineSplit,
@@ -49,6 +48,7 @@ from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
 from meshplan.planner.training.search.bounds.alike_layers import alike_layers
+from meshplan.planner.training.search.bounds.distinct import distinct
 from meshplan.planner.training.search.bounds.exchange_bounds import ExchangeBounds
 from meshplan.planner.training.search.templates import TEMPLATE, Templates, candidates_with
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshplan.planner.core.distinct import LEAST_COUNTED, MOST_PLACES, distinct, firsts
+from meshplan.planner.training.search.bounds.distinct import LEAST_COUNTED, MOST_PLACES, distinct, firsts
 
 
 @given(
