@@ -22,6 +22,7 @@ a rate can be neither shown to hold nor to fail by runs of bearable length, and 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -52,7 +53,7 @@ from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 # Relative distance between the rate that a plan's deployment is said to bear and one that it does not bear clearly; and
 # the largest stated gap of a plan that is called optimal.
 HEADROOM_TOLERANCE = 0.05
-# Deployments whose highest rate is settled at most: the best of the search, and others should that lower it.
+# Deployments whose highest rate is settled at most, once one is: the best of the search, others should that lower it.
 MOST_SETTLED = 3
 
 
@@ -96,6 +97,7 @@ def search_serving(
         before = min(before, simulated[0].score if simulated else INFINITE)
         with budget.keeping():
             _settle(problem, simulated, seed, budget)
+        _settled_first(problem, simulated)
         if not simulated or not problem.has_free_rate or not branch.resume(simulated[0].score):
             break
     rejected.update(branch.rejected)
@@ -159,12 +161,13 @@ def _settle(problem: ServingProblem, simulated: list[Simulated], seed: int, budg
 def _settle_rates(problem: ServingProblem, simulated: list[Simulated], seed: int, budget: Budget) -> None:
     """The same for the highest rate of the best deployment, which may be lowered.
 
-    Another deployment is settled too while its rate in the search promises more than a tie above the best settled one.
+    Another deployment is settled too while its rate in the search promises more than a tie above the best settled one,
+    and while none is settled.
     """
     best = min((one.score for one in simulated if one.judged.is_settled), default=INFINITE)
-    for _ in range(MOST_SETTLED):
+    for tried in itertools.count():
         left = [one for one in simulated if one.score < INFINITE and not one.judged.is_settled]
-        if not left or left[0].score >= best * (1.0 - TIE):
+        if not left or (best < INFINITE and (tried >= MOST_SETTLED or left[0].score >= best * (1.0 - TIE))):
             break
         budget.check()
         judged = _search_of(problem, left[0], seed, budget).settle().judged()
@@ -173,6 +176,13 @@ def _settle_rates(problem: ServingProblem, simulated: list[Simulated], seed: int
         place = 0 if score < best * (1.0 - TIE) else 1 if score < INFINITE else len(simulated)
         simulated.insert(place, replace(left[0], judged=judged, score=score))
         best = min(best, score) if place else score
+
+
+def _settled_first(problem: ServingProblem, simulated: list[Simulated]) -> None:
+    """Answer no highest rate that longer runs have not confirmed, though it ties with one that they have."""
+    settled = (i for i, one in enumerate(simulated) if one.judged.is_settled and one.score < INFINITE)
+    if problem.has_free_rate and (place := next(settled, 0)):
+        simulated.insert(0, simulated.pop(place))
 
 
 def _search_of(problem: ServingProblem, found: Simulated, seed: int, budget: Budget) -> HighestRate:

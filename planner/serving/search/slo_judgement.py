@@ -228,9 +228,10 @@ class HighestRate(RateSearch):
         """
         if self.low_trial is not None and (self.is_settled or self.is_closed or self.high == math.inf):
             return self._judged(self.low_trial, self.met_per_s)
-        if self.high_trial is None or self.high_trial.run is None:
-            self.narrow(self.violated_per_s)
-        trial = self.high_trial or self.low_trial
+        trial = self.high_trial
+        if trial is None or trial.run is None:
+            rate = min(self.high, self.most)
+            trial = self.low_trial if self.try_rate(rate, may_stop_early=False) else self.high_trial
         assert trial is not None  # noqa: S101  (that run was made to its end)
         return self._judged(trial, self.violated_per_s)
 

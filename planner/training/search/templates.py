@@ -28,6 +28,7 @@ from meshplan.planner.training.problem.choices import ALL_STATES, COLUMNS
 from meshplan.planner.training.problem.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS, OFFLOADS, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
+from meshplan.planner.training.search.bounds.distinct import distinct
 
 ZERO_STAGES = (0, 1, 2, 3)
 # What a template chooses, but for sequence parallelism, which follows from it.
@@ -120,7 +121,7 @@ def _cross(
     rows: dict[str, IntArray], name: str, options: Mapping[int, list[int]], key: IntArray
 ) -> dict[str, IntArray]:
     """Extend each row by every option of its key."""
-    keys, which = np.unique(key, return_inverse=True)
+    keys, which = distinct(key)
     tables = [np.asarray(options[int(value)], dtype=np.int64) for value in keys]
     sizes = np.array([len(table) for table in tables], dtype=np.int64)
     flat = np.concatenate([*tables, np.zeros(0, dtype=np.int64)])
@@ -169,9 +170,9 @@ def make_templates(problem: TrainingProblem) -> Templates:
 
 def _num_variants(problem: TrainingProblem, data_parallel: IntArray) -> IntArray:
     """Candidates that :func:`template_candidates` makes of each template, [n]."""
-    distinct, which = np.unique(data_parallel, return_inverse=True)
-    states = _with_states(problem, {"data_parallel": distinct, "_place": np.arange(len(distinct))})
-    counts = np.bincount(states["_place"], minlength=len(distinct)) * len(recompute_modes(problem))
+    degrees, which = distinct(data_parallel)
+    states = _with_states(problem, {"data_parallel": degrees, "_place": np.arange(len(degrees))})
+    counts = np.bincount(states["_place"], minlength=len(degrees)) * len(recompute_modes(problem))
     return np.asarray(counts[which], dtype=np.int64)
 
 
@@ -201,7 +202,7 @@ def _with_experts(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[s
         int(count): [
             e * len(widths) + i for e in experts for i, w in enumerate(widths) if w in tensor and count % (e * w) == 0
         ]
-        for count in np.unique(devices)
+        for count in distinct(devices)[0]
     }
     rows = _cross(rows, "_pair", fitting, devices)
     pair = rows.pop("_pair")
@@ -226,7 +227,7 @@ def _with_states(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[st
     """ZeRO stage and, from stage 1 on, the ranks that share one copy of the sharded states."""
     stages = _choices(problem, "zero_stage", ZERO_STAGES)
     shards = {}
-    for d in np.unique(rows["data_parallel"]).tolist():
+    for d in distinct(rows["data_parallel"])[0].tolist():
         groups = [d] if tries_smaller_groups(problem) else _choices(problem, "data_parallel_shard", divisors(d))
         pairs = [(0, 1)] if 0 in stages and problem.fixed.get("data_parallel_shard", 1) == 1 else []
         pairs += [(stage, shard) for stage in stages if stage >= 1 for shard in groups]

@@ -18,6 +18,7 @@ import numpy as np
 from meshplan.planner.cluster.network.rank_layout import fewest_on_a_slot
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.bounds.distinct import distinct, firsts
 
 _STYLES = ("context_parallel_style", "context_parallel_heads")
 _SIZES = (
@@ -47,7 +48,9 @@ def alike_layers(problem: TrainingProblem, columns: Mapping[str, IntArray]) -> t
     places = [fewest_on_a_slot(*group, devices, problem.machine.domain_size) for group in groups]
     keys = np.zeros(len(every), dtype=np.int64)
     for column in (*(columns[name] for name in _SIZES), *places):
-        distinct, which = np.unique(column, return_inverse=True)
-        keys = keys * len(distinct) + which
-    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    return first, which
+        values, which = distinct(column)
+        keys = keys * len(values) + which
+        if len(keys) and len(values) > 1:  # keys stay as small as there are different layers
+            values, keys = distinct(keys)
+    values, which = distinct(keys)
+    return firsts(which, len(values)), which

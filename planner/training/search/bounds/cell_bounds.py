@@ -48,6 +48,7 @@ from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
 from meshplan.planner.training.search.bounds.alike_layers import alike_layers
+from meshplan.planner.training.search.bounds.distinct import distinct
 from meshplan.planner.training.search.bounds.exchange_bounds import ExchangeBounds
 from meshplan.planner.training.search.templates import TEMPLATE, Templates, candidates_with
 
@@ -173,12 +174,14 @@ class CellBounds:
     def rows_of(self, batch: Candidates) -> IntArray:
         """The template of each candidate, [n]."""
         if self._index is None:
-            distinct = {name: np.unique(self._columns[name]) for name in TEMPLATE}
-            keys = _keys(distinct, self._columns)
+            values, keys = {}, np.zeros(1, dtype=np.int64)
+            for name in TEMPLATE:
+                values[name], which = distinct(self._columns[name])
+                keys = keys * len(values[name]) + which
             order = np.argsort(keys)
-            self._index = distinct, keys[order], order
-        distinct, keys, order = self._index
-        asked = _keys(distinct, {name: getattr(batch, name) for name in TEMPLATE})
+            self._index = values, keys[order], order
+        values, keys, order = self._index
+        asked = _keys(values, {name: getattr(batch, name) for name in TEMPLATE})
         return np.asarray(order[np.searchsorted(keys, asked)])
 
     def _stage_s(self, stage: StageClass, table: FloatArray) -> FloatArray:
@@ -329,11 +332,11 @@ def _bubble(split: PipelineSplit) -> float:
     )
 
 
-def _keys(distinct: Mapping[str, IntArray], columns: Mapping[str, IntArray]) -> IntArray:
+def _keys(values: Mapping[str, IntArray], columns: Mapping[str, IntArray]) -> IntArray:
     """One number for each row of the columns of templates, [n]."""
     keys = np.zeros(len(columns[TEMPLATE[0]]), dtype=np.int64)
     for name in TEMPLATE:
-        keys = keys * len(distinct[name]) + np.searchsorted(distinct[name], columns[name])
+        keys = keys * len(values[name]) + np.searchsorted(values[name], columns[name])
     return keys
 
 

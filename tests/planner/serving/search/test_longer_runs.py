@@ -21,7 +21,7 @@ from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.branch import Simulated
 from meshplan.planner.serving.search.max_rate import RateSearch
 from meshplan.planner.serving.search.search import HEADROOM_TOLERANCE, search_serving
-from meshplan.planner.serving.search.slo_judgement import judge, rate_error
+from meshplan.planner.serving.search.slo_judgement import HighestRate, judge, rate_error
 from meshplan.planner.serving.search.trials import FEWEST, LONGER_RUN, MOST, Effort, Load, Trial, Verdict, tried
 from meshplan.planner.serving.simulation.arrivals import make_requests, scaled
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
@@ -203,6 +203,52 @@ def test_out_of_time_the_search_s_own_answer_stays_and_says_so(
     assert stopped.assignment is not None
     assert not stopped.assignment.judged.violated
     assert sampling(problem, stopped.assignment)["kept_by_runs_of"] == 0
+
+
+# Eight workers of one device and four of two reach rates within a few per cent of each other.
+TIED: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "workload": {"input_length": 1000, "output_length": 100},
+    "objective": "max_request_rate",
+    "slo": {"ttft_p99_s": 0.5, "tpot_p95_s": 0.05},
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "fixed": {"mode": "aggregated", "tensor_parallel": 1},
+}
+
+
+@pytest.mark.parametrize("share", [0.985, 0.97, 0.955, 0.93])
+def test_however_far_longer_runs_lower_the_best_the_answer_is_one_that_they_keep(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """A deployment that the shorter runs alone put within a tie above the best settled one was answered instead."""
+
+    def lowered(search: RateSearch) -> RateSearch:
+        search.low *= share
+        search.low_trial = search.attempt(search.low, False, Effort.FIRST)
+        return search
+
+    monkeypatch.setattr(RateSearch, "settle", lowered)
+    problem, solution = searched(catalog, **TIED)
+    assert solution.assignment is not None
+    assert solution.assignment.judged.is_settled
+    assert sampling(problem, solution.assignment)["kept_by_runs_of"] == LONGER_RUN
+
+
+@pytest.mark.xdist_group("free")
+def test_a_rate_below_one_that_was_given_up_early_may_be_met(
+    free: tuple[ServingProblem, Solution[Simulated]],
+) -> None:
+    """A rate above the limit of the search was stopped early; the run at the limit, made to its end, meets the SLOs."""
+    problem, solution = free
+    assert solution.assignment is not None
+    search = HighestRate(problem, solution.assignment.candidate.config, high_per_s=20.0)
+    met = search.attempt(1.0, False, Effort.FIRST)
+    stopped = Trial(verdict=Verdict.VIOLATED, run=None, interval_s={}, num_requests=FEWEST)
+    search.attempt = lambda rate, may_stop_early, effort: (
+        stopped if may_stop_early else replace(met, verdict=Verdict.MET)
+    )
+    assert not search.try_rate(19.9)
+    assert search.judged().requests_per_s == search.met_per_s == pytest.approx(0.95 * 20.0)
 
 
 def test_the_error_of_a_rate_is_what_other_runs_show() -> None:
