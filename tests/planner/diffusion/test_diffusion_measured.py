@@ -42,6 +42,14 @@ def test_pipelines_on_a_device_without_a_run_lie_where_nine_of_ten_should(catalo
             assert row.predicted[metric].low <= measured <= row.predicted[metric].high, (row.id, metric)
 
 
+def test_a_row_decodes_as_it_says(catalog: Catalog) -> None:
+    """The catalog's pipelines decode videos in tiles, which overlap; this run decoded it whole."""
+    (whole,) = [row for row in observations("diffusion") if row["id"].startswith("wan")]
+    tiled = {**whole, "workload": {**whole["workload"], "vae_decode": "tiled, sliced"}}
+    found = [row.breakdown_s["VAE"] for row in validate_rows([whole, tiled], catalog).rows]
+    assert found[1] == pytest.approx((4 / 3) ** 2 * found[0])
+
+
 def test_published_runs_are_predicted(catalog: Catalog) -> None:
     validation = validate_rows(ROWS, catalog)
     assert [row.status for row in validation.rows] == ["ok"] * len(ROWS)

@@ -50,3 +50,8 @@ def test_steps_and_peaks_of_another_device_are_where_validate_says(catalog: Cata
         step, peak = row.predicted["iteration_s"], row.predicted["peak_memory_bytes"]
         assert step.low <= row.measured["iteration_s"] <= step.high, row.id
         assert row.measured["peak_memory_bytes"] <= peak.high, row.id
+
+
+def test_a_release_of_an_observation_is_read_as_itself(catalog: Catalog) -> None:
+    rows = validate_rows(observations("training"), catalog).rows
+    assert {row.labels["framework"] for row in rows if row.id.startswith("titan")} == {"torchtitan"}
