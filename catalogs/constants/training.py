@@ -321,12 +321,18 @@ class Calibration:
     source: str = ""
     date: str = ""
 
-    def for_a_relative(self) -> Calibration:
-        """The set as a framework uses it that has no runs on this generation."""
+    def for_a_relative(self, shared: Calibration | None) -> Calibration:
+        """The set as a framework uses it that has no runs on this generation.
+
+        Args:
+            shared: the set of all frameworks, None where there is none. What models of one cluster differ by is taken
+                from it: this set's own says how alike the models of *its* framework are.
+        """
         return replace(
             self,
             error_p90=self.related_error_p90,
             error_basis=self.related_error_basis,
+            cluster_error_p90=ASSUMED_ERRORS if shared is None else shared.cluster_error_p90,
             basis=Basis.RELATED.value,
         )
 

@@ -308,13 +308,14 @@ def _timed(catalog: Catalog, recipe: Recipe, architecture: str) -> Calibration:
     own = catalog.calibration(recipe.calibrated_as, architecture)
     if own is not None:
         return Calibration.from_document(own)
+    stored = catalog.calibration(ANY, ANY)
+    shared = None if stored is None else Calibration.from_document(stored)
     for relative in recipe.relatives:
         document = catalog.calibration(relative, architecture)
         if document is not None:
-            return Calibration.from_document(document).for_a_relative()
-    shared = catalog.calibration(ANY, ANY)
+            return Calibration.from_document(document).for_a_relative(shared)
     if shared is not None:
-        return Calibration.from_document(shared).for_generation(architecture)
+        return shared.for_generation(architecture)
     return Calibration(framework=ANY, architecture=ANY, source="literature")
 
 

@@ -13,14 +13,20 @@ slices of models, a mixture of experts among them, and pipelines of Diffusers.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.training.estimator.priced import Priced, price
+from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
+from meshplan.planner.training.measured.own_runs import refine
+from meshplan.planner.training.measured.validate import validate_run
 from meshplan.planner.training.pinned import fixed_config
 from meshplan.planner.training.service import resolve
+from meshplan.planner.validation.summary import ValidatedRow
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -45,6 +51,50 @@ class MeasuredRun:
         """What the shipped constants say of it."""
         problem = resolve(self.spec, catalog).problem
         return price(problem, fixed_config(problem))
+
+    def observed(self, catalog: Catalog) -> ObservedRun:
+        """It as a user's own run."""
+        problem = resolve(self.spec, catalog).problem
+        names = {"step_s": "iteration_s", "allocated_bytes": "peak_memory_bytes"}
+        return ObservedRun(
+            id=self.name,
+            group=self.name,
+            problem=problem,
+            config=fixed_config(problem),
+            framework=problem.rules.name,
+            measured={names[name]: value for name, value in self.measured.items() if name in names},
+            derived={},
+            filled=(),
+            expects_oom=False,
+        )
+
+
+def own_runs(catalog: Catalog) -> list[ObservedRun]:
+    """All trainings, of both devices, as a user's own runs."""
+    reader = ObservationReader(catalog)
+    return [
+        *(run.observed(catalog) for run in measured_runs()),
+        *(reader.training_run(row) for row in observations("training")),
+    ]
+
+
+def without_and_with(
+    point: ObservedRun, run: ObservedRun, shipped: Callable[[str, str], Calibration]
+) -> tuple[ValidatedRow, ValidatedRow]:
+    """A run as the shipped constants predict it, and as those do that were adapted to the point.
+
+    Args:
+        point: the only own run; of the framework and the device of the other.
+        run: the other.
+        shipped: (framework, hardware generation) → the set to start from.
+    """
+    own = refine([point], lambda *_: shipped(point.framework, point.architecture), source="one own run").calibrations[0]
+    start = shipped(run.framework, run.architecture)
+    without, given = (
+        validate_run(replace(run, problem=run.problem.with_calibration(constants)))
+        for constants in (start, replace(own, recipe=start.recipe))
+    )
+    return without, given
 
 
 def measured_runs() -> list[MeasuredRun]:

@@ -179,7 +179,7 @@ def test_a_set_is_as_wide_as_what_is_known_of_the_kernels() -> None:
         basis=Basis.FRAMEWORK.value,
     )
     assert shared.for_kernels(SIXTEEN).error_p90 == {DENSE: 0.15, EXPERTS: 0.3}
-    assert shared.for_a_relative().for_kernels(SIXTEEN).error_p90 == {DENSE: 0.22, EXPERTS: 0.35}
+    assert shared.for_a_relative(None).for_kernels(SIXTEEN).error_p90 == {DENSE: 0.22, EXPERTS: 0.35}
     other = shared.for_kernels(THIRTY_TWO)
     assert (other.error_p90, other.basis) == ({DENSE: 0.5, EXPERTS: 0.6}, Basis.KERNELS)
     assert other.error_basis[DENSE] == "4 kinds"
