@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
+from meshplan.planner.serving.estimator.bounds.nano_batches import steady_nano_batches
 from meshplan.planner.serving.estimator.bounds.overlap_bound import overlap_bound
 from meshplan.planner.serving.estimator.encoders.sound import cross_cache_bytes
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
@@ -90,7 +91,11 @@ def _overlap(chosen: Simulated) -> list[dict[str, Any]]:
             requests_per_s=chosen.judged.requests_per_s * each / count,
             cached=kind.cached,
         )
-        rows.append({"pool": name, **asdict(found), "seconds": dict(found.seconds)})
+        row = {"pool": name, **asdict(found), "seconds": dict(found.seconds)}
+        in_parts = steady_nano_batches(kind.worker, num_running=metrics.mean_decoding)
+        if in_parts is not None:
+            row["nano_batches_speedup"] = in_parts.speedup
+        rows.append(row)
     return rows
 
 

@@ -18,6 +18,7 @@ from meshplan.planner.core.text import counted
 
 LOADS_SHOWN = 4
 # Where prefixes are kept that the devices have no room for.
+LEAST_SPEEDUP = 1.02  # less is not worth a sentence
 STORES = {"host": "host memory", "nvme": "NVMe", "remote": "the hosts' memory, shared by the workers of a pool"}
 _METHODS = {"ngram": "n-grams", "eagle3": "EAGLE-3", "mtp": "prediction layers", "draft_model": "a draft model"}
 
@@ -107,7 +108,18 @@ def overlap_text(row: Row, *, several: bool) -> str:
         f"wholly ({row['requests_per_s']:.3g} requests/s, bound by {row['resource']}; NanoFlow, arXiv:2408.12757), "
         f"because its batch allows {percent(row['batch_share'])} of that, one resource after the other "
         f"{percent(row['order_share'])}, and kernels below peak rates, host and waiting {percent(row['rest_share'])}."
+        + _nano_batches_text(row.get("nano_batches_speedup"))
     )
+
+
+def _nano_batches_text(speedup: float | None) -> str:
+    """What NanoFlow's way of overlapping would bring; empty where it was not asked, as in plans of earlier versions."""
+    if speedup is None:
+        return ""
+    if speedup < LEAST_SPEEDUP:
+        return " Two nano-batches that overlap would bring nothing: they would read the weights twice."
+    share = percent(1.0 / speedup)
+    return f" Two nano-batches that overlap would take {share} of its kernels' time; no engine here runs so."
 
 
 # --- shapes that no engine runs ---------------------------------------------------------------------------------------
