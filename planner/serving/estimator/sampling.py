@@ -13,8 +13,9 @@ An engine whose kernels sort nothing (FlashInfer, TensorRT-LLM) passes over the 
 take 8 ms, as long as an H100 reads the weights of eleven billion parameters.
 
 Left out: what the engine does with token ids on the host. vLLM builds one padded matrix of all tokens generated so far
-in every step with penalties (vllm-project/vllm, pull request 47540); where a container's processors are fewer than
-PyTorch takes its threads for, that alone takes tens of milliseconds on one device (issues 9113, 13247).
+in every step with penalties (vllm-project/vllm, pull request 47540: 25 ns an element); where a container's processors
+are fewer than PyTorch takes its threads for, that alone takes tens of milliseconds on one device (issues 9113, 13247;
+mended by pull request 49919).
 """
 
 from __future__ import annotations

@@ -27,16 +27,16 @@ from meshplan.planner.validation.fields import Section
 SEED = 0
 MOST_REQUESTS = 1_000_000  # of one stage: more say nothing more
 ALL_STAGES = "all"
-# New prompt tokens of benchmarks whose rows print none, one mean for all rows of a set of prompts: chat turns, questions
-# with choices, code around a gap. From rates and gaps of the ML.ENERGY leaderboard v3.0. Chat: of 100, 200, 300 and 400,
-# each with the spread below, 300 errs least on rates and p99 gaps of three dense models together, whatever the host's
-# time for each request. Code: of 500, 750, 1,000, 1,500 and 2,000, 1,000 errs least on the rates of Qwen3-Coder-30B on
-# H100 (7.1 %; 2,000: 18.5 %), whose p99 gaps alone ask for 500. Questions: the publisher's mean (ml.energy/blog, Reading
-# the ML.ENERGY Leaderboard v3.0, 2026-01-13).
+# New prompt tokens of benchmarks whose rows print none, one mean for all rows of a set of prompts: chat turns,
+# questions with choices, code around a gap. From rates and gaps of the ML.ENERGY leaderboard v3.0. Chat: of 100, 200,
+# 300 and 400, each with the spread below, 300 errs least on rates and p99 gaps of three dense models together, whatever
+# the host's time for each request. Code: of 500, 750, 1,000, 1,500 and 2,000, 1,000 errs least on the rates of
+# Qwen3-Coder-30B on H100 (7.1 %; 2,000: 18.5 %), whose p99 gaps alone ask for 500. Questions: the publisher's mean
+# (ml.energy/blog, Reading the ML.ENERGY Leaderboard v3.0, 2026-01-13).
 UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 300, "gpqa": 224, "sourcegraph-fim": 1000}
-# The same where no prefix is cached: chat prompts with their history have a mean of 634 tokens (the same page), of which
-# the turn before left part in the cache: the benchmark sends all turns of a conversation one after the other
-# (ml-energy/benchmark, mlenergy/llm/datasets.py, 0773868) to servers with vLLM's defaults.
+# The same where no prefix is cached: chat prompts with their history have a mean of 634 tokens (the same page), of
+# which the turn before left part in the cache: the benchmark sends all turns of a conversation one after the other (ml-
+# energy/benchmark, mlenergy/llm/datasets.py, 0773868) to servers with vLLM's defaults.
 WHOLE_PROMPTS: Mapping[str, int] = {**UNPRINTED_PROMPTS, "lm-arena-chat": 634}
 # Standard deviation of the logarithm of such lengths, where services of their kind print theirs: prompts of the Azure
 # LLM inference traces 2023, conversation and code (AzurePublicDataset, CC-BY 4.0; Patel et al., ISCA 2024), 19,366 and
