@@ -1,7 +1,7 @@
 """Power of a device under load: constants that turn how busy its memory and its matrix units are into watts.
 
-The curve is in :mod:`meshplan.planner.cluster.power`. Its constants are shares of the board limit,
-the same for all devices: fitted to measured runs by ``meshplan calibrate --power`` and shipped as
+The curve is in :mod:`meshplan.planner.cluster.power`. Its constants are the same for all devices, shares of the board
+limit but for the energy of a bit: fitted to measured runs by ``meshplan calibrate --power`` and shipped as
 ``seed/power_calibrations.yaml``.
 """
 
@@ -15,23 +15,27 @@ from typing import Any
 from meshplan.catalogs.constants.entries import seed_content
 
 POWER_FILE = "power_calibrations.yaml"
+# An access to HBM2, activation and I/O included (O'Connor et al., MICRO 2017, doi:10.1145/3123939.3124545).
+HBM2_PJ_PER_BIT = 3.92
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerConstants:
-    """Power over the board's limit, by what keeps the device busy; the defaults are where a fit starts.
+    """What a device draws, by what keeps it busy; the defaults are where a fit starts.
 
     Args:
-        waiting_share: of a device that holds a running engine or job, whatever it does.
-        memory_share: added where what is 16 bits wide or wider streams at the peak bandwidth.
-        narrow_share: added where weights of 8 bits or fewer do: a byte holds more of them to be converted and used.
+        waiting_share: power over the board's limit of a device that holds a running engine or job, whatever it does.
+        memory_pj_per_bit: energy of a bit of device memory. It hardly differs between generations of HBM, while
+            bandwidths grow faster than limits: at its peak rate a B200's memory takes 1.5 times the share of an A100's.
+        narrow_share: added where weights of 8 bits or fewer stream at the peak bandwidth: a byte holds more of them to
+            be converted and used.
         compute_share: added where matrix units run at their peak rate.
         compute_exponent: the last grows with the utilisation to this power: units that run at a small part of their
             peak rate are clocked and fed all the same.
     """
 
     waiting_share: float = 0.25
-    memory_share: float = 0.3
+    memory_pj_per_bit: float = HBM2_PJ_PER_BIT
     narrow_share: float = 0.3
     compute_share: float = 1.0
     compute_exponent: float = 0.5

@@ -3,10 +3,11 @@
 With u the shares of time for which a device would be busy at its peak rates (moving what is 16 bits wide or wider,
 reading narrower weights, multiplying), it asks for the share::
 
-    a = waiting + memory·u_wide + narrow·u_narrow + compute·u_compute^exponent
+    a = waiting + ε·(bandwidth/limit)·(u_wide + u_narrow) + narrow·u_narrow + compute·u_compute^exponent
     P = limit·a / (1 + a^k)^(1/k)
 
-of its board limit, and the board holds it there: k is large, so that P follows a until the limit. The utilisations are
+of its board limit, and the board holds it there: k is large, so that P follows a until the limit. ε is the energy of a
+byte. The utilisations are
 means over time, waiting included: held out, (model, device) groups are met better so than by a curve for each kind of
 iteration, as boards limit averages over more than one iteration. Constants, source and error:
 :mod:`meshplan.catalogs.constants.power`. What serving keeps busy: :mod:`meshplan.planner.serving.estimator.power.work`;
@@ -26,6 +27,8 @@ from meshplan.planner.core.arrays import FloatArray
 
 # k of the limit: asked for 90 % of it a board gives 2 % less, for 100 % 6 % less; measured averages reach 98 %.
 LIMIT_SHARPNESS = 12.0
+# Joules a byte for one picojoule a bit.
+J_PER_BYTE = 8e-12
 # Relative width at which halving an interval of times ends.
 SAME_TIME = 1e-12
 
@@ -63,21 +66,30 @@ class DeviceWork:
         return DeviceWork(wide_s=wide, narrow_s=narrow, compute_s=compute)
 
 
-def power_share(constants: PowerConstants, use: DeviceWork) -> FloatArray:
+def peak_bytes_per_j(device: Device) -> float:
+    """Bytes that the memory moves at its peak rate while the board takes a joule at its limit; NaN where that limit is
+    unknown.
+    """
+    return math.nan if device.tdp_w is None else device.memory_bandwidth_bytes_per_s / device.tdp_w
+
+
+def power_share(constants: PowerConstants, use: DeviceWork, bytes_per_j: FloatArray | float) -> FloatArray:
     """Average power over the board's own limit.
 
     Args:
         constants: of the curve.
         use: utilisations: work in a time over that time.
+        bytes_per_j: :func:`peak_bytes_per_j` of the device.
 
     >>> idle = DeviceWork(wide_s=np.zeros(1), narrow_s=np.zeros(1), compute_s=np.zeros(1))
-    >>> power_share(PowerConstants(waiting_share=0.25), idle).round(3).tolist()
+    >>> power_share(PowerConstants(waiting_share=0.25), idle, 5e9).round(3).tolist()
     [0.25]
     """
+    wide, narrow = np.minimum(use.wide_s, 1.0), np.minimum(use.narrow_s, 1.0)
     asked = (
         constants.waiting_share
-        + constants.memory_share * np.minimum(use.wide_s, 1.0)
-        + constants.narrow_share * np.minimum(use.narrow_s, 1.0)
+        + constants.memory_pj_per_bit * J_PER_BYTE * bytes_per_j * (wide + narrow)
+        + constants.narrow_share * narrow
         + constants.compute_share * np.minimum(use.compute_s, 1.0) ** constants.compute_exponent
     )
     return _held(asked, 1.0)
@@ -96,39 +108,43 @@ def average_power_w(
     """
     if device.tdp_w is None:
         return None
-    share = power_share(constants, use)
+    share = power_share(constants, use, peak_bytes_per_j(device))
     return device.tdp_w * float(share if cap_w is None else capped_share(share, cap_w / device.tdp_w))
 
 
-def energy_over_limit_s(constants: PowerConstants, work: DeviceWork, seconds: FloatArray | float) -> FloatArray:
+def energy_over_limit_s(
+    constants: PowerConstants, work: DeviceWork, seconds: FloatArray | float, bytes_per_j: float
+) -> FloatArray:
     """Energy of some work in some time over the board's limit, s: T·P(w/T) of the module's equation.
 
     Of n devices alike: n times the work in n times the time, device-seconds.
 
     *It never falls as the time or the work grows*, for 0 ≤ exponent ≤ 1. With w the work and e the exponent,
-    ``T·a = waiting·T + memory·min(w_wide, T) + narrow·min(w_narrow, T) + compute·min(w_compute, T)^e·T^(1−e)`` grows
-    with T and each w, while a falls with T; so T·P = T·a/(1 + a^k)^(1/k) grows with T. P grows with a, a with each w.
+    ``T·a = waiting·T + m·min(w_wide, T) + (m + narrow)·min(w_narrow, T) + compute·min(w_compute, T)^e·T^(1−e)`` with
+    m = ε·bandwidth/limit grows with T and each w, while a falls with T; so T·P = T·a/(1 + a^k)^(1/k) grows
+    with T. P grows with a, a with each w.
 
     Args:
         constants: of the curve.
         work: w.
         seconds: T; where it is infinite, so is the energy.
+        bytes_per_j: :func:`peak_bytes_per_j` of the device.
 
     >>> busy = DeviceWork(wide_s=np.zeros(1), narrow_s=np.zeros(1), compute_s=np.ones(1))
-    >>> energy_over_limit_s(PowerConstants(), busy, np.array([1.0, 2.0, 4.0])).round(2).tolist()
+    >>> energy_over_limit_s(PowerConstants(), busy, np.array([1.0, 2.0, 4.0]), 5e9).round(2).tolist()
     [0.99, 1.84, 2.99]
     """
-    return np.asarray(seconds * power_share(constants, work.times(1.0 / np.asarray(seconds))))
+    return np.asarray(seconds * power_share(constants, work.times(1.0 / np.asarray(seconds)), bytes_per_j))
 
 
-def longest_s(constants: PowerConstants, work: DeviceWork, energy_over_limit: float) -> float:
+def longest_s(constants: PowerConstants, work: DeviceWork, energy_over_limit: float, bytes_per_j: float) -> float:
     """The longest time in which some work takes no more than an energy over the board's limit, s, from above.
 
     The inverse of :func:`energy_over_limit_s` in its time, by halving: a board draws between what waiting takes and its
     limit.
 
     >>> idle = DeviceWork(wide_s=np.zeros(()), narrow_s=np.zeros(()), compute_s=np.zeros(()))
-    >>> round(longest_s(PowerConstants(waiting_share=0.25), idle, 1.0), 6)
+    >>> round(longest_s(PowerConstants(waiting_share=0.25), idle, 1.0, 5e9), 6)
     4.0
     """
     if not 0.0 < energy_over_limit < math.inf:
@@ -137,7 +153,7 @@ def longest_s(constants: PowerConstants, work: DeviceWork, energy_over_limit: fl
     shortest, longest = energy_over_limit, energy_over_limit / waiting
     while longest - shortest > SAME_TIME * longest:
         middle = (shortest + longest) / 2.0
-        if float(energy_over_limit_s(constants, work, middle)) <= energy_over_limit:
+        if float(energy_over_limit_s(constants, work, middle, bytes_per_j)) <= energy_over_limit:
             shortest = middle
         else:
             longest = middle

@@ -62,7 +62,8 @@ HEADER = (
     "# Made by `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
 )
 POWER_HEADER = (
-    "# Power of serving devices by load, shares of the board's limit: see planner/serving/measured/power_fit.py.\n"
+    "# Power of serving devices by load, shares of the board's limit and picojoules a bit of memory: see\n"
+    "# planner/serving/measured/power_fit.py.\n"
     "# Made by `meshplan calibrate OBSERVATIONS... --power --export FILE`; do not edit by hand.\n"
 )
 

@@ -13,8 +13,9 @@ An engine whose kernels sort nothing (FlashInfer, TensorRT-LLM) passes over the 
 take 8 ms, as long as an H100 reads the weights of eleven billion parameters.
 
 Left out: what the engine does with token ids on the host. vLLM builds one padded matrix of all tokens generated so far
-in every step with penalties (vllm-project/vllm, pull request 47540); where a container's processors are fewer than
-PyTorch takes its threads for, that alone takes tens of milliseconds on one device (issues 9113, 13247).
+in every step with penalties (vllm-project/vllm, pull request 47540: 25 ns an element); where a container's processors
+are fewer than PyTorch takes its threads for, that alone takes tens of milliseconds on one device (issues 9113, 13247;
+mended by pull request 49919).
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ SORT_START_S = 90e-6
 BLOCK_SORT_S: Mapping[str, tuple[float, float]] = {"blackwell": (8.1e-9, 8.05e-11)}
 
 
+# Bytes that top-p's sort moves for each logit: a radix sort of fp32 keys with int64 places reads and writes both for
+# each digit of 8 bits (arXiv:2206.01784: 2n global memory operations a digit).
+SORT_BYTES = (32 / 8) * 2 * (4.0 + 8.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingCost:
     """What sampling costs on an engine.
@@ -56,6 +62,11 @@ class SamplingCost:
     bytes_per_logit: float
     kernels: float
     sorted_logits_per_s: float | None = None
+
+    @property
+    def moved_bytes_per_logit(self) -> float:
+        """Of all kernels, a sort's among them."""
+        return self.bytes_per_logit + (0.0 if self.sorted_logits_per_s is None else SORT_BYTES)
 
     def seconds(self, operators: Operators, sequences: FloatArray, vocab_size: int) -> FloatArray:
         """[N] Time for so many sequences of one batch, s."""

@@ -27,13 +27,17 @@ from meshplan.planner.validation.fields import Section
 SEED = 0
 MOST_REQUESTS = 1_000_000  # of one stage: more say nothing more
 ALL_STAGES = "all"
-# Prompt tokens of benchmarks that print none, one mean for all rows of a set of prompts: chat turns with their history,
+# New prompt tokens of benchmarks whose rows print none, one mean for all rows of a set of prompts: chat turns,
 # questions with choices, code around a gap. From rates and gaps of the ML.ENERGY leaderboard v3.0. Chat: of 100, 200,
 # 300 and 400, each with the spread below, 300 errs least on rates and p99 gaps of three dense models together, whatever
 # the host's time for each request. Code: of 500, 750, 1,000, 1,500 and 2,000, 1,000 errs least on the rates of
-# Qwen3-Coder-30B on H100 (7.1 %; 2,000: 18.5 %), whose p99 gaps alone ask for 500. Answers to the questions are so long
-# that their prompts hardly matter.
-UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 300, "gpqa": 250, "sourcegraph-fim": 1000}
+# Qwen3-Coder-30B on H100 (7.1 %; 2,000: 18.5 %), whose p99 gaps alone ask for 500. Questions: the publisher's mean
+# (ml.energy/blog, Reading the ML.ENERGY Leaderboard v3.0, 2026-01-13).
+UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 300, "gpqa": 224, "sourcegraph-fim": 1000}
+# The same where no prefix is cached: chat prompts with their history have a mean of 634 tokens (the same page), of
+# which the turn before left part in the cache: the benchmark sends all turns of a conversation one after the other (ml-
+# energy/benchmark, mlenergy/llm/datasets.py, 0773868) to servers with vLLM's defaults.
+WHOLE_PROMPTS: Mapping[str, int] = {**UNPRINTED_PROMPTS, "lm-arena-chat": 634}
 # Standard deviation of the logarithm of such lengths, where services of their kind print theirs: prompts of the Azure
 # LLM inference traces 2023, conversation and code (AzurePublicDataset, CC-BY 4.0; Patel et al., ISCA 2024), 19,366 and
 # 8,819 requests. Questions with choices are taken as equally long.
@@ -51,13 +55,16 @@ def is_described(asked: Section) -> bool:
     return not has_lengths or asked.states("stages") or asked.states("shared_prefix_tokens")
 
 
-def drawn_requests(asked: Section, arrival: Arrival, pool: PromptPool | None = None) -> Requests:
+def drawn_requests(
+    asked: Section, arrival: Arrival, pool: PromptPool | None = None, *, caches_prefixes: bool = True
+) -> Requests:
     """The requests that a row describes.
 
     Args:
         asked: its ``workload``.
         arrival: open, or all at once.
         pool: the prompts that were really drawn, where the benchmark is known to depart from what its rows say.
+        caches_prefixes: the server keeps what prompts have in common, so that unprinted ones count as what is new.
 
     Raises:
         UnsupportedError: it does not say how long they are, or how many.
@@ -65,7 +72,8 @@ def drawn_requests(asked: Section, arrival: Arrival, pool: PromptPool | None = N
     rng = np.random.default_rng(SEED)
     arrivals = _arrivals(asked, arrival, rng)
     num = len(arrivals)
-    inputs, outputs = (_lengths(asked, name, num, rng) for name in ("input_length", "output_length"))
+    unprinted = UNPRINTED_PROMPTS if caches_prefixes else WHOLE_PROMPTS
+    inputs, outputs = (_lengths(asked, name, num, rng, unprinted) for name in ("input_length", "output_length"))
     cached = prefix = None
     if asked.states("shared_prefix_tokens") and asked.flag("prefix_caching", default=True):
         groups = pool.groups if pool is not None else asked.whole("num_shared_prefixes", 1)
@@ -118,7 +126,7 @@ def _stages(asked: Section) -> list[tuple[float, int]]:
     return found
 
 
-def _lengths(asked: Section, name: str, num: int, rng: np.random.Generator) -> IntArray:
+def _lengths(asked: Section, name: str, num: int, rng: np.random.Generator, unprinted: Mapping[str, int]) -> IntArray:
     """[num] tokens: as stated, else by histogram, by quantiles, by the mean, else what stands for unprinted prompts."""
     if asked.states(name):
         return np.full(num, asked.whole(name), dtype=np.int64)
@@ -133,9 +141,9 @@ def _lengths(asked: Section, name: str, num: int, rng: np.random.Generator) -> I
         drawn = np.full(num, asked.number(f"{name}_mean"))
     else:
         prompts = str(asked.values.get("prompt_set") or "")
-        if name != "input_length" or prompts not in UNPRINTED_PROMPTS:
+        if name != "input_length" or prompts not in unprinted:
             return np.full(num, asked.whole(name), dtype=np.int64)  # refused: nothing says how long
-        drawn = _log_normal(float(UNPRINTED_PROMPTS[prompts]), PROMPT_SPREAD.get(prompts, 0.0), shares)
+        drawn = _log_normal(float(unprinted[prompts]), PROMPT_SPREAD.get(prompts, 0.0), shares)
     if asked.states(f"{name}_mean"):
         drawn = drawn * (asked.number(f"{name}_mean") / float(np.mean(drawn)))
     return np.maximum(np.rint(drawn), 1).astype(np.int64)

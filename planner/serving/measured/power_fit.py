@@ -16,7 +16,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.power import PowerCalibration, PowerConstants
 from meshplan.catalogs.constants.serving import ServingConstants
-from meshplan.planner.cluster.power import DeviceWork, power_share
+from meshplan.planner.cluster.power import DeviceWork, peak_bytes_per_j, power_share
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.evidence import UNJUDGED_P90
 from meshplan.planner.serving.measured.power import run_utilization
@@ -26,7 +26,7 @@ from meshplan.planner.validation.between_sources import expected, log_size, sour
 from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, leave_one_out, today
 
-POWER = Parameters(names=("waiting_share", "memory_share", "narrow_share", "compute_share", "compute_exponent"))
+POWER = Parameters(names=("waiting_share", "memory_pj_per_bit", "narrow_share", "compute_share", "compute_exponent"))
 # Scatter of a board's power that no constant explains, in the logarithm: the same model on the same devices, under
 # another set of prompts at the same number of requests (ML.ENERGY, Qwen3-30B on two H100: 3 to 7 %).
 NOISE = 0.05
@@ -60,13 +60,18 @@ class PowerRow:
         """Near-duplicates share it."""
         return self.prepared.run.group
 
+    @property
+    def bytes_per_j(self) -> float:
+        """Of its devices: :func:`peak_bytes_per_j`."""
+        return peak_bytes_per_j(self.prepared.run.machine.device)
+
     def held_out(self, constants: PowerConstants) -> list[HeldOut]:
         """Errors under constants that were fitted without the run."""
-        power = float(power_share(constants, self.use)) / self.share
+        power = float(power_share(constants, self.use, self.bytes_per_j)) / self.share
         found = {PREDICTED: power}
         if self.rate_error is not None:
             corrected = self.use.times(1.0 / self.rate_error)
-            found[AT_MEASURED_RATE] = float(power_share(constants, corrected)) / self.share
+            found[AT_MEASURED_RATE] = float(power_share(constants, corrected, self.bytes_per_j)) / self.share
             found[ENERGY] = power / self.rate_error
         run = self.prepared.run
         return [
@@ -117,10 +122,12 @@ def _rate_error(prepared: PreparedRun, served: ServingRun) -> float | None:
 
 
 def measured_share(prepared: PreparedRun) -> float | None:
-    """Measured average power over the limit of all boards; None where it was not measured."""
+    """Measured average power over the limit of all boards; None where it was not measured or that is unknown."""
     run, limit = prepared.run, prepared.run.machine.device.tdp_w
+    if limit is None:
+        return None
     share = run.measured.get("average_power_fraction_of_tdp")
-    if share is None and limit is not None and "power_w" in run.measured:
+    if share is None and "power_w" in run.measured:
         share = run.measured["power_w"] / run.config.num_devices / limit
     return None if not share else float(share)
 
@@ -183,12 +190,13 @@ def fitted(rows: Sequence[PowerRow]) -> PowerConstants:
         narrow_s=np.array([float(row.use.narrow_s) for row in rows]),
         compute_s=np.array([float(row.use.compute_s) for row in rows]),
     )
+    bytes_per_j = np.array([row.bytes_per_j for row in rows])
     start = POWER.vector(PowerConstants())
     prior = Prior(mean=start, spread=np.full(len(start), SPREAD))
 
     def predicted(theta: FloatArray) -> FloatArray:
         constants = PowerConstants(**{name: float(value) for name, value in POWER.values(theta).items()})
-        return np.log(power_share(constants, use))
+        return np.log(power_share(constants, use, bytes_per_j))
 
     def step(theta: FloatArray) -> FloatArray:
         here = predicted(theta)

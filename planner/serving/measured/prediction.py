@@ -10,7 +10,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.power import power_calibration
 from meshplan.catalogs.constants.serving import OwnLoad, ServingConstants
-from meshplan.planner.cluster.power import power_share
+from meshplan.planner.cluster.power import peak_bytes_per_j, power_share
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import worker_memory
 from meshplan.planner.serving.estimator.pools import pool_worker
@@ -112,7 +112,7 @@ class PreparedRun:
         use = None if run.config.is_disaggregated else run_utilization(served, self.workers[0], run.steady_window)
         if use is None or limit is None:
             return None
-        share = float(power_share(power_calibration().constants, use))
+        share = float(power_share(power_calibration().constants, use, peak_bytes_per_j(run.machine.device)))
         watts = share * limit * run.config.num_devices
         per_token = watts / metrics.output_tokens_per_s if metrics.output_tokens_per_s > 0.0 else None
         return {SHARE_OF_LIMIT: share, POWER: watts, ENERGY_PER_TOKEN: per_token}[name]

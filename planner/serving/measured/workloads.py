@@ -54,18 +54,21 @@ def _trace_name(workload: Mapping[str, Any]) -> str | None:
     return next((named.removesuffix(end) for end in TRACE_SUFFIXES if named.endswith(end)), named)
 
 
-def observed_workload(row: Mapping[str, Any], asked: Section, traces: Mapping[str, Requests]) -> ServingWorkload:
+def observed_workload(
+    row: Mapping[str, Any], asked: Section, traces: Mapping[str, Requests], *, caches_prefixes: bool = True
+) -> ServingWorkload:
     """The requests of a row, and how it has tokens drawn: as it says, or as its benchmark's client is known to.
 
     Args:
         row: the observation.
         asked: its ``workload``.
         traces: recorded requests by ``trace_type``.
+        caches_prefixes: the server keeps what prompts have in common.
 
     Raises:
         UnsupportedError: with the reason.
     """
-    return replace(_requested(row, asked, traces), sampling=_sampling(row, asked))
+    return replace(_requested(row, asked, traces, caches_prefixes), sampling=_sampling(row, asked))
 
 
 def _sampling(row: Mapping[str, Any], asked: Section) -> Sampling | None:
@@ -83,13 +86,16 @@ def _title(row: Mapping[str, Any]) -> str:
     return str(Section(row, "source", required=False).values.get("title", ""))
 
 
-def _requested(row: Mapping[str, Any], asked: Section, traces: Mapping[str, Requests]) -> ServingWorkload:
+def _requested(
+    row: Mapping[str, Any], asked: Section, traces: Mapping[str, Requests], caches_prefixes: bool
+) -> ServingWorkload:
     arrival = asked.one_of("arrival", {item.value: item for item in Arrival})
     trace_name = _trace_name(asked.values)
     if trace_name is not None:
         return _replayed(asked, arrival, traces.get(trace_name), trace_name)
     if arrival in DRAWN and is_described(asked):
-        return _drawn(drawn_requests(asked, arrival, prompts_drawn_in(_title(row))))
+        pool = prompts_drawn_in(_title(row))
+        return _drawn(drawn_requests(asked, arrival, pool, caches_prefixes=caches_prefixes))
     made = partial(
         ServingWorkload,
         arrival=arrival,

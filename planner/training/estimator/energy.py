@@ -23,7 +23,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.power import PowerConstants, power_calibration
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.power import DeviceWork, energy_over_limit_s
+from meshplan.planner.cluster.power import DeviceWork, energy_over_limit_s, peak_bytes_per_j
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.flops import TRAINING_PASSES, model_flops_per_step
@@ -91,8 +91,8 @@ def energy_j(
         devices: n, [n].
         constants: of the power curve; None for those that ship.
     """
-    known = constants or power_calibration().constants
-    return np.asarray(devices * board_limit_w(machine) * energy_over_limit_s(known, work, step_s))
+    known, bytes_per_j = constants or power_calibration().constants, peak_bytes_per_j(machine.device)
+    return np.asarray(devices * board_limit_w(machine) * energy_over_limit_s(known, work, step_s, bytes_per_j))
 
 
 def board_limit_w(machine: Machine) -> float:

@@ -17,7 +17,7 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.power import DeviceWork, longest_s
+from meshplan.planner.cluster.power import DeviceWork, longest_s, peak_bytes_per_j
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.assembly import TrainingEstimate
 from meshplan.planner.training.estimator.candidates import Candidates
@@ -89,7 +89,8 @@ class Objective:
             return np.where(share < 1.0, share / np.maximum(1.0 - share, 1e-300), np.inf)
         if kind is TrainingObjective.ENERGY:
             over_limit = objective / board_limit_w(self.problem.machine)
-            return longest_s(power_calibration().constants, self._least_work, over_limit) / devices
+            bytes_per_j = peak_bytes_per_j(self.problem.machine.device)
+            return longest_s(power_calibration().constants, self._least_work, over_limit, bytes_per_j) / devices
         return objective / self._weight(devices)
 
     def bound(self, devices: FloatArray) -> FloatArray:

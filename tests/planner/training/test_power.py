@@ -74,7 +74,7 @@ def test_trainings_on_a_gpu_draw_what_serving_constants_say(catalog: Catalog) ->
 
 # --- what a bound needs of the curve ----------------------------------------------------------------------------------
 
-SHARES = st.floats(0.0, 1.5)
+SHARES, BYTES_PER_J = st.floats(0.0, 1.5), 5e9
 WORK = st.builds(
     lambda *parts: DeviceWork(**dict(zip(("wide_s", "narrow_s", "compute_s"), map(np.asarray, parts), strict=True))),
     *[st.floats(0.0, 10.0)] * 3,
@@ -82,7 +82,7 @@ WORK = st.builds(
 CURVES = st.builds(
     PowerConstants,
     waiting_share=st.floats(0.05, 0.9),
-    memory_share=SHARES,
+    memory_pj_per_bit=st.floats(0.0, 40.0),
     narrow_share=SHARES,
     compute_share=SHARES,
     compute_exponent=st.floats(0.0, 1.0),
@@ -94,15 +94,15 @@ CURVES = st.builds(
 def test_energy_never_falls_as_time_or_work_grows(
     curve: PowerConstants, work: DeviceWork, more: DeviceWork, seconds: float, longer: float
 ) -> None:
-    energy = float(energy_over_limit_s(curve, work, seconds))
+    energy = float(energy_over_limit_s(curve, work, seconds, BYTES_PER_J))
     busier = DeviceWork(
         wide_s=work.wide_s + more.wide_s,
         narrow_s=work.narrow_s + more.narrow_s,
         compute_s=work.compute_s + more.compute_s,
     )
-    assert energy <= float(energy_over_limit_s(curve, work, longer * seconds)) * (1.0 + 1e-12)
-    assert energy <= float(energy_over_limit_s(curve, busier, seconds)) * (1.0 + 1e-12)
-    assert longest_s(curve, work, energy) == pytest.approx(seconds, rel=1e-6)
+    assert energy <= float(energy_over_limit_s(curve, work, longer * seconds, BYTES_PER_J)) * (1.0 + 1e-12)
+    assert energy <= float(energy_over_limit_s(curve, busier, seconds, BYTES_PER_J)) * (1.0 + 1e-12)
+    assert longest_s(curve, work, energy, BYTES_PER_J) == pytest.approx(seconds, rel=1e-6)
 
 
 def test_the_curve_that_ships_is_one_that_the_bound_holds_for() -> None:

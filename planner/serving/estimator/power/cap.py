@@ -27,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.catalogs.constants.power import PowerConstants
-from meshplan.planner.cluster.power import power_share
+from meshplan.planner.cluster.power import peak_bytes_per_j, power_share
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.power.work import request_work
@@ -86,4 +86,5 @@ def _asked_share(worker: Worker, power: PowerConstants) -> tuple[FloatArray, Flo
         most=worker.limits.max_num_seqs,
     )
     requests = steady.num_seqs.astype(np.float64)
-    return requests, power_share(power, request_work(worker, requests).times(steady.rate_per_s))
+    use = request_work(worker, requests).times(steady.rate_per_s)
+    return requests, power_share(power, use, peak_bytes_per_j(worker.machine.device))

@@ -4,10 +4,12 @@ For n decoding requests that read C tokens of KV cache and p prompt tokens, with
 data-parallel ranks and B micro-batches that traverse a stage in one iteration, 1 ≤ B ≤ pp::
 
     bytes = B·(dense weights of the stage + experts hit by a micro-batch's tokens) + C·KV bytes of a token/(pp·cp·a)
+            + logits that are sampled·bytes that sampling moves for each
     FLOP  = 2·parameters of the device·tokens that it sees + attention over C and over the prompts' own tokens
 
-Experts hit are those of even, independent routing. Activations are left out: they move a tenth of the bytes or less.
-Divided by the time of the iteration these are the utilisations that power depends on (``energy``).
+Experts hit are those of even, independent routing. Every device samples from all logits. Activations are left out:
+they move a tenth of the bytes or less. Divided by the time of the iteration these are the utilisations that power
+depends on (``energy``).
 """
 
 from __future__ import annotations
@@ -74,6 +76,9 @@ def iteration_work(
     by_width[False] += cached_tokens * _cache_bytes(worker)
     states = state_bytes_per_request(shape, tensor_parallel=layout.tensor_parallel) / stages
     by_width[False] += 2.0 * decodes / ranks * states
+    if worker.sampling is not None:
+        sampled = (decodes * verified + (prompt_tokens > 0)) / ranks / stages * shape.vocab_size
+        by_width[False] += worker.sampling.moved_bytes_per_logit * sampled
     if shape.encoder is not None:
         read = cross_cache_bytes(shape, worker.quantization, tensor_parallel=layout.tensor_parallel)
         by_width[False] += decodes / ranks * read

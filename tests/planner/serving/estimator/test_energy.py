@@ -17,6 +17,7 @@ from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token, weights_bytes
 from meshplan.planner.serving.estimator.operators import distinct_experts
 from meshplan.planner.serving.estimator.power.work import iteration_work, request_work
+from meshplan.planner.serving.estimator.sampling import SamplingCost
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
@@ -54,6 +55,10 @@ def one(**counts: float) -> dict[str, np.ndarray]:
     return {name: np.array([float(counts.get(name, 0))]) for name in ("decodes", "cached_tokens", "prompt_tokens")}
 
 
+def one_of(decodes: float) -> dict[str, np.ndarray]:
+    return one(decodes=decodes, cached_tokens=1000.0 * decodes)
+
+
 def use(wide: float = 0.0, narrow: float = 0.0, compute: float = 0.0) -> DeviceWork:
     return DeviceWork(wide_s=np.array(wide), narrow_s=np.array(narrow), compute_s=np.array(compute))
 
@@ -89,6 +94,20 @@ def test_narrow_weights_are_counted_by_themselves(worker: Worker) -> None:
     head = 2.0 * worker.shape.vocab_size * worker.shape.hidden_size / worker.machine.device.memory_bandwidth_bytes_per_s
     assert narrow_work.wide_s == pytest.approx(head)  # the LM head stays in 16 bits
     assert narrow_work.narrow_s == pytest.approx((wide_work.wide_s - head) / 2.0)
+
+
+def test_every_device_moves_all_logits_that_it_samples_from(worker: Worker) -> None:
+    """vLLM 0.11 with top-p and penalties: 40 + 85 bytes a logit and four passes of a sort over keys and places."""
+    cost = SamplingCost(bytes_per_logit=125.0, kernels=18.0, sorted_logits_per_s=8.1e9)
+    bandwidth = worker.machine.device.memory_bandwidth_bytes_per_s
+    for layout in (Layout(), Layout(tensor_parallel=2)):
+        greedy = replace(worker, layout=layout)
+        plain, drawn = (iteration_work(one, **one_of(64)) for one in (greedy, replace(greedy, sampling=cost)))
+        moved = (drawn.wide_s - plain.wide_s) * bandwidth
+        assert moved == pytest.approx(64 * worker.shape.vocab_size * (125.0 + 4 * 2 * 12.0))
+        assert drawn.compute_s == plain.compute_s
+    unsorted = iteration_work(replace(worker, sampling=replace(cost, sorted_logits_per_s=None)), **one_of(64))
+    assert unsorted.wide_s < iteration_work(replace(worker, sampling=cost), **one_of(64)).wide_s
 
 
 def test_experts_are_read_where_they_are_hit(worker: Worker) -> None:
@@ -129,19 +148,37 @@ def test_a_request_takes_less_work_the_more_run(worker: Worker) -> None:
 
 def test_power_rises_with_every_use_and_stays_below_the_limit() -> None:
     constants = power_calibration().constants
-    idle = float(power_share(constants, use()))
+    idle = float(power_share(constants, use(), 5e9))
     assert idle == pytest.approx(constants.waiting_share, rel=0.01)
     for name in ("wide", "narrow", "compute"):
-        shares = [float(power_share(constants, use(**{name: u}))) for u in (0.0, 0.1, 0.3, 1.0, 5.0)]
+        shares = [float(power_share(constants, use(**{name: u}), 5e9)) for u in (0.0, 0.1, 0.3, 1.0, 5.0)]
         assert shares == sorted(shares)
         assert shares[1] > idle
-    assert float(power_share(constants, use(1.0, 1.0, 1.0))) <= 1.0
+    assert float(power_share(constants, use(1.0, 1.0, 1.0), 5e9)) <= 1.0
 
 
 def test_unknown_limits_give_no_watts(worker: Worker) -> None:
     device = worker.machine.device
     assert average_power_w(device, PowerConstants(waiting_share=0.25), use()) == pytest.approx(0.25 * 700.0)
     assert average_power_w(replace(device, tdp_w=None), PowerConstants(), use()) is None
+
+
+def test_a_byte_takes_the_same_energy_on_every_device(catalog: Catalog) -> None:
+    """Far below the limit: what a half busy memory adds is its bytes times their energy, whatever the board's limit."""
+    constants = PowerConstants(waiting_share=0.1, memory_pj_per_bit=2.5)
+    for slug in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"):
+        device = catalog.device(slug)
+        idle, busy = (average_power_w(device, constants, use(wide=wide)) for wide in (0.0, 0.5))
+        assert idle is not None
+        assert busy is not None
+        assert busy - idle == pytest.approx(0.5 * 2.5 * 8e-12 * device.memory_bandwidth_bytes_per_s, rel=1e-3)
+
+
+def test_narrow_bytes_are_bytes_too(catalog: Catalog) -> None:
+    device, constants = catalog.device("h100-sxm-80gb"), PowerConstants(narrow_share=0.2)
+    wide, narrow = (average_power_w(device, constants, one) for one in (use(wide=0.3), use(narrow=0.3)))
+    assert wide is not None
+    assert narrow == pytest.approx(wide + 0.3 * 0.2 * 700.0, rel=1e-3)
 
 
 # --- measurements ---------------------------------------------------------------------------------------------------

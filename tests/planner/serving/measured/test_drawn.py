@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,32 @@ import pytest
 
 from meshplan.catalogs.constants.engine_recipes import engine_observed_as, is_exactly_known
 from meshplan.catalogs.constants.serving_benchmarks import prompts_drawn_in
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.drawn import drawn_requests, is_described, num_before
+from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.workloads import unused_keys
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.validation.fields import Section, UnsupportedError
+from meshplan.planner.validation.machines import MachineReader, read_rows
 
+MEASURED = Path(__file__).parents[3] / "validation" / "serving-power.jsonl"
+# Two blocks of Mamba-2 with an MLP and one of attention, as large as Nemotron-Nano-9B's.
+HYBRID = {
+    "num_hidden_layers": 5,
+    "hidden_size": 4480,
+    "intermediate_size": 15680,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 131072,
+    "gated_mlp": False,
+    "hybrid_override_pattern": "M-M-*",
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 80,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+}
 FIXED = {"input_length": 100, "output_length": 50}
 
 
@@ -54,7 +76,19 @@ def test_unprinted_prompts_are_spread_as_services_of_their_kind_print_theirs() -
     assert chat.input_length.mean() == pytest.approx(300, rel=0.01)
     assert np.log(chat.input_length).std() == pytest.approx(0.985, rel=0.1)  # the outermost hundredth is left out
     questions = drawn_requests(asked(prompt_set="gpqa", output_length=5, num_requests=100), Arrival.ALL_AT_ONCE)
-    assert set(questions.input_length.tolist()) == {250}
+    assert set(questions.input_length.tolist()) == {224}
+
+
+def test_chat_is_read_whole_where_no_prefix_is_cached(catalog: Catalog) -> None:
+    """ML.ENERGY prints 634 tokens with their history; vLLM keeps no prefixes of models with recurrent layers."""
+    chat = asked(prompt_set="lm-arena-chat", output_length=5, num_requests=4000)
+    whole = drawn_requests(chat, Arrival.ALL_AT_ONCE, caches_prefixes=False)
+    assert whole.input_length.mean() == pytest.approx(634, rel=0.01)
+    row = next(row for row in read_rows(MEASURED) if row["workload"].get("prompt_set") == "lm-arena-chat")
+    recurrent = {**row, "model": HYBRID}
+    reader = MachineReader(catalog)
+    means = [served_run(one, reader).workload.input_length for one in (row, recurrent)]
+    assert means == pytest.approx([300, 634], rel=0.01)
 
 
 def test_stages_follow_each_other_and_a_stage_comes_after_those_before_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from meshplan.catalogs.constants.power import PowerConstants, power_calibration
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.cluster.power import DeviceWork, power_share
+from meshplan.planner.cluster.power import DeviceWork, peak_bytes_per_j, power_share
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.measured.power_fit import PREDICTED, PowerRow, calibrate_power, fitted, power_rows
@@ -25,7 +25,7 @@ from meshplan.planner.validation.machines import MachineReader, read_rows
 
 MEASURED = Path(__file__).parents[3] / "validation" / "serving-power.jsonl"
 PLANTED = PowerConstants(
-    waiting_share=0.2, memory_share=0.35, narrow_share=0.6, compute_share=0.8, compute_exponent=0.6
+    waiting_share=0.2, memory_pj_per_bit=8.0, narrow_share=0.4, compute_share=0.8, compute_exponent=0.6
 )
 
 
@@ -44,7 +44,7 @@ def planted(rows: list[PowerRow], *, count: int = 120) -> list[PowerRow]:
         wide, narrow, compute = draws.uniform(0.0, 1.0, 3) * (0.8, 0.5, 0.4)
         use = DeviceWork(wide_s=np.array(wide), narrow_s=np.array(narrow), compute_s=np.array(compute))
         row = rows[number % len(rows)]
-        found.append(replace(row, use=use, share=float(power_share(PLANTED, use)), rate_error=None))
+        found.append(replace(row, use=use, share=float(power_share(PLANTED, use, row.bytes_per_j)), rate_error=None))
     return found
 
 
@@ -54,7 +54,7 @@ def _published_by(prepared: PreparedRun, source: str) -> PreparedRun:
 
 def test_planted_constants_come_back(rows: list[PowerRow]) -> None:
     found = fitted(planted(rows))
-    for name in ("waiting_share", "memory_share", "narrow_share", "compute_share", "compute_exponent"):
+    for name in ("waiting_share", "memory_pj_per_bit", "narrow_share", "compute_share", "compute_exponent"):
         assert getattr(found, name) == pytest.approx(getattr(PLANTED, name), rel=0.1), name
 
 
@@ -110,7 +110,8 @@ def test_the_closed_form_agrees_with_the_simulation(catalog: Catalog, rate: floa
     problem = resolve_serving(read_serving_spec(document), catalog, Path()).problem
     simulated, _ = estimate_pinned(problem)
     candidate = simulated.candidate
-    use = run_utilization(simulated.judged.run, candidate.parts[0][0].worker)
+    worker = candidate.parts[0][0].worker
+    use, bytes_per_j = run_utilization(simulated.judged.run, worker), peak_bytes_per_j(worker.machine.device)
     assert use is not None
-    by_iteration = 700.0 * float(power_share(problem.power.constants, use))
+    by_iteration = 700.0 * float(power_share(problem.power.constants, use, bytes_per_j))
     assert power_at(candidate, simulated.judged.requests_per_s) == pytest.approx(by_iteration, rel=0.05)
