@@ -31,6 +31,7 @@ class EngineRecipe:
         max_batched_tokens: token budget of one iteration.
         whole_prompts: the budget grows to hold one prompt and a token of every running request.
         prompt_margin_tokens: the budget is one prompt and so many tokens, whatever max_batched_tokens says; 0 for none.
+        margin_holds_running: that budget holds a token of every running request besides.
         exclusive_prefill: prefill runs between decode iterations, not with them.
         memory_fraction: share of device memory that the engine takes.
         memory_fraction_of: ``total``: weights, activations and KV cache together; ``static``: weights and KV cache;
@@ -77,6 +78,7 @@ class EngineRecipe:
     in_source: tuple[str, ...] = ()
     whole_prompts: bool = False
     prompt_margin_tokens: int = 0
+    margin_holds_running: bool = False
     exclusive_prefill: bool = False
     memory_fraction_of: str = "total"
     cuda_graphs: bool = True
@@ -121,7 +123,7 @@ class EngineRecipe:
     def token_budget(self, input_length: float, num_seqs: int) -> int:
         """Tokens of one iteration for prompts of ``input_length`` in addition to ``num_seqs`` running requests."""
         if self.prompt_margin_tokens:
-            return int(input_length) + self.prompt_margin_tokens
+            return int(input_length) + self.prompt_margin_tokens + self.margin_holds_running * num_seqs
         if not self.whole_prompts:
             return self.max_batched_tokens
         return max(self.max_batched_tokens, int(input_length) + num_seqs)

@@ -111,6 +111,7 @@ class BenchmarkRun:
         attention_data_parallel: ranks.
         role: what the workers do: ``mixed``, ``prefill`` or ``decode``.
         is_vendors: measured by the publisher of the table, not by the public benchmark whose rows it also holds.
+        measured_on: day of the run as its source prints it, ISO 8601; empty where it does not.
     """
 
     title: str
@@ -124,6 +125,7 @@ class BenchmarkRun:
     attention_data_parallel: int
     role: str = "mixed"
     is_vendors: bool = False
+    measured_on: str = ""
 
 
 CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
@@ -136,6 +138,9 @@ CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
     "most_concurrency": lambda run, value: run.concurrency <= value,
     "attention_data_parallel": lambda run, value: (run.attention_data_parallel > 1) == value,
     "vendors": lambda run, value: run.is_vendors == value,
+    # ISO dates are ordered as texts; a day that nobody prints fulfils neither.
+    "measured_before": lambda run, value: bool(run.measured_on) and run.measured_on < value,
+    "measured_since": lambda run, value: run.measured_on >= value,
 }
 
 

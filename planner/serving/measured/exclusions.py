@@ -45,6 +45,16 @@ def _section(row: Mapping[str, Any]) -> str:
     return str(_part(row, "source").get("section", ""))
 
 
+def measured_on(row: Mapping[str, Any]) -> str:
+    """Day on which a row was measured, ISO 8601, where its source prints it; else empty.
+
+    >>> measured_on({"source": {"section": "db-dump/2026-04-27; measured=2025-11-02T00:00:00.000Z"}})
+    '2025-11-02'
+    """
+    found = re.search(r"measured=(\d{4}-\d{2}-\d{2})", _section(row))
+    return found[1] if found else ""
+
+
 def _is_planner_check(row: Mapping[str, Any]) -> bool:
     return PLANNER_CHECK in _section(row)
 
@@ -56,9 +66,8 @@ def _predicts_tokens(row: Mapping[str, Any]) -> bool:
         return False
     if PREDICTING_SOURCE not in str(_part(row, "source").get("title", "")):
         return False
-    measured = re.search(r"measured=(\d{4}-\d{2})", _section(row))
     since = PREDICTING_SINCE.get(release)
-    return release == PREDICTING_RELEASE or (since is not None and measured is not None and measured[1] >= since)
+    return release == PREDICTING_RELEASE or (since is not None and measured_on(row) >= since)
 
 
 def _is_sick(row: Mapping[str, Any]) -> bool:

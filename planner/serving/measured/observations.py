@@ -18,6 +18,7 @@ from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.measured.drawn import LENGTH_FORMS, num_before
+from meshplan.planner.serving.measured.exclusions import measured_on
 from meshplan.planner.serving.measured.layouts import (
     STATED_LIMITS,
     Server,
@@ -122,6 +123,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         tensor_parallel=1,
         attention_data_parallel=1,
         is_vendors=has_caveat(row, VENDOR_MARK),
+        measured_on=measured_on(row),
     )
     if disaggregated:
         first = started_as(recipe, benchmark_run(run, Section(degrees.values, "prefill"), Role.PREFILL))

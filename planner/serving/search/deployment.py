@@ -8,8 +8,11 @@ c is fitted (:class:`~meshplan.catalogs.constants.serving.ServingConstants`): th
 prefill and once for decode servers, because the router sends a disaggregated request to one and then to the other.
 s is published. In a closed loop the next request reaches the engine as much later on average: the answer's last token
 goes to the client, who then sends it. Only such gaps vary (:func:`gaps_s`): requests of one length would otherwise stay
-in step for ever, and queue or not by a hair. Assumptions: prompts do not wait for each other's tokenizing, and tokens
-of images are not text.
+in step for ever, and queue or not by a hair. One thread of a server tokenizes its prompts one after another
+(vllm-project/vllm, issue 25301), so that of the clients of a closed loop, who all begin at once, the i-th of a server
+reaches its engine i·s·p later (:func:`starts_s`). Assumptions: later prompts, which come one by one, do not wait for
+each other's tokenizing (a hundred prompts of 1,024 tokens a second would); front ends of disaggregated servers tokenize
+in parallel; tokens of images are not text.
 """
 
 from __future__ import annotations
@@ -79,11 +82,15 @@ def server(
 
     def served(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
         later_s = outside_s(site, config, workload, requests.input_length)
+        waited_s = np.zeros(len(requests))
         if requests.concurrency is not None:
-            requests = replace(requests, think_s=requests.think_s + gaps_s(later_s))
+            waited_s = starts_s(config, workload, requests)
+            arrival_s = np.maximum.accumulate(requests.arrival_s + waited_s)
+            requests = replace(requests, arrival_s=arrival_s, think_s=requests.think_s + gaps_s(later_s))
         if stopping is not None:  # no request is seen earlier than that: a run that is stopped violates its SLO
             stopping = stopping.later(float(later_s.min()))
-        return seen_by_clients(simulate_system(requests, system, stopping), later_s)
+        run = simulate_system(requests, system, stopping)
+        return seen_by_clients(replace(run, arrival_s=run.arrival_s - waited_s), later_s)
 
     return served
 
@@ -117,6 +124,23 @@ def gaps_s(later_s: FloatArray) -> FloatArray:
     quantiles = (np.arange(len(later_s)) + 0.5) / len(later_s)
     shares = -np.log1p(-np.random.default_rng(GAP_SEED).permutation(quantiles))
     return np.asarray(later_s * shares)
+
+
+def starts_s(config: ServingConfig, workload: ServingWorkload, requests: Requests) -> FloatArray:
+    """How long the requests that begin a closed loop wait for the prompts before them to be tokenized, s, [n].
+
+    The loop's first requests are dealt in turn to the front ends of the workers; those that follow wait for none.
+    """
+    waited_s = np.zeros(len(requests))
+    if config.is_disaggregated or not workload.has_front_end:
+        return waited_s
+    first = min(requests.concurrency or 0, len(requests))
+    each_s = tokenize_s(workload, requests.input_length[:first])
+    front_ends = sum(pool.num_workers for pool in config.pools)
+    for server in range(min(front_ends, first)):
+        own_s = each_s[server::front_ends]
+        waited_s[server:first:front_ends] = np.cumsum(own_s) - own_s
+    return waited_s
 
 
 def outside_s(

@@ -12,6 +12,12 @@ from meshplan.planner.serving.problem.config import EngineLimits
 from meshplan.planner.serving.problem.requests import Requests
 
 
+def may_pass(requests: Requests) -> bool:
+    """Whether a later arrival may have a smaller rank: by priority, or in a closed loop that does not begin at once."""
+    begins_apart = requests.concurrency is not None and bool(np.any(requests.arrival_s))
+    return requests.priority is not None or begins_apart
+
+
 class RequestState:
     """Columns over the requests; times are infinite until they are known.
 
@@ -31,8 +37,7 @@ class RequestState:
         self.cached_tokens: list[int] = [0] * num if cached is None else cached.tolist()
         self.found_tokens = [0] * num
         self.prefix: list[int] | None = None if requests.prefix is None else requests.prefix.tolist()
-        starts_at_different_times = requests.concurrency is not None and bool(np.any(requests.arrival_s))
-        self.may_pass = requests.priority is not None or starts_at_different_times
+        self.may_pass = may_pass(requests)
         order = np.arange(num) if requests.priority is None else np.argsort(requests.priority, kind="stable")
         self.by_rank: list[int] = order.tolist()
         self.rank: list[int] = np.argsort(order).tolist()

@@ -78,6 +78,26 @@ def test_the_publishers_own_servers_take_one_prompt_and_a_margin_at_a_time() -> 
         assert started_as(recipe, replace(vendors, is_vendors=False)).token_budget(4096, 64) == 8192
 
 
+def test_scripts_change_with_the_day_of_the_run() -> None:
+    """DeepSeek on TensorRT-LLM until 2025: one prompt besides the running requests, then at least 8,192 tokens."""
+    recipe = engine_recipes()["trtllm"]
+    run = replace(RUN, concurrency=128, measured_on="2025-11-02")
+    for precision in ("nvfp4", "fp8"):
+        assert started_as(recipe, replace(run, precision=precision)).token_budget(1024, 128) == 1024 + 64 + 128
+    assert started_as(recipe, replace(run, measured_on="2026-02-03")).token_budget(1024, 128) == 8192
+    assert started_as(recipe, replace(run, measured_on="")).token_budget(1024, 128) == 8192
+
+
+def test_scripts_say_which_kernels_multiply_experts() -> None:
+    recipe = engine_recipes()["trtllm"]
+    assert started_as(recipe, replace(RUN, concurrency=255)).expert_kernels
+    assert not started_as(recipe, replace(RUN, concurrency=256)).expert_kernels
+    assert not started_as(recipe, replace(RUN, input_length=8192, concurrency=33)).expert_kernels
+    assert started_as(recipe, replace(RUN, concurrency=256, measured_on="2026-02-03")).expert_kernels
+    assert not started_as(recipe, replace(RUN, attention_data_parallel=8)).expert_kernels
+    assert not started_as(recipe, replace(RUN, precision="fp8")).expert_kernels
+
+
 @pytest.mark.parametrize(
     "change", [{"title": "another table"}, {"device": "h100-sxm-80gb"}, {"model": "Qwen/Qwen3-32B"}], ids=str
 )

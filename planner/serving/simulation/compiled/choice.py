@@ -12,8 +12,6 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 
-import numpy as np
-
 from meshplan.planner.core.arrays import BoolArray
 from meshplan.planner.serving.problem.config import Router
 from meshplan.planner.serving.problem.requests import Requests
@@ -35,11 +33,10 @@ _ENTRY = "meshplan.planner.serving.simulation.compiled.serve"
 def pays(requests: Requests, num_workers: int, router: Router | None) -> bool:
     """Whether a run of mixed workers is long enough for machine code, and such as it knows.
 
-    It knows open arrivals, and closed loops of one worker whose first requests come together; no prefixes.
+    It knows open arrivals, and closed loops of one worker; no prefixes.
     """
     least = LEAST_LOADED if _ENTRY in sys.modules else LEAST_TO_LOAD
-    is_loop_known = router is None and not np.any(requests.arrival_s)
-    is_known = requests.prefix is None and (requests.concurrency is None or is_loop_known)
+    is_known = requests.prefix is None and (requests.concurrency is None or router is None)
     return len(requests) >= least and is_known and len(requests) * num_workers <= MOST_QUEUED and _is_here()
 
 

@@ -20,7 +20,7 @@ from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.serving.estimator.table import Table
 from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.simulation.compiled.member import Member
-from meshplan.planner.serving.simulation.request_state import RequestState, num_slots
+from meshplan.planner.serving.simulation.request_state import RequestState, may_pass, num_slots
 from meshplan.planner.serving.simulation.run import NUM_COLUMNS
 
 # Rows of ``tables``: a worker's seconds by tokens, by sequences, by decoding requests.
@@ -120,7 +120,7 @@ def memory_of(
     """A run that has not begun.
 
     Args:
-        requests: of open arrivals, or of a closed loop whose first ones come together.
+        requests: of open arrivals, or of a closed loop.
         members: the workers.
         served: [n] whether a request can be served at all.
         kv_block_tokens: tokens of a block of KV cache.
@@ -132,7 +132,7 @@ def memory_of(
     first = SEGMENTS_PER_REQUEST * num + 1024
     ledger = np.zeros(1, dtype=_LEDGER)
     ledger["router"], ledger["worker"], ledger["request"] = router, NONE, NONE
-    ledger["may_pass"] = requests.priority is not None
+    ledger["may_pass"] = may_pass(requests)
     ledger["expected_output"] = float(np.mean(requests.output_length))
     order, is_closed = np.flatnonzero(served).astype(_COUNT), requests.concurrency is not None
     ledger["is_closed"] = is_closed

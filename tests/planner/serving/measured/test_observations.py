@@ -170,6 +170,20 @@ def test_sglang_gathers_where_its_scripts_name_no_all_to_all(reader: MachineRead
     assert not served_run(row, reader).recipe.gathers_tokens
 
 
+def test_a_run_is_read_with_the_scripts_of_its_day(reader: MachineReader) -> None:
+    """Until 2025 TensorRT-LLM's servers of DeepSeek took one prompt besides the 64 running requests and 64 tokens."""
+    name = "aicsil-dsr1_b200_trtllm_fp8_disagg_8192x1024_c128_cfg549"
+    row = copy.deepcopy(dict(next(row for row in ROWS if row["id"] == name)))
+    row["parallelism"] = {"tensor_parallel": 8, "expert_parallel": 8}
+    row["workload"] |= {"disaggregated": False, "input_length": 1024, "concurrency": 64}
+    row["framework"]["version"] = "1.1.0rc2.post2"
+    budgets = {}
+    for day in ("2025-11-02", "2026-02-03"):
+        row["source"]["section"] = f"db-dump/2026-04-27; measured={day}T00:00:00.000Z"
+        budgets[day] = served_run(row, reader).config.pools[0].limits.max_batched_tokens
+    assert budgets == {"2025-11-02": 1024 + 64 + 64, "2026-02-03": 8192}
+
+
 def test_disaggregated_servers_are_read_with_the_flags_of_their_scripts(reader: MachineReader) -> None:
     """Slots, split experts and the router of a public run; other sources keep what the row prints."""
     name = "aicsil-dsr1_b200_trtllm_fp8_disagg_8192x1024_c128_cfg549"

@@ -11,7 +11,8 @@ from planted_serving import PLANTED, prepared
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.requests import Arrival, Images
-from meshplan.planner.serving.search.deployment import TOKENIZE_S_PER_TOKEN, outside_s, tokenize_s
+from meshplan.planner.serving.search.deployment import TOKENIZE_S_PER_TOKEN, outside_s, starts_s, tokenize_s
+from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.validation.machines import MachineReader
 
 
@@ -45,6 +46,26 @@ def test_clients_see_every_token_later_by_it(loop: PreparedRun) -> None:
     slow, fast = (open_loop.predicted(constants) for constants in (PLANTED, free))
     assert slow["ttft_s"] - fast["ttft_s"] == pytest.approx(PLANTED.first_token_offset_s)
     assert slow["tpot_s"] == pytest.approx(fast["tpot_s"])
+
+
+def test_prompts_that_come_together_are_tokenized_one_after_another(loop: PreparedRun) -> None:
+    """The client of each waits since it began; those that follow an answer come one by one and wait for no other."""
+    run = replace(loop.run, workload=replace(loop.run.workload, concurrency=8, num_requests=24))
+    requests = make_requests(run.workload)
+    waited_s = starts_s(run.config, run.workload, requests)
+    before = np.cumsum(requests.input_length[:7])
+    assert waited_s[1:8] == pytest.approx(TOKENIZE_S_PER_TOKEN * before)
+    assert not waited_s[[0, *range(8, 24)]].any()
+    served = PreparedRun(run).served(PLANTED)
+    assert not served.arrival_s[:8].any()
+    assert np.all(served.admitted_s[:8] >= waited_s[:8])
+
+    pool = replace(run.config.pools[0], num_workers=4)
+    spread_s = starts_s(replace(run.config, pools=(pool,)), run.workload, requests)
+    assert not spread_s[:4].any()
+    assert spread_s[4:8] == pytest.approx(TOKENIZE_S_PER_TOKEN * requests.input_length[:4])
+    static = replace(run.workload, arrival=Arrival.STATIC_BATCH)
+    assert not starts_s(run.config, static, requests).any()
 
 
 def test_the_next_request_of_a_closed_loop_comes_when_its_client_has_the_answer(loop: PreparedRun) -> None:

@@ -82,7 +82,8 @@ def assert_same(one: ServingRun | str, other: ServingRun | str) -> None:
     kinds=st.booleans(),
     router=st.sampled_from(list(Router)),
     limit_s=st.sampled_from([None, None, 0.5, 5.0]),
-    loop=st.sampled_from([None, None, (1, 0.0), (3, 0.03), (20, 0.0)]),  # in flight, s to the next request
+    # in flight, s to the next request, s between the first ones
+    loop=st.sampled_from([None, None, (1, 0.0, 0.0), (3, 0.03, 0.0), (3, 0.03, 0.2), (20, 0.0, 0.0), (20, 0.0, 0.013)]),
 )
 def test_every_bit_is_the_same(
     seed: int,
@@ -104,9 +105,9 @@ def test_every_bit_is_the_same(
     kinds: bool,
     router: Router,
     limit_s: float | None,
-    loop: tuple[int, float] | None,
+    loop: tuple[int, float, float] | None,
 ) -> None:
-    concurrency, think_s = loop or (None, 0.0)
+    concurrency, think_s, ramp_s = loop or (None, 0.0, 0.0)
     if concurrency is not None:  # machine code knows closed loops of one worker
         workers, kinds = 1, False
     random = np.random.default_rng(seed)
@@ -148,6 +149,7 @@ def test_every_bit_is_the_same(
             cached=caches,
             concurrency=concurrency,
             think_s=think_s,
+            ramp_s=ramp_s,
         )
     assert_same(one, two)
 
@@ -180,10 +182,9 @@ def test_what_machine_code_does_not_know_is_left_to_python(monkeypatch: pytest.M
     assert simulate_system(requests, ServingSystem(pools=apart, link=link)).is_served.all()
     loop, ramp = random_requests(1, 40, concurrency=3), random_requests(1, 40, concurrency=3, ramp_s=0.1)
     assert simulate_system(loop, ServingSystem(pools=(pool,))).is_served.all()
-    assert simulate_system(ramp, ServingSystem(pools=(replace(pool, num_workers=1),))).is_served.all()
     for workers in (1, 2):
         assert simulate_system(shared, ServingSystem(pools=(replace(pool, num_workers=workers),))).is_served.all()
-    for known, workers in ((requests, 2), (loop, 1)):
+    for known, workers in ((requests, 2), (loop, 1), (ramp, 1)):
         with pytest.raises(AssertionError):
             simulate_system(known, ServingSystem(pools=(replace(pool, num_workers=workers),)))
 
