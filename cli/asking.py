@@ -95,7 +95,7 @@ _GROUP = re.compile(
     r"\s*(?P<count>\d{1,7})\s*[xX×*]\s*(?P<name>[\w. -]+?)\s*|"
     r"\s*(?P<name2>[\w. -]+?)\s*[xX×*]\s*(?P<count2>\d{1,7})\s*"
 )
-_SLO = re.compile(r"\s*(?P<key>[a-z0-9_]+?)(_s)?\s*=\s*(?P<limit>[^=]+?)\s*")
+_SLO = re.compile(r"\s*(?P<key>[a-z0-9_]+?)(?P<unit>_s)?\s*=\s*(?P<limit>[^=]+?)\s*")
 # Makers' own node types come before those of one cloud, and boards with the fastest links before PCIe cards.
 _PREFERRED = ("dgx-", "hgx-", "gb200-", "gb300-", "hls-")
 
@@ -297,7 +297,7 @@ def slo_of(text: str) -> dict[str, float]:
     Raises:
         SpecError: a limit is not a time with a unit.
     """
-    from meshplan.catalogs.units import Dimension, parse_quantity
+    from meshplan.catalogs.units import Dimension, parse_quantity, parse_seconds
 
     limits = {}
     for part in text.split(","):
@@ -305,7 +305,11 @@ def slo_of(text: str) -> dict[str, float]:
         if match is None:
             raise _problem("--slo", f"{part.strip()!r} is not read; write ttft_p99=2s,tpot_p95=50ms")
         try:
-            limits[f"{match['key']}_s"] = parse_quantity(match["limit"], Dimension.S)
+            # A key that names its unit is read as in a spec.
+            is_named = match["unit"] is not None
+            limits[f"{match['key']}_s"] = (
+                parse_seconds(match["limit"]) if is_named else parse_quantity(match["limit"], Dimension.S)
+            )
         except UnitError as error:
             raise _problem("--slo", f"{match['key']}: {error}") from None
     return limits

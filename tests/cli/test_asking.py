@@ -60,6 +60,7 @@ def test_limits_have_units() -> None:
     }
     with pytest.raises(SpecError, match="no unit"):
         slo_of("ttft_p99=2")
+    assert slo_of("ttft_p99_s=2,tpot_p95_s=50ms") == {"ttft_p99_s": 2.0, "tpot_p95_s": 0.05}
 
 
 def test_a_question_that_says_neither_or_both_gets_two_commands_to_copy() -> None:
