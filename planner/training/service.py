@@ -187,7 +187,8 @@ def estimate(question: Question) -> Plan:
     config = fixed_config(resolved.problem)
     resolved, common["placement"] = _placed_config(resolved, config)
     priced = price(resolved.problem, config)
-    report = pinned_report(admission(resolved.problem, priced))
+    limit = resolved.problem.limits.memory_bytes
+    report = pinned_report(admission(resolved.problem, priced), safe_bytes=priced.safe_bytes, limit_bytes=limit)
     return make_training_plan(resolved, priced, solution=report, alternatives=(), rejected=(), **common)
 
 
