@@ -119,7 +119,7 @@ class OfferSpec(SpecModel):
     interruptions_per_hour: Annotated[float, Field(ge=0, le=60)] | None = Field(
         default=None, description="how often a spot node is taken away; the replay takes it away as often"
     )
-    interruption_s: Annotated[float, TimeInSeconds(), Field(gt=0, le=86400)] | None = Field(
+    interruption_s: Annotated[float, Field(gt=0, le=86400), TimeInSeconds()] | None = Field(
         default=None, description="until a replacement of an interrupted node serves"
     )
 

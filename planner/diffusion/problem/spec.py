@@ -48,7 +48,7 @@ class DiffusionWorkloadSpec(SpecModel):
 class DiffusionSloSpec(SpecModel):
     """Limits of a plan."""
 
-    latency_s: Annotated[float, TimeInSeconds(), Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)] | None = Field(
+    latency_s: Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False), TimeInSeconds()] | None = Field(
         default=None,
         description="from the start of a batch to its decoded pictures, without waiting for a free replica",
     )

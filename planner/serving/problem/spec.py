@@ -29,7 +29,7 @@ MAX_LATENCY_S = 1e5
 MAX_IMAGES, MAX_PIXELS = 1_000, 65_536
 
 Tokens = Annotated[int, Whole(most=MAX_TOKENS, tokens=True)]
-Latency = Annotated[float, TimeInSeconds(), Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)]
+Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False), TimeInSeconds()]
 if TYPE_CHECKING:
     SchemeName = str
     KvCacheFormat = str
@@ -275,7 +275,7 @@ class KvTierSpec(SpecModel):
     gb_per_s_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None, description="rate at which a device's share of the cache is fetched; not with choose"
     )
-    latency_s: Annotated[float, TimeInSeconds(), Field(ge=0, le=MAX_LATENCY_S)] = Field(
+    latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S), TimeInSeconds()] = Field(
         default=0.0, description="latency of one fetch"
     )
     choose: Annotated[list[KvStore], Field(min_length=1)] | None = Field(
