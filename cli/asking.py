@@ -181,6 +181,8 @@ class Asked:
             lengths = ASSUMED_LENGTHS
             self.assumed.append(f"{lengths} tokens in and out (--lengths IN/OUT)")
         prompt, _, output = lengths.partition("/")
+        if not prompt.strip() or not output.strip():
+            raise _problem("--lengths", f"{lengths!r} is not read; write tokens of a prompt and an answer: 4000/1000")
         workload: dict[str, Any] = {"input_length": _number(prompt), "output_length": _number(output)}
         if self.rate is not None:
             workload["request_rate_per_s"] = self.rate
@@ -307,6 +309,8 @@ def slo_of(text: str) -> dict[str, float]:
         try:
             # A key that names its unit is read as in a spec.
             is_named = match["unit"] is not None
+            if f"{match['key']}_s" in limits:
+                raise _problem("--slo", f"{match['key']} is limited twice; keep one")
             limits[f"{match['key']}_s"] = (
                 parse_seconds(match["limit"]) if is_named else parse_quantity(match["limit"], Dimension.S)
             )

@@ -84,6 +84,11 @@ def described(catalog: Catalog, name: str) -> dict[str, Any]:
     if any(model["slug"] == name for model in models):
         model = next(model for model in models if model["slug"] == name)
         return {"kind": "model", **model, "config": catalog.model(name)}
+    for meant in (catalog.device, catalog.node_type, catalog.link, catalog.model_shape):
+        try:
+            return described(catalog, meant(name).slug)  # another way to write it, as specs may
+        except UnknownEntryError:
+            continue
     raise UnknownEntryError("catalog entry", name, [*known, *(model["slug"] for model in models)])
 
 

@@ -56,7 +56,9 @@ def show(
         show_document(entry, form)
         return
     texts = ", ".join(value for key, value in entry.items() if isinstance(value, str) and key not in ("kind", "slug"))
-    show_rows(entry["facts"], _FACT_COLUMNS, form, title=f"{name} ({entry['kind'].replace('_', ' ')}): {texts}")
+    show_rows(
+        entry["facts"], _FACT_COLUMNS, form, title=f"{entry['slug']} ({entry['kind'].replace('_', ' ')}): {texts}"
+    )
     if entry.get("prices") and form is not Format.CSV:
         show_rows(entry["prices"], _PRICE_COLUMNS[1:], form, title="\nPrices")
 

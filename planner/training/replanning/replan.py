@@ -184,11 +184,16 @@ def losses(made: Plan, old: Resolved, without: Sequence[int], fewer: int) -> lis
     """Which nodes each answer is without: those named, else one, two, … of those that hold the last ranks.
 
     Raises:
-        SpecError: the plan runs on one node.
+        SpecError: the plan runs on one node, or its cluster has no such node.
     """
-    if without:
-        return [sorted(set(without))]
     machine = old.problem.machine
+    if without:
+        count = sum(int(node["count"]) for node in made.spec["cluster"]["nodes"])
+        beyond = sorted({node for node in without if not 0 <= node < count})
+        if beyond:
+            said = f"there is no node {', '.join(map(str, beyond))}: the cluster has {count}, from 0"
+            raise SpecError([Problem(path="without", message=said)], of="the question")
+        return [sorted(set(without))]
     used = sorted({host * machine.devices_per_host // machine.domain_size for host, _ in made.rank_table or ()})
     most = min(fewer, len(used) - 1)
     if most < 1:

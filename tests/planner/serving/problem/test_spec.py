@@ -7,8 +7,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.reading.spec_reader import plain_numbers, spec_schema
+from meshplan.planner.service import make_plan
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 
@@ -43,6 +45,15 @@ def test_a_limit_may_bring_its_unit_and_is_the_same_question() -> None:
     assert [slo.limit_s for slo in read_serving_spec(written).slos] == [2.0, 0.05]
     assert plain_numbers(ServingSpec, written) == SPEC
     assert jsonschema.Draft202012Validator(spec_schema(ServingSpec)).is_valid(written)
+
+
+def test_a_limit_without_its_unit_in_the_key_is_told_the_key() -> None:
+    assert "did you mean 'tpot_p95_s'" in messages({**SPEC, "slo": {"tpot_p95": "50 ms"}})["slo"]
+
+
+def test_a_model_of_images_is_told_its_kind(catalog: Catalog) -> None:
+    with pytest.raises(SpecError, match=r"FLUX\.1 dev makes images or videos: ask with kind: diffusion"):
+        make_plan({**SPEC, "model": "flux.1-dev"}, catalog)
 
 
 @pytest.mark.parametrize("limit", ["50 GB", "soon", "50 msec", "-1 s", "0 ms", "2 weeks", True])
