@@ -119,7 +119,7 @@ def _metric_rows(item: MetricDifference, *, is_pair: bool) -> list[Row]:
     return [row, between if verdict is None else {**between, "change": verdict}]
 
 
-def _metric_row(item: MetricDifference, *, is_pair: bool) -> Row:
+def _metric_row(item: MetricDifference, *, is_pair: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"field": metric_title(item.metric)}
     for place, (interval, change) in enumerate(zip(item.predicted, item.changes, strict=True)):
         if interval is None:
