@@ -84,12 +84,24 @@ def described(catalog: Catalog, name: str) -> dict[str, Any]:
     if any(model["slug"] == name for model in models):
         model = next(model for model in models if model["slug"] == name)
         return {"kind": "model", **model, "config": catalog.model(name)}
-    for meant in (catalog.device, catalog.node_type, catalog.link, catalog.model_shape):
-        try:
-            return described(catalog, meant(name).slug)  # another way to write it, as specs may
-        except UnknownEntryError:
-            continue
     raise UnknownEntryError("catalog entry", name, [*known, *(model["slug"] for model in models)])
+
+
+def described_as_written(catalog: Catalog, name: str) -> dict[str, Any]:
+    """The same of a name in one of the ways in which specs may write it: ``H100``, a Hugging Face id.
+
+    Raises:
+        UnknownEntryError: as above.
+    """
+    try:
+        return described(catalog, name)
+    except UnknownEntryError as unknown:
+        for meant in (catalog.device, catalog.node_type, catalog.link, catalog.model_shape):
+            try:
+                return described(catalog, meant(name).slug)
+            except UnknownEntryError:
+                continue
+        raise unknown from None
 
 
 def _described_node(catalog: Catalog, node: NodeType) -> dict[str, Any]:
