@@ -94,6 +94,7 @@ _TOTAL = re.compile(
     r"\s*(?P<number>\d{1,18}(?:\.\d{1,9})?(?:[eE]\+?\d{1,2})?)\s*(?P<prefix>[kKmMbBgGtT]?)\s*(?:tokens)?\s*"
 )
 _TOTAL_PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*")
 _QUANTITY = re.compile(r"^\s*(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>\D.*?)?\s*$")
 
 
@@ -122,6 +123,24 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     if not math.isfinite(value) or value < 0:
         raise UnitError(f"{text!r}: must be a finite number of at least 0")
     return value
+
+
+def parse_seconds(written: object) -> float:
+    """A time of a key that names its unit (``ttft_p99_s``): a number is in seconds, a text brings its own unit.
+
+    >>> parse_seconds(0.05), parse_seconds("50 ms"), parse_seconds("0.05")
+    (0.05, 0.05, 0.05)
+
+    Raises:
+        UnitError: not a number, or a unit that measures no time.
+    """
+    if isinstance(written, int | float) and not isinstance(written, bool):
+        return float(written)
+    if isinstance(written, str) and _NUMBER.fullmatch(written):
+        return float(written)
+    if not isinstance(written, str) or _QUANTITY.match(written) is None:
+        raise UnitError(f"{written!r} is no time: write seconds such as 0.05, or a unit such as '50 ms'")
+    return parse_quantity(written, Dimension.S)
 
 
 def _explain_unit(unit: str, dimension: Dimension) -> str:

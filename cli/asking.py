@@ -95,7 +95,7 @@ _GROUP = re.compile(
     r"\s*(?P<count>\d{1,7})\s*[xX×*]\s*(?P<name>[\w. -]+?)\s*|"
     r"\s*(?P<name2>[\w. -]+?)\s*[xX×*]\s*(?P<count2>\d{1,7})\s*"
 )
-_SLO = re.compile(r"\s*(?P<key>[a-z0-9_]+?)(_s)?\s*=\s*(?P<limit>[^=]+?)\s*")
+_SLO = re.compile(r"\s*(?P<key>[a-z0-9_]+?)(?P<unit>_s)?\s*=\s*(?P<limit>[^=]+?)\s*")
 # Makers' own node types come before those of one cloud, and boards with the fastest links before PCIe cards.
 _PREFERRED = ("dgx-", "hgx-", "gb200-", "gb300-", "hls-")
 
@@ -181,6 +181,8 @@ class Asked:
             lengths = ASSUMED_LENGTHS
             self.assumed.append(f"{lengths} tokens in and out (--lengths IN/OUT)")
         prompt, _, output = lengths.partition("/")
+        if not prompt.strip() or not output.strip():
+            raise _problem("--lengths", f"{lengths!r} is not read; write tokens of a prompt and an answer: 4000/1000")
         workload: dict[str, Any] = {"input_length": _number(prompt), "output_length": _number(output)}
         if self.rate is not None:
             workload["request_rate_per_s"] = self.rate
@@ -297,7 +299,7 @@ def slo_of(text: str) -> dict[str, float]:
     Raises:
         SpecError: a limit is not a time with a unit.
     """
-    from meshplan.catalogs.units import Dimension, parse_quantity
+    from meshplan.catalogs.units import Dimension, parse_quantity, parse_seconds
 
     limits = {}
     for part in text.split(","):
@@ -305,7 +307,13 @@ def slo_of(text: str) -> dict[str, float]:
         if match is None:
             raise _problem("--slo", f"{part.strip()!r} is not read; write ttft_p99=2s,tpot_p95=50ms")
         try:
-            limits[f"{match['key']}_s"] = parse_quantity(match["limit"], Dimension.S)
+            # A key that names its unit is read as in a spec.
+            is_named = match["unit"] is not None
+            if f"{match['key']}_s" in limits:
+                raise _problem("--slo", f"{match['key']} is limited twice; keep one")
+            limits[f"{match['key']}_s"] = (
+                parse_seconds(match["limit"]) if is_named else parse_quantity(match["limit"], Dimension.S)
+            )
         except UnitError as error:
             raise _problem("--slo", f"{match['key']}: {error}") from None
     return limits

@@ -20,6 +20,13 @@ from meshplan.planner.core.plan import Interval, Plan
 NAMED_SHARE = 0.005
 # Parts named in a reason: as many that grew, as many that shrank.
 NAMED_PARTS = 2
+# Sections of a comparison that list fields which differ.
+SECTIONS = ("question", "rests_on", "proof", "choices")
+# What an answer says of its proof.
+_PROOF = ("status", "gap", "stopped", "kept", "admitted_by", "binding_constraint")
+# Parts of the provenance that are results, or the model, which the question names.
+_NO_INPUT = ("share_of_time_by_evidence", "model")
+CATALOG_ENTRIES, _SHOWN_DIGITS = "catalog entries", 12
 _TOKENS_OF_REASON = 1_000_000
 
 
@@ -60,6 +67,9 @@ class Comparison:
     Args:
         plan_ids: of the plans, the reference first.
         question: fields of the spec that differ.
+        rests_on: inputs besides the spec that differ: meshplan's version, constants, sources; and the digest of the
+            catalog's entries where the question is the same, since of other questions other entries are looked up.
+        proof: how sure the answers are, where that differs: status, gap, why a search ended.
         choices: fields of the configuration that differ.
         metrics: every predicted metric.
         reasons: one sentence for every plan but the first.
@@ -67,6 +77,8 @@ class Comparison:
 
     plan_ids: tuple[str, ...]
     question: tuple[Difference, ...]
+    rests_on: tuple[Difference, ...]
+    proof: tuple[Difference, ...]
     choices: tuple[Difference, ...]
     metrics: tuple[MetricDifference, ...]
     reasons: tuple[str, ...]
@@ -75,8 +87,10 @@ class Comparison:
         """The comparison as plain JSON."""
         return {
             "plans": list(self.plan_ids),
-            "question": [{"field": item.field, "values": list(item.values)} for item in self.question],
-            "choices": [{"field": item.field, "values": list(item.values)} for item in self.choices],
+            **{
+                section: [{"field": item.field, "values": list(item.values)} for item in getattr(self, section)]
+                for section in SECTIONS
+            },
             "metrics": [
                 {
                     "metric": item.metric,
@@ -130,9 +144,12 @@ def compare_plans(plans: Sequence[Plan]) -> Comparison:
     kinds = {plan.kind for plan in plans}
     if len(kinds) > 1:
         raise StoreError(f"plans of different kinds cannot be compared: {', '.join(sorted(kinds))}")
+    question = _differences([_question(plan) for plan in plans])
     return Comparison(
         plan_ids=tuple(plan.plan_id for plan in plans),
-        question=_differences([_question(plan) for plan in plans]),
+        question=question,
+        rests_on=_differences([_inputs(plan, same_question=not question) for plan in plans]),
+        proof=_differences([{key: plan.solution[key] for key in _PROOF if key in plan.solution} for plan in plans]),
         choices=_differences([plan.config or _scalars(plan.answer) for plan in plans]),
         metrics=tuple(_metric_difference(name, plans) for name in _metric_names(plans)),
         reasons=tuple(reason(plans[0], other) for other in plans[1:]),
@@ -255,6 +272,14 @@ def _question(plan: Plan) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", written_out(plan.spec))
     except SpecError:  # a spec of another version of meshplan: as it was written
         return plan.spec
+
+
+def _inputs(plan: Plan, *, same_question: bool) -> dict[str, Any]:
+    """What the numbers of a plan rest on besides its spec."""
+    catalog = {CATALOG_ENTRIES: plan.catalog_digest[:_SHOWN_DIGITS]} if same_question else {}
+    parts = {key: value for key, value in plan.provenance.items() if key not in _NO_INPUT}
+    sources = parts.pop("sources", {})
+    return {**catalog, **parts, "source": sources}
 
 
 def _scalars(answer: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -87,6 +87,23 @@ def described(catalog: Catalog, name: str) -> dict[str, Any]:
     raise UnknownEntryError("catalog entry", name, [*known, *(model["slug"] for model in models)])
 
 
+def described_as_written(catalog: Catalog, name: str) -> dict[str, Any]:
+    """The same of a name in one of the ways in which specs may write it: ``H100``, a Hugging Face id.
+
+    Raises:
+        UnknownEntryError: as above.
+    """
+    try:
+        return described(catalog, name)
+    except UnknownEntryError as unknown:
+        for meant in (catalog.device, catalog.node_type, catalog.link, catalog.model_shape):
+            try:
+                return described(catalog, meant(name).slug)
+            except UnknownEntryError:
+                continue
+        raise unknown from None
+
+
 def _described_node(catalog: Catalog, node: NodeType) -> dict[str, Any]:
     return {
         "kind": "node_type",

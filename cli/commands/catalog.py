@@ -10,7 +10,7 @@ import typer
 
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
-from meshplan.cli.answers.entries import Section, described, entry_rows
+from meshplan.cli.answers.entries import Section, described_as_written, entry_rows
 from meshplan.cli.commands.reference import choices, fields, schema, support
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
@@ -51,12 +51,14 @@ def show(
 ) -> None:
     """Show one entry: every number with value, evidence level, source, date, number of samples and spread."""
     catalog = open_catalog(db, or_shipped=True)
-    entry = described(catalog, name)
+    entry = described_as_written(catalog, name)
     if form in (Format.JSON, Format.YAML) or entry["kind"] == "model":
         show_document(entry, form)
         return
     texts = ", ".join(value for key, value in entry.items() if isinstance(value, str) and key not in ("kind", "slug"))
-    show_rows(entry["facts"], _FACT_COLUMNS, form, title=f"{name} ({entry['kind'].replace('_', ' ')}): {texts}")
+    show_rows(
+        entry["facts"], _FACT_COLUMNS, form, title=f"{entry['slug']} ({entry['kind'].replace('_', ' ')}): {texts}"
+    )
     if entry.get("prices") and form is not Format.CSV:
         show_rows(entry["prices"], _PRICE_COLUMNS[1:], form, title="\nPrices")
 

@@ -63,14 +63,17 @@ def _measured_text(measured: list[dict[str, Any]], width: int) -> str:
 
 
 def _flat_rows(document: dict[str, Any]) -> list[Row]:
+    from meshplan.planner.compare import SECTIONS  # start-up: --help loads no planner
+
     rows: list[Row] = [
         {"section": section, "field": item["field"], "values": item["values"]}
-        for section in ("question", "choices")
+        for section in SECTIONS
         for item in document.get(section, ())
     ]
     rows += [
-        {"section": "predicted", "field": item["metric"], "values": [one and one["value"] for one in item["predicted"]]}
+        {"section": section, "field": item["metric"], "values": [one and one[end] for one in item["predicted"]]}
         for item in document.get("metrics", ())
+        for section, end in (("predicted", "value"), ("predicted, low", "low"), ("predicted, high", "high"))
     ]
     rows += [
         {

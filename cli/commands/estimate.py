@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from meshplan.catalogs.errors import EXIT_INFEASIBLE
+from meshplan.cli.asking import SetOption, with_settings
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption, SpecArgument, server_of
 from meshplan.cli.render import Format
@@ -14,7 +15,11 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def estimate(
-    context: typer.Context, spec: SpecArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE
+    context: typer.Context,
+    spec: SpecArgument,
+    settings: SetOption = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
 ) -> None:
     """Price the one configuration that SPEC pins under 'fixed'; what it leaves out takes its plain default.
 
@@ -27,10 +32,11 @@ def estimate(
     from meshplan.planner.service import estimate_plan
 
     service = server_of(context)
+    document, base = with_settings(read_document(spec), settings or ()), spec.parent
     if service is None:
-        made = estimate_plan(read_document(spec), open_catalog(db, or_shipped=True), base=spec.parent)
+        made = estimate_plan(document, open_catalog(db, or_shipped=True), base=base)
     else:
-        made = Client(service).estimate(read_document(spec))
+        made = Client(service).estimate(document)
     show_plan(made, form)
     if is_infeasible(made):
         raise typer.Exit(EXIT_INFEASIBLE)

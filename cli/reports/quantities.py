@@ -95,6 +95,18 @@ def interval_text(name: str, interval: Mapping[str, Any]) -> str:
     return "" if low == high else f"{metric_text(name, low)} … {metric_text(name, high)}"
 
 
+def short_interval_text(name: str, interval: Mapping[str, Any]) -> str:
+    """The same with a unit that both ends have named once, as far as a table has no room for it twice.
+
+    >>> short_interval_text("iteration_s", {"low": 10.4812, "high": 14.594})
+    '10.48 … 14.59 s'
+    """
+    text = interval_text(name, interval)
+    low, _, high = text.partition(" … ")
+    value, _, unit = low.rpartition(" ")
+    return f"{value} … {high}" if value and high.endswith(f" {unit}") else text
+
+
 def percent(share: float) -> str:
     """A share.
 

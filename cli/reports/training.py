@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshplan.catalogs.units import format_bytes, format_duration
+from meshplan.catalogs.units import format_duration
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
 from meshplan.cli.reports import mixed
 from meshplan.cli.reports.configuration import (
@@ -40,6 +40,7 @@ from meshplan.cli.reports.whole_run.lengths import lengths_section
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
+from meshplan.planner.training.admission import shortage_text
 from meshplan.planner.training.explanation import Explanation, admitted, calibration, fit, memory_basis
 
 _RANK_COLUMN = "first_stage"
@@ -134,10 +135,10 @@ def _margin(gap: float) -> str:
 
 def fit_text(plan: Plan) -> str:
     """Whether a pinned configuration fits, with the numbers."""
-    safe, limit = plan.memory["worst"]["safe_bytes"], plan.memory["limit_bytes"]
     if not plan.solution.get("oom"):
         return f"{fit(plan)} on the worst rank"
-    return f"it does not fit, {format_bytes(safe - limit)} more than {format_bytes(limit)} on the worst rank"
+    safe, limit = plan.memory["worst"]["safe_bytes"], plan.memory["limit_bytes"]
+    return f"it does not fit, {shortage_text(safe, limit)}"
 
 
 def headline(plan: Plan, width: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from meshplan.catalogs.errors import EXIT_SOLVER
+from meshplan.catalogs.errors import EXIT_SOLVER, EXIT_SPEC
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format, show_document, show_rows, show_text, terminal_width
@@ -89,11 +89,13 @@ def run(
     Run it again after Ctrl-C, a crash or a change of the file: what is answered stays answered, also by another sweep,
     as long as the spec, its files, the catalog and meshplan's version are the same. Several may run at once.
 
-    A point without a plan is an answer. Exit code 5 where points have failed.
+    A point without a plan is an answer. Exit code 5 where points have failed, 2 where no answer has the metric that the
+    sweep compares them by.
     """
     from meshplan.cli.progress import status_line
     from meshplan.cli.studies.report import progress_line_text
     from meshplan.planner.sweep.study import Loop, open_study, progress_of, retried, rows_of
+    from meshplan.planner.sweep.table import unknown_metrics
 
     catalog = open_catalog(db)
     study = open_study(sweep, catalog)
@@ -109,10 +111,13 @@ def run(
             stored = progress_of(study.document, catalog)  # what was stored last may not have been counted yet
             left = f"{stored.finished} of {stored.total} points are answered and stored"
             raise KeyboardInterrupt(f"{left}; go on with the same command") from None
-    _show(study.study_id, study.name, study.document, rows_of(study.document, catalog), form)
+    rows = rows_of(study.document, catalog)
+    _show(study.study_id, study.name, study.document, rows, form)
     if done.failed:
         sys.stderr.write(f"{done.failed} of {done.total} points have failed; try them again: --retry-failed\n")
         raise typer.Exit(EXIT_SOLVER)
+    if unknown_metrics(study.document, rows):
+        raise typer.Exit(EXIT_SPEC)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from meshplan.catalogs.constants.machines.drives import drives
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError, closest_names, did_you_mean
 from meshplan.catalogs.hardware import Device, Link, NodeType, Price
 from meshplan.catalogs.models.config import read_config
+from meshplan.catalogs.models.diffusion import diffusion_model
 from meshplan.catalogs.models.hub import HUB, cached_config, is_hub_id
 from meshplan.catalogs.models.scope import why_unread
 from meshplan.catalogs.models.shapes import ModelShape
@@ -59,6 +60,9 @@ def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) 
         if part := why_unread(model):
             problems.say("model", f"{model} is not supported yet: it has {part}")
             return None
+        if (pictures := _diffusion_name(model)) is not None:
+            problems.say("model", f"{pictures} makes images or videos: ask with kind: diffusion")
+            return None
         problems.say(
             "model",
             f"{error} (see: meshplan catalog list models; or give the path of its config.json: "
@@ -68,6 +72,14 @@ def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) 
     except CatalogError as error:
         problems.say("model", str(error))
     return None
+
+
+def _diffusion_name(model: str) -> str | None:
+    """The diffusion model that a name means; None where it means none."""
+    try:
+        return diffusion_model(model).name
+    except UnknownEntryError:
+        return None
 
 
 def config_path(model: str, catalog: Catalog, base: Path) -> Path | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -63,7 +63,7 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
     worst = float(excess[broken[0]][nearest])
     changes, words = tried(_attempts(problem, broken))
     return {
-        "binding_constraint": "; ".join(_sentence(problem, searched, name, nearest) for name in broken),
+        "binding_constraint": broken_text(problem, searched, broken, nearest),
         "nearest_miss": {
             "config": plain(found.config(nearest)),
             "label": short_config(found.config(nearest)),
@@ -74,6 +74,11 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
         "least_change": [{"change": change} for change in changes],
         "tried": words,
     }
+
+
+def broken_text(problem: DiffusionProblem, searched: Searched, broken: Sequence[str], index: int) -> str:
+    """What the limits ask and what the candidate ``index`` needs, for each of those that it breaks."""
+    return "; ".join(_sentence(problem, searched, name, index) for name in broken)
 
 
 def _values(searched: Searched, name: str) -> Any:

@@ -13,7 +13,7 @@ from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plan_identity
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import Status, relative_gap
-from meshplan.planner.diffusion.infeasible import explain_infeasible
+from meshplan.planner.diffusion.infeasible import broken_text, explain_infeasible
 from meshplan.planner.diffusion.measured.validate import row_validator
 from meshplan.planner.diffusion.plan import content, intervals, make_plan, objective_value, provenance, rejected_rows
 from meshplan.planner.diffusion.problem.legality import DEGREES
@@ -84,6 +84,8 @@ def estimate(question: Question) -> Plan:
     broken = [name for name, mask in searched.broken.items() if mask[0]]
     report: dict[str, Any] = {"status": Status.FEASIBLE.value, "solver": "none: one configuration"}
     report |= {"kept": not broken, "broken": broken}
+    if broken:
+        report["binding_constraint"] = broken_text(resolved.problem, searched, broken, 0)
     identity = plan_identity(question.document, content(resolved))
     chosen = Searched(
         found=searched.found,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from meshplan.planner.core.reading.spec_fields import MAX_USD, Count, Dollars, SpecModel, Whole
+from meshplan.planner.core.reading.spec_fields import MAX_USD, Count, Dollars, SpecModel, TimeInSeconds, Whole
 from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, ScenarioPolicy
 from meshplan.planner.serving.problem.problem import MAX_UTILIZATION
@@ -85,7 +85,7 @@ class ServiceSpec(SpecModel):
     model: str = Field(min_length=1, description="model of the catalog, or path of a Hugging Face config.json")
     workload: AllocationWorkloadSpec
     slo: Annotated[dict[str, Latency], AfterValidator(known_slos)] = Field(
-        min_length=1, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 0.05}"
+        min_length=1, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 50 ms}"
     )
     quantization: list[SchemeName] | None = Field(
         default=None, min_length=1, description="formats that replicas may choose from; default: as published"
@@ -119,7 +119,7 @@ class OfferSpec(SpecModel):
     interruptions_per_hour: Annotated[float, Field(ge=0, le=60)] | None = Field(
         default=None, description="how often a spot node is taken away; the replay takes it away as often"
     )
-    interruption_s: Annotated[float, Field(gt=0, le=86400)] | None = Field(
+    interruption_s: Annotated[float, Field(gt=0, le=86400), TimeInSeconds()] | None = Field(
         default=None, description="until a replacement of an interrupted node serves"
     )
 

@@ -127,7 +127,11 @@ def estimate(question: Question) -> Plan:
         simulated, search = estimate_pinned(resolved.problem, seed=question.seed)
     except ValueError as error:
         raise SpecError([Problem(path="fixed", message=str(error))]) from error
-    report = {"status": "feasible", "solver": "none: one configuration", "kept": not simulated.judged.violated}
+    judged = simulated.judged
+    report: dict[str, Any] = {"status": "feasible", "solver": "none: one configuration", "kept": not judged.violated}
+    if judged.violated:
+        slo, latency_s = judged.worst_violation
+        report["binding_constraint"] = f"{slo.key}: {slo.excess_text(latency_s)}"
     identity = plan_identity(question.document, catalog_content(resolved))
     return make_serving_plan(
         resolved, simulated, search, solution=report, identity=identity, top=1, beyond=question.beyond

@@ -23,6 +23,7 @@ from meshplan.planner.core.kinds import kind_of
 from meshplan.planner.core.plan import digest, own_version
 from meshplan.planner.core.reading.settings import put, stated
 from meshplan.planner.core.reading.spec_reader import plain_numbers, read_spec
+from meshplan.planner.sweep.metrics import unknown_metric_problems
 from meshplan.planner.sweep.spec import SweepSpec
 
 # Points of one sweep; assumed, not measured on users: at a second each, 3 hours of one core.
@@ -65,7 +66,8 @@ def questions_of(sweep: SweepSpec, spec: Mapping[str, Any], base: Path, *, catal
         catalog_state: one word for all that the catalog holds.
 
     Raises:
-        SpecError: too many points, a field that no spec has, or a value that it does not take; with paths.
+        SpecError: too many points, a field that no spec has, a value that it does not take, or a metric that no plan
+            predicts; with paths.
     """
     number = max(len(sweep.points), 1) * math.prod(len(values) for values in sweep.over.values())
     if number > MAX_POINTS:
@@ -93,6 +95,9 @@ def questions_of(sweep: SweepSpec, spec: Mapping[str, Any], base: Path, *, catal
         )
     if problems:
         raise SpecError(list(problems)[:MAX_PROBLEMS], of="the questions of the sweep")
+    unknown = unknown_metric_problems(sweep.best, sweep.pareto, (kind_of(one.document).name for one in found))
+    if unknown:
+        raise SpecError(unknown, of="the sweep")
     return tuple(found)
 
 

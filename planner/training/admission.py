@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
+from meshplan.catalogs.units import format_bytes
 from meshplan.planner.training.estimator.priced import Priced
 from meshplan.planner.training.problem.problem import TrainingProblem
 
@@ -45,11 +46,24 @@ def strictest(ranks: Iterable[tuple[float, float, float]]) -> Admission:
     return Admission.TYPICAL if all(typical <= limit for _, typical, limit in ranks) else Admission.NONE
 
 
-def pinned_report(figure: Admission) -> dict[str, Any]:
-    """The ``solution`` of a plan whose choices are all pinned."""
+def pinned_report(figure: Admission, *, safe_bytes: float, limit_bytes: float) -> dict[str, Any]:
+    """The ``solution`` of a plan whose choices are all pinned.
+
+    Args:
+        figure: by which it fits.
+        safe_bytes: bound of the rank that comes closest to its limit.
+        limit_bytes: of that rank.
+    """
     fits = figure is not Admission.NONE
     report = {"status": "feasible" if fits else "infeasible", "solver": "none: one configuration", "oom": not fits}
+    if not fits:
+        report["binding_constraint"] = f"device memory: {shortage_text(safe_bytes, limit_bytes)}"
     return report | admitted_by(figure)
+
+
+def shortage_text(safe_bytes: float, limit_bytes: float) -> str:
+    """By how much the worst rank exceeds its device: ``106.3 GiB more than 78.4 GiB on the worst rank``."""
+    return f"{format_bytes(safe_bytes - limit_bytes)} more than {format_bytes(limit_bytes)} on the worst rank"
 
 
 def admitted_by(figure: Admission) -> dict[str, str]:

@@ -100,11 +100,13 @@ def _check_experts(spec: TrainingSpec, shape: ModelShape, problems: Problems) ->
             problems.say(f"fixed.{name}", dense)
 
 
-def check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -> None:
+def check_framework(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, problems: Problems) -> None:
     """Choices that the framework has no flag for."""
     precision, recompute = spec.workload.precision, spec.fixed.activation_recompute
     if precision not in rules.precisions:
         problems.say("workload.precision", f"{rules.name} is planned in {', '.join(rules.precisions)}, not {precision}")
+    for rule in rules.refusing({"precision": precision}, shape):
+        problems.say("workload.precision", f"{rules.name}: {rule.message}")
     if spec.workload.phase is Phase.QLORA:
         if not rules.quantised_weights:
             able = ", ".join(name for name, other in FRAMEWORKS.items() if other.quantised_weights)

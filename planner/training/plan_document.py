@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, create_model, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from meshplan.planner.core.plan_document import (
     MAX_COUNT,
@@ -31,7 +31,7 @@ from meshplan.planner.lengths.plan_document import LengthsDocument
 from meshplan.planner.training.problem.choices import BY_NAME
 from meshplan.planner.training.problem.far_apart import WayName
 from meshplan.planner.training.problem.problem import TrainingConfig
-from meshplan.planner.training.problem.spec import TrainingSpec
+from meshplan.planner.training.problem.spec import TrainingSpec, question_of_plan
 
 # What is no degree may be larger than a number of devices.
 _LONG = {"sequence_length": MAX_COUNT, "global_batch_size": MAX_COUNT, "num_microbatches": MAX_COUNT}
@@ -310,7 +310,7 @@ class _FarApart(Closed):
 class TrainingPlanDocument(PlanDocument):
     """A plan of the kind ``training``."""
 
-    spec: TrainingSpec
+    spec: Annotated[TrainingSpec, BeforeValidator(question_of_plan)]
     config: ConfigDocument | MixedConfigDocument | Nothing
     memory: _Memory | Nothing
     breakdown: list[PartDocument]

@@ -121,7 +121,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     check_stacks(spec, shape, problems)
     check_mapping(spec, machine.network, problems)
     check_choices(spec, shape, machine, problems)
-    check_framework(spec, rules, problems)
+    check_framework(spec, shape, rules, problems)
     check_layers(spec, shape, rules, problems)
     check_offload(spec, machine, problems)
     limits = _limits(spec, machine, workload, price, problems)
@@ -228,6 +228,7 @@ def _workload(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, base
         decoder_sequence_length=None if shape.encoder is None else target,
         global_batch_size=spec.workload.num_sequences,
         precision=spec.workload.precision,
+        scales_rows=rules.scales_rows and spec.workload.precision == "fp8",
         phase=spec.workload.phase,
         lora_rank=spec.workload.lora_rank or 0,
         adapts_mlp=spec.workload.adapts_mlp,

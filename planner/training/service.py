@@ -31,7 +31,7 @@ from meshplan.planner.training.plan import (
 )
 from meshplan.planner.training.problem.choices import PINNABLE
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
+from meshplan.planner.training.problem.spec import TrainingSpec, question_of_plan, read_training_spec
 from meshplan.planner.training.resolve import Resolved, calibration_for, resolve_training
 from meshplan.planner.training.search.degrees import KEEP
 from meshplan.planner.training.search.joint import JointResult, place_config, search_plans
@@ -187,7 +187,8 @@ def estimate(question: Question) -> Plan:
     config = fixed_config(resolved.problem)
     resolved, common["placement"] = _placed_config(resolved, config)
     priced = price(resolved.problem, config)
-    report = pinned_report(admission(resolved.problem, priced))
+    limit = resolved.problem.limits.memory_bytes
+    report = pinned_report(admission(resolved.problem, priced), safe_bytes=priced.safe_bytes, limit_bytes=limit)
     return make_training_plan(resolved, priced, solution=report, alternatives=(), rejected=(), **common)
 
 
@@ -203,7 +204,12 @@ def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapp
         SpecError: the choices are not legal with it; each broken rule is named.
     """
     pins = {one.name: made.config[one.name] for one in PINNABLE if made.config.get(one.name) is not None}
-    spec = {**by_nodes().steady(made.spec), "workload": {**made.spec["workload"], **workload}, "fixed": pins}
+    asked = question_of_plan(made.spec)
+    # The batch may be stated in tokens, and one of the two ways to state it is enough.
+    others = {"global_batch_size": "global_batch_tokens", "global_batch_tokens": "global_batch_size"}
+    replaced = {others[name] for name in workload if name in others}
+    load = {name: value for name, value in asked["workload"].items() if name not in replaced} | dict(workload)
+    spec = {**by_nodes().steady(asked), "workload": load, "fixed": pins}
     return estimate(Question(document=spec, catalog=catalog)).predicted
 
 
@@ -211,7 +217,7 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
     """The best plan with other choices pinned, and why it is slower or faster."""
     if made.far_apart is not None:
         raise _only_planned("is compared by meshplan plan: add the choices to fixed there")
-    spec = {**made.spec, "fixed": {**made.spec.get("fixed", {}), **choices}}
+    spec = {**question_of_plan(made.spec), "fixed": {**made.spec.get("fixed", {}), **choices}}
     if is_mixed(spec):
         return mixed().instead(made, plan(Question(document=spec, catalog=catalog)))
     resolved = resolve(spec, catalog, shape=shape_from_document(made.provenance["model"]))
@@ -247,8 +253,14 @@ def certify(question: Question, made: Plan) -> Certificate:
 
 
 def written_out(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec with its defaults."""
-    return read_training_spec(spec).model_dump(mode="json", exclude_none=True)
+    """The spec of a plan with its defaults."""
+    return read_training_spec(question_of_plan(spec)).model_dump(mode="json", exclude_none=True)
+
+
+def _question_of(made: Plan, catalog: Catalog, base: Path | None = None) -> Resolved:
+    """The question that a plan answers, of the model that it carries and the catalog as it is now."""
+    shape = shape_from_document(made.provenance["model"])
+    return resolve(question_of_plan(made.spec), catalog, Path() if base is None else base, shape=shape)
 
 
 def recorded_run(made: Plan, recording: Recording, catalog: Catalog) -> RecordedRun:
@@ -261,7 +273,7 @@ def recorded_run(made: Plan, recording: Recording, catalog: Catalog) -> Recorded
     # start-up: no plan asks for it
     from meshplan.planner.training.measured.recorded import recorded_training_run
 
-    resolved = resolve(made.spec, catalog, shape=shape_from_document(made.provenance["model"]))
+    resolved = _question_of(made, catalog)
     config = config_from_document(made.config)
     resolved, _ = _placed_config(resolved, config)
     problem = resolved.problem
@@ -290,7 +302,7 @@ def replan(
     # start-up: a plan is found without it
     from meshplan.planner.training.replanning.replan import losses, replanned
 
-    old = resolve(made.spec, question.catalog, question.base, shape=shape_from_document(made.provenance["model"]))
+    old = _question_of(made, question.catalog, question.base)
 
     def answer(spec: Mapping[str, Any]) -> Plan:
         return plan(replace(question, document=spec, beyond=False))
@@ -308,7 +320,7 @@ def timeline(made: Plan, catalog: Catalog) -> tuple[Simulated, str]:
     # start-up: a plan is found without it
     from meshplan.planner.training.simulated import simulated_pipeline
 
-    resolved = resolve(made.spec, catalog, shape=shape_from_document(made.provenance["model"]))
+    resolved = _question_of(made, catalog)
     config = config_from_document(made.config)
     shown = min(config.num_microbatches, TIMELINE_ROUNDS * config.pipeline_parallel)
     run = simulated_pipeline(resolved.problem, replace(config, num_microbatches=shown))
@@ -324,7 +336,7 @@ def mapping_view(made: Plan, catalog: Catalog, base: Path) -> MappingView:
     # start-up: a plan is found without it
     from meshplan.planner.rank_mapping.view import training_view
 
-    resolved = resolve(made.spec, catalog, base, shape=shape_from_document(made.provenance["model"]))
+    resolved = _question_of(made, catalog, base)
     return training_view(made, resolved.problem.machine.network)
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import Problem, SpecError, why
 from meshplan.catalogs.hardware import NodeType
 from meshplan.catalogs.untrusted.documents import DocumentError, parse
 from meshplan.catalogs.untrusted.streams import long_lines
@@ -18,6 +18,10 @@ from meshplan.planner.validation.fields import Section, UnsupportedError
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
+
+
+# What messages call them: they are no spec.
+ROWS = "the measured rows"
 
 
 def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -46,10 +50,11 @@ def rows_of(lines: Iterable[str], *, name: str) -> Iterator[Mapping[str, Any]]:
                 continue
             row = parse(line, is_json=True, name="the line")
             if not isinstance(row, dict):
-                raise SpecError([Problem(path=f"{name}:{number}", message="not a JSON object")])
+                raise SpecError([Problem(path=f"{name}:{number}", message="not a JSON object")], of=ROWS)
             yield row
     except (OSError, DocumentError) as error:
-        raise SpecError([Problem(path=f"{name}:{number}", message=f"cannot be read: {error}")]) from error
+        place = f"{name}:{number}" if number else name
+        raise SpecError([Problem(path=place, message=f"cannot be read: {why(error)}")], of=ROWS) from error
 
 
 class MachineReader:

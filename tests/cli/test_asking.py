@@ -60,12 +60,29 @@ def test_limits_have_units() -> None:
     }
     with pytest.raises(SpecError, match="no unit"):
         slo_of("ttft_p99=2")
+    with pytest.raises(SpecError, match="ttft_p99 is limited twice"):
+        slo_of("ttft_p99=2s,ttft_p99_s=3")
+    assert slo_of("ttft_p99_s=2,tpot_p95_s=50ms") == {"ttft_p99_s": 2.0, "tpot_p95_s": 0.05}
 
 
 def test_a_question_that_says_neither_or_both_gets_two_commands_to_copy() -> None:
     for asked in (Asked(model="m", gpus="8xH100"), Asked(model="m", gpus="8xH100", rate=1.0, batch="4M")):
         with pytest.raises(SpecError, match=r"To serve: .* To train: "):
             asked.kind()
+
+
+@pytest.mark.parametrize("lengths", ["1000", "/1000", "4k/", ""])
+def test_half_of_the_lengths_is_refused_by_the_name_of_its_option(lengths: str, catalog: Catalog) -> None:
+    with pytest.raises(SpecError, match=r"--lengths: .* 4000/1000"):
+        Asked(model="llama-3.1-8b", gpus="8xH100", rate=1.0, lengths=lengths).document(catalog)
+
+
+def test_estimate_takes_overrides(meshplan: Command, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    found = meshplan("estimate", spec, "--set", "fixed.activation_recompute=full", "--format", "json").json
+    assert found["config"]["activation_recompute"] == "full"
+    assert meshplan("estimate", spec, "--set", "nothing").code == 2
 
 
 def test_an_override_reaches_any_depth_and_leaves_the_spec_alone() -> None:

@@ -49,10 +49,37 @@ def test_a_default_that_is_left_out_is_no_difference() -> None:
     assert compare_plans([replace(plan(), spec=spec), replace(plan(), spec=spelt_out)]).question == ()
 
 
+def test_what_the_numbers_rest_on_is_listed_where_it_differs() -> None:
+    one = replace(plan(), provenance={"meshplan": "1", "calibration": {"num_runs": 3}, "sources": {"price": "a"}})
+    newer = replace(
+        one,
+        provenance={
+            **one.provenance,
+            "meshplan": "2",
+            "sources": {"price": "b"},
+            "share_of_time_by_evidence": {"x": 1},
+        },
+        catalog_digest="d",
+        solution={**one.solution, "status": "feasible", "gap": 0.2},
+    )
+    found = compare_plans([one, newer])
+    assert {item.field: item.values for item in found.rests_on} == {
+        "catalog entries": ("c", "d"),
+        "meshplan": ("1", "2"),
+        "source.price": ("a", "b"),
+    }
+    assert {item.field: item.values for item in found.proof} == {"status": ("optimal", "feasible"), "gap": (None, 0.2)}
+    document = found.to_document()
+    assert document["rests_on"][0] == {"field": "catalog entries", "values": ["c", "d"]}
+    # Another question looks other entries up: their digest says nothing of the catalog.
+    other = replace(newer, spec={**one.spec, "model": "n"})
+    assert "catalog entries" not in {item.field for item in compare_plans([one, other]).rests_on}
+
+
 def test_a_plan_does_not_differ_from_itself_or_from_its_json() -> None:
     one = plan()
     found = compare_plans([one, Plan.from_document(one.to_document())])
-    assert (found.choices, found.question) == ((), ())
+    assert (found.choices, found.question, found.rests_on, found.proof) == ((), (), (), ())
     assert found.metrics[0].changes == (0.0, 0.0)
     assert found.reasons == ("a step takes 10.00 s in both plans",)
 

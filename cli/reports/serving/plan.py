@@ -125,7 +125,10 @@ def status_text(plan: Plan) -> str:
     """Status, proof and effort."""
     solution = plan.solution
     if "kept" in solution:
-        verdict = "every SLO is met" if solution["kept"] else "an SLO is violated"
+        verdict = "every SLO is met"
+        if not solution["kept"]:
+            which = solution.get("binding_constraint")  # plans of older releases do not say
+            verdict = f"an SLO is violated, {which}" if which else "an SLO is violated"
         return f"one configuration, simulated: {verdict}{_overload_text(plan)}"
     count, simulated = solution.get("num_candidates", 0), solution.get("num_simulated", 0)
     seen = f"{counted(count, 'deployment')} in closed form, {simulated:,} simulated"

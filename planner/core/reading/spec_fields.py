@@ -26,6 +26,7 @@ from meshplan.catalogs.units import (
     format_duration,
     parse_count,
     parse_quantity,
+    parse_seconds,
     parse_tokens,
     parse_total_tokens,
 )
@@ -134,6 +135,30 @@ class Whole:
             number["maximum"] = self.most
         digits = r"^\s*\d[\d_.]*\s*[kKmM]?i?\s*(tokens)?\s*$" if self.tokens else r"^\s*\d[\d_]*\s*$"
         return {"anyOf": [number, {"type": "string", "pattern": digits}]}
+
+
+class TimeInSeconds:
+    """A number of seconds, for keys that end in ``_s``, or a text with a unit of time: ``0.05``, ``"50 ms"``."""
+
+    def read(self, value: object) -> float:
+        """The seconds that ``value`` says.
+
+        Raises:
+            ValueError: it says none.
+        """
+        try:
+            return parse_seconds(value)
+        except UnitError as error:
+            raise ValueError(str(error)) from error
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        units = "|".join(re.escape(unit) for unit in sorted(UNITS[Dimension.S]))
+        pattern = rf"^\s*\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*({units})?\s*$"
+        number = {key: value for key, value in handler(schema).items() if key != "title"}
+        return {"anyOf": [number, {"type": "string", "pattern": pattern, "examples": ["50 ms"]}]}
 
 
 def _total_tokens(value: object) -> float:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
 from meshplan.catalogs.units import parse_total_tokens
-from meshplan.planner.core.reading.spec_fields import TOTAL_TOKENS, SpecModel, Whole
+from meshplan.planner.core.reading.spec_fields import TOTAL_TOKENS, SpecModel, TimeInSeconds, Whole
 
 
 def spec_schema(model: type[SpecModel]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def read_spec(model: type[SpecT], document: Mapping[str, Any]) -> SpecT:
 
 
 def plain_numbers(model: type[SpecModel], document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with ``8k``, ``4M`` and ``"8"`` as numbers, so that one question has one digest.
+    """The document with ``8k``, ``4M``, ``"8"`` and ``50 ms`` as numbers, so that one question has one digest.
 
     What cannot be read stays as it is, for :func:`read_spec` to report.
     """
@@ -56,7 +56,7 @@ def plain_numbers(model: type[SpecModel], document: Mapping[str, Any]) -> dict[s
 def _plain(types: Sequence[Any], value: Any) -> Any:
     """A value of a field with these types and annotations, texts that say numbers replaced."""
     if isinstance(value, str):
-        readers = [one.read for one in _parts(types) if isinstance(one, Whole)]
+        readers = [one.read for one in _parts(types) if isinstance(one, Whole | TimeInSeconds)]
         for read in [*readers, *([parse_total_tokens] if any(one is TOTAL_TOKENS for one in _parts(types)) else [])]:
             try:
                 return read(value)
@@ -66,6 +66,8 @@ def _plain(types: Sequence[Any], value: Any) -> Any:
         for one in _parts(types):
             if isinstance(one, type) and issubclass(one, SpecModel):
                 return plain_numbers(one, value)
+        if any(isinstance(one, TimeInSeconds) for one in _parts(types)):
+            return {key: _plain(types, item) for key, item in value.items()}
     elif isinstance(value, list):
         return [_plain(types, item) for item in value]
     return value

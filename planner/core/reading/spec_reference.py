@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from meshplan.catalogs.units import EXAMPLES
-from meshplan.planner.core.reading.spec_fields import TOTAL_TOKENS, Quantity, SpecModel, Whole
+from meshplan.planner.core.reading.spec_fields import TOTAL_TOKENS, Quantity, SpecModel, TimeInSeconds, Whole
 
 Row = Mapping[str, Any]
 _PLAIN = {str: "text", bool: "true or false", int: "whole number", float: "number"}
@@ -80,6 +80,8 @@ def _said_by(annotation: Any) -> str:
         return "tokens, such as 8192 or 8k" if annotation.tokens else "whole number"
     if isinstance(annotation, Quantity):
         return f"text such as {EXAMPLES[annotation.dimension]!r}"
+    if isinstance(annotation, TimeInSeconds):
+        return "seconds, or text such as '50 ms'"
     return "tokens, such as 15e12 or 15T" if annotation is TOTAL_TOKENS else ""
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
-from meshplan.planner.core.reading.spec_fields import MAX_USD, Count, Dollars, SpecModel, Whole
+from meshplan.planner.core.reading.spec_fields import MAX_USD, Count, Dollars, SpecModel, TimeInSeconds, Whole
 from meshplan.planner.core.reading.spec_reader import read_spec
 
 MAX_PIXELS, MAX_FRAMES, MAX_STEPS, MAX_BATCH = 16_384, 4096, 1000, 1024
@@ -48,7 +48,7 @@ class DiffusionWorkloadSpec(SpecModel):
 class DiffusionSloSpec(SpecModel):
     """Limits of a plan."""
 
-    latency_s: Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)] | None = Field(
+    latency_s: Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False), TimeInSeconds()] | None = Field(
         default=None,
         description="from the start of a batch to its decoded pictures, without waiting for a free replica",
     )

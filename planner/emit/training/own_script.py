@@ -49,6 +49,7 @@ def config_file(request: TrainingRequest, verified: ParserVerified) -> Artifact:
     document = {
         **stamp_fields(request.plan, verified),
         "model": request.published_model,
+        "num_parameters": request.shape.num_parameters,
         "phase": phase_of(request.plan).value,
         "config": plan_fields(request),
     }

@@ -23,7 +23,7 @@ from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import TrainingRows, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.lengths.packing import CONCATENATE
-from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN, TORCHTITAN_CONFIGS
+from meshplan.planner.training.problem.frameworks.torchtitan import ALWAYS_FLOAT8, TORCHTITAN, TORCHTITAN_CONFIGS
 from meshplan.planner.training.problem.layers import weights_of_splits
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -37,7 +37,7 @@ VERIFIED = ParserVerified(
 _PARSER = "parser and ParallelDims"
 _rows = TrainingRows(_PARSER)
 _KNOWN_NAMES = {
-    "precision": ("bf16",),
+    "precision": TORCHTITAN.precisions,
     "activation_recompute": ("none", "selective", "full"),
     "pipeline_schedule": ("none", "1f1b", "interleaved", "dualpipe-v"),
 }
@@ -57,6 +57,22 @@ KERNEL_FLAGS = frozenset({COMPILE, NO_COMPILE, ASYNC, NO_ASYNC})
 # As the estimate of a spec assumes the kernels; some of TorchTitan's configurations differ.
 FIXED_ARGUMENTS = {COMPILE: "", NO_ASYNC: ""}
 _BALANCER = f"{_PARALLELISM}context-parallel-load-balancer"
+# The release has no flag for float8: its model registry takes converters, and --module the name of any module.
+FLOAT8_MODULE, FLOAT8_SUFFIX = "meshplan_torchtitan", "_float8"
+_FLOAT8 = '''\
+from torchtitan.components.quantization import Float8LinearConverter
+from torchtitan.models.{module} import config_registry, model_registry
+
+
+def {function}{suffix}():
+    """{function} with float8 linear layers, a scale for each row; the LM head stays in 16 bits."""
+    config = config_registry.{function}()
+    float8 = Float8LinearConverter.Config(
+        recipe_name="rowwise", filter_fqns=["lm_head"], model_compile_enabled=True
+    )
+    config.model_spec = model_registry(config.model_spec.flavor, converters=[float8])
+    return config
+'''
 SETTINGS = (
     Setting(name="TRAIN_STEPS", default="100", meaning="optimizer steps"),
     Setting(name="HF_ASSETS_PATH", default="", meaning="tokenizer of the model; unset: the path of its configuration"),
@@ -64,7 +80,7 @@ SETTINGS = (
 
 _PROGRAM = r"""
 # --- TorchTitan ---------------------------------------------------------------------------------------------------
-program=(-m torchtitan.train)
+{environment}program=(-m torchtitan.train)
 while read -r -a words; do
   [[ ${{#words[@]}} != 0 && ${{words[0]}} != "#" ]] || continue
   if [[ ${{words[0]}} != --* ]]; then
@@ -302,7 +318,8 @@ TERMS = (
         lambda *_: {f"{_TRAINING}mixed-precision-param": "bfloat16"},
         _read_precision,
         f"{_TRAINING}mixed-precision-param",
-        expressed_by="--training.mixed-precision-param; bf16 only",
+        expressed_by="--training.mixed-precision-param bfloat16; fp8 besides by a module with Float8LinearConverter "
+        "(rowwise, LM head left out)",
     ),
     _rows.term(
         "activation_recompute",
@@ -347,6 +364,8 @@ def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
     refuse(TORCHTITAN, request.shape, request.config, _KNOWN_NAMES)
     _refuse_documents(request)
     module, function = TORCHTITAN_CONFIGS[request.shape.slug]
+    if _needs_module(request):
+        module, function = FLOAT8_MODULE, f"{function}{FLOAT8_SUFFIX}"
     arguments = {
         "--module": module,
         "--config": function,
@@ -356,12 +375,28 @@ def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
     return tuple((flag, value) if value else (flag,) for flag, value in arguments.items())
 
 
+def _needs_module(request: TrainingRequest) -> bool:
+    """Whether float8 has to be asked for: one registered configuration has it by itself."""
+    return request.config.precision == "fp8" and request.shape.slug not in ALWAYS_FLOAT8
+
+
+def _float8_module(request: TrainingRequest) -> Artifact:
+    """The module whose configuration function is the registered one with float8 linear layers."""
+    module, function = TORCHTITAN_CONFIGS[request.shape.slug]
+    head = commented(stamp(request.plan, VERIFIED))
+    return Artifact(
+        path=PurePosixPath(f"{FLOAT8_MODULE}.py"),
+        content=f"{head}{_FLOAT8.format(module=module, function=function, suffix=FLOAT8_SUFFIX)}",
+    )
+
+
 def job(request: TrainingRequest) -> Job:
     """TorchTitan with its argument file."""
     refuse_adapters(request.plan, TARGET)
     head = commented((*stamp(request.plan, VERIFIED), "One flag per line, the sub-command last; read by launch.sh."))
     flags = spelled(TARGET, request.framework_version, arguments(request))
     text = head + "".join(" ".join(flag) + "\n" for flag in flags)
+    modules = (_float8_module(request),) if _needs_module(request) else ()
     notes = TORCHTITAN.notes[:1] if request.config.activation_recompute == "selective" else ()
     if request.documents is not None:
         notes = (*notes, "Attention keeps to documents, as TorchTitan's language models always do (flex or varlen).")
@@ -371,8 +406,11 @@ def job(request: TrainingRequest) -> Job:
         verified=VERIFIED,
         rank_order=TORCHTITAN.rank_orders[0],
         environment={},
-        program=_PROGRAM.format(arguments_file=ARGUMENTS_FILE),
-        files=(Artifact(path=ARGUMENTS_FILE, content=text),),
+        program=_PROGRAM.format(
+            arguments_file=ARGUMENTS_FILE,
+            environment="export PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH}\n" if modules else "",
+        ),
+        files=(Artifact(path=ARGUMENTS_FILE, content=text), *modules),
         settings=SETTINGS,
         notes=(
             *notes,

@@ -20,6 +20,7 @@ from typing import Any
 SYNTHETIC_SEQUENCES = 4096
 IGNORED = -100  # label that PyTorch's cross-entropy leaves out
 PEAKS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")  # of torch.cuda.memory_stats()
+BYTES_OF_FLOAT32 = 4
 BETAS, EPSILON = (0.9, 0.95), 1e-8  # of AdamW
 
 
@@ -90,8 +91,10 @@ def load_model(document: dict[str, Any]) -> Any:
     name = os.environ.get("MODEL") or document["model"]
     if not name:
         raise SystemExit("train.py: set MODEL to a folder or a Hugging Face name")
+    announce(document, name)
     if document["phase"] == "pretraining":
-        model = of_class.from_config(AutoConfig.from_pretrained(name))
+        # In 32 bits, as the optimizer updates them: a published configuration names the precision of its checkpoint.
+        model = of_class.from_config(AutoConfig.from_pretrained(name), dtype=torch.float32)
         model.config.use_cache = False
         return model
     adapters = document.get("adapters")
@@ -103,6 +106,19 @@ def load_model(document: dict[str, Any]) -> Any:
     model = of_class.from_pretrained(name, **loaded)
     model.config.use_cache = False
     return model if not adapters else with_adapters(model, adapters)
+
+
+def announce(document: dict[str, Any], name: str) -> None:
+    """One line on the first rank before the model is made, which says nothing for minutes where it is large."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    count = document["num_parameters"]
+    size = f"{count / 1e9:.3g} billion parameters as planned"
+    if document["phase"] == "pretraining":
+        what = f"makes {name} with random weights, {size}, {BYTES_OF_FLOAT32 * count / 2**30:.1f} GiB of float32"
+    else:
+        what = f"loads the checkpoint {name}, {size}"
+    print(f"train.py: {what} before it is sharded; the first step follows", flush=True)  # noqa: T201 - as the steps
 
 
 def quantization(precision: Any) -> Any:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from meshplan.planner.emit.terms import read_all
-from meshplan.planner.emit.training.torchtitan import ASYNC, COMPILE, KERNEL_FLAGS, SUBCOMMAND, TERMS
+from meshplan.planner.emit.training.torchtitan import (
+    ASYNC,
+    COMPILE,
+    FLOAT8_MODULE,
+    FLOAT8_SUFFIX,
+    KERNEL_FLAGS,
+    SUBCOMMAND,
+    TERMS,
+)
 from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
-from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN_CONFIGS
+from meshplan.planner.training.problem.frameworks.torchtitan import ALWAYS_FLOAT8, TORCHTITAN_CONFIGS
 
 SOURCE = "torchtitan"
 _SECTIONS = ("--parallelism.", "--training.", "--model.", "--activation-checkpoint.", SUBCOMMAND)
@@ -39,10 +47,17 @@ def read(given: Given) -> Reading:
     if not config and "--model.flavor" in arguments:
         module = arguments.get("--model.name", "")
         config = f"{arguments.get('--model.name')}_{arguments['--model.flavor']}".lower()
+    # Written by meshplan for a plan in fp8; of a file of arguments alone the module is not told.
+    if module in {FLOAT8_MODULE, ""} and config.endswith(FLOAT8_SUFFIX):
+        module, config = "", config.removesuffix(FLOAT8_SUFFIX)
+        reading.values["precision"] = "fp8"
     slugs = [slug for slug, names in TORCHTITAN_CONFIGS.items() if names == (module or names[0], config)]
     if slugs:
         reading.model = slugs[0]
         reading.assume("model", slugs[0], f"builds the layers of {config}" + _others(slugs[1:]))
+        if ALWAYS_FLOAT8.intersection(slugs):
+            reading.values["precision"] = "fp8"
+            reading.left_out.append(f"{config} converts its linear layers to float8: read as precision fp8")
     known = {key for term in TERMS for key in term.keys} | KERNEL_FLAGS | set(_MODEL_FLAGS)
     reading.unread += [as_written(flag, value) for flag, value in arguments.items() if flag not in known]
     if not _is_on(arguments, COMPILE):

@@ -13,8 +13,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshplan.catalogs.errors import closest_names, did_you_mean
+
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
+_KEYS = tuple(f"{latency}_{percentile}_s" for latency in LATENCIES for percentile in PERCENTILES)
 _KEY = re.compile(rf"({'|'.join(LATENCIES)})_({'|'.join(PERCENTILES)})_s")
 
 
@@ -60,7 +63,7 @@ def known_slos(slo: dict[str, float]) -> dict[str, float]:
     if unknown:
         raise ValueError(
             f"keys are {{{','.join(LATENCIES)}}}_{{{','.join(PERCENTILES)}}}_s, such as ttft_p99_s; "
-            f"not {', '.join(unknown)}"
+            f"not {', '.join(unknown)}{did_you_mean(closest_names(unknown[0], _KEYS))}"
         )
     return slo
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from meshplan.catalogs.constants.machines.device_shares import MOST_REPLICAS
 from meshplan.catalogs.constants.speculation import speculation_profiles
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
-from meshplan.planner.core.reading.spec_fields import Count, Dollars, SpecModel, Whole
+from meshplan.planner.core.reading.spec_fields import Count, Dollars, SpecModel, TimeInSeconds, Whole
 from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.serving.problem.config import KV_STORES, KvConnector, KvTier, Speculation
 from meshplan.planner.serving.problem.expert_routing import ExpertRoutingSpec
@@ -29,7 +29,7 @@ MAX_LATENCY_S = 1e5
 MAX_IMAGES, MAX_PIXELS = 1_000, 65_536
 
 Tokens = Annotated[int, Whole(most=MAX_TOKENS, tokens=True)]
-Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)]
+Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False), TimeInSeconds()]
 if TYPE_CHECKING:
     SchemeName = str
     KvCacheFormat = str
@@ -275,7 +275,9 @@ class KvTierSpec(SpecModel):
     gb_per_s_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None, description="rate at which a device's share of the cache is fetched; not with choose"
     )
-    latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = Field(default=0.0, description="latency of one fetch")
+    latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S), TimeInSeconds()] = Field(
+        default=0.0, description="latency of one fetch"
+    )
     choose: Annotated[list[KvStore], Field(min_length=1)] | None = Field(
         default=None, description="stores of which the plan may take one, in the size that its prefixes need, or none"
     )
@@ -372,7 +374,7 @@ class ServingSpec(SpecModel):
     cluster: ClusterSpec
     workload: ServingWorkloadSpec
     slo: Annotated[dict[str, Latency], AfterValidator(known_slos)] = Field(
-        default_factory=dict, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 0.05}"
+        default_factory=dict, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 50 ms}"
     )
     objective: ServingObjective = ServingObjective.THROUGHPUT_PER_DEVICE
     quantization: list[SchemeName] | None = Field(

@@ -99,7 +99,8 @@ def estimate(question: Question, *, shape: ModelShape | None = None) -> Plan:
     resolved = resolved_question(question, shape=shape)
     spec = read_training_spec(question.document)
     priced = price_mixed(resolved.problem, pinned_stages(resolved.problem, spec.fixed.stages or ()))
-    report = pinned_report(priced.admission)
+    worst = priced.worst
+    report = pinned_report(priced.admission, safe_bytes=worst.safe_bytes, limit_bytes=worst.limit_bytes)
     return make_mixed_plan(resolved, priced, solution=report, **_identity(question, resolved))
 
 

@@ -346,3 +346,15 @@ def read_training_spec(document: Mapping[str, Any]) -> TrainingSpec:
         SpecError: with the path and the fix of each problem.
     """
     return read_spec(TrainingSpec, document)
+
+
+def question_of_plan(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The question of a stored plan as it is asked today.
+
+    Plans of ``global_batch_size: auto`` state the batch that they chose; those stored before 2026-11-27 keep the
+    gradient noise scale beside it, which a question may not: it would choose a batch that is stated.
+    """
+    workload = spec.get("workload") if isinstance(spec, Mapping) else None
+    if not isinstance(workload, Mapping) or workload.get("global_batch_tokens") is None:
+        return spec
+    return {**spec, "workload": {key: value for key, value in workload.items() if key != "gradient_noise_scale"}}

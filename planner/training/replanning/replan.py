@@ -12,6 +12,7 @@ from meshplan.planner.core.plan import Plan
 from meshplan.planner.goodput.published import REPAIR_S, RESTART_S, STORE_BYTES_PER_S
 from meshplan.planner.training.estimator.states import optimizer_bytes
 from meshplan.planner.training.plan import config_from_document
+from meshplan.planner.training.problem.spec import question_of_plan
 from meshplan.planner.training.replanning.by_nodes import steady
 from meshplan.planner.training.replanning.decision import Decision, decide, join_from_s
 from meshplan.planner.training.replanning.moves import Layout, Moves, moves
@@ -101,7 +102,8 @@ def replanned(
         answer: searches a plan for a question.
         gained: nodes that have come.
     """
-    spec = with_nodes(made.spec, gained) if gained else without_nodes(made.spec, lost)
+    asked = question_of_plan(made.spec)
+    spec = with_nodes(asked, gained) if gained else without_nodes(asked, lost)
     setting = None if old.problem.run is None else old.problem.run.setting
     repair_s = REPAIR_S if setting is None else setting.repair_s
     restart_s = RESTART_S if setting is None else setting.restart_s
@@ -182,11 +184,16 @@ def losses(made: Plan, old: Resolved, without: Sequence[int], fewer: int) -> lis
     """Which nodes each answer is without: those named, else one, two, … of those that hold the last ranks.
 
     Raises:
-        SpecError: the plan runs on one node.
+        SpecError: the plan runs on one node, or its cluster has no such node.
     """
-    if without:
-        return [sorted(set(without))]
     machine = old.problem.machine
+    if without:
+        count = sum(int(node["count"]) for node in made.spec["cluster"]["nodes"])
+        beyond = sorted({node for node in without if not 0 <= node < count})
+        if beyond:
+            said = f"there is no node {', '.join(map(str, beyond))}: the cluster has {count}, from 0"
+            raise SpecError([Problem(path="without", message=said)], of="the question")
+        return [sorted(set(without))]
     used = sorted({host * machine.devices_per_host // machine.domain_size for host, _ in made.rank_table or ()})
     most = min(fewer, len(used) - 1)
     if most < 1:

@@ -72,6 +72,11 @@ def test_show_knows_links_and_node_types(meshplan: Command, name: str) -> None:
     assert meshplan("catalog", "show", name, "--format", "yaml").out.startswith("kind: ")
 
 
+@pytest.mark.parametrize(("written", "slug"), [("H100", "h100"), ("meta-llama/Llama-3.1-8B", "llama-3.1-8b")])
+def test_show_takes_the_names_that_specs_take(meshplan: Command, written: str, slug: str) -> None:
+    assert meshplan("catalog", "show", written, "--format", "json").json["slug"].startswith(slug)
+
+
 def test_an_unknown_name_exits_4_with_the_closest(meshplan: Command) -> None:
     done = meshplan("catalog", "show", "dgx-h10")
     assert (done.code, done.out) == (4, "")

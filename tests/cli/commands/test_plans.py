@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import SPEC, Command
+
+from meshplan.planner.core.plan import Plan
 
 OTHER = f"{SPEC}fixed: {{activation_recompute: full}}\n"
 
@@ -114,6 +120,24 @@ def test_a_comparison_lists_differences_and_the_reason(meshplan: Command, plan_i
     text = meshplan("compare", "base", other_id).out
     assert max(map(len, text.splitlines())) <= 80
     assert f"{other_id}: a step takes" in text
+
+
+def test_a_pair_shows_its_intervals(meshplan: Command, plan_id: str, other_id: str) -> None:
+    lines = meshplan("compare", plan_id, other_id).out.splitlines()
+    step = next(place for place, line in enumerate(lines) if line.startswith("step time"))
+    assert re.fullmatch(r"between +\S+ … \S+ m?s +\S+ … \S+ m?s +(overlap|disjoint)", lines[step + 1])
+    rows = list(csv.DictReader(io.StringIO(meshplan("compare", plan_id, other_id, "--format", "csv").out)))
+    assert {"predicted", "predicted, low", "predicted, high"} <= {row["section"] for row in rows}
+
+
+def test_another_price_is_named_as_what_the_figures_rest_on(meshplan: Command, plan_id: str, tmp_path: Path) -> None:
+    first = Plan.from_document(meshplan("plans", "show", plan_id, "--format", "json").json)
+    later = tmp_path / "later.json"
+    later.write_text(json.dumps(replace(first, catalog_digest="0" * 64).to_document()))
+    text = meshplan("compare", plan_id, later).out
+    assert "catalog entries" in text
+    assert "meshplan catalog history" in text
+    assert "make the same choices" in text
 
 
 def test_more_than_two_plans_fit_the_page(meshplan: Command, plan_id: str, other_id: str) -> None:

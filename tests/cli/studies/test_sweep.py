@@ -66,6 +66,9 @@ def test_exit_codes_and_words(meshplan: Command, tmp_path: Path) -> None:
     refused = meshplan("sweep", path)
     assert (refused.code, "modell: unknown key; did you mean 'model'" in refused.err) == (2, True)
     assert meshplan("sweep", path, "--on", "nowhere").code == 2
+    path.write_text("kind: sweep\nbase: base.yaml\nbest: usd_per_run\nover: {workload.global_batch_size: [64]}\n")
+    without = meshplan("sweep", path, "-n", 1)
+    assert (without.code, "no answer has the metric 'usd_per_run'" in without.out) == (2, True)
     assert meshplan("sweep", "show", "nothing").code == 4
 
 

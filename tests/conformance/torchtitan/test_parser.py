@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import random
+import sys
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from torchtitan_judge import Judge
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.emit.training import torchtitan as emitter
 from meshplan.planner.launch.registry import emit
-from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
+from meshplan.planner.training.problem.frameworks.torchtitan import ALWAYS_FLOAT8, TORCHTITAN, TORCHTITAN_CONFIGS
 from meshplan.planner.training.problem.layers import splits_by_weights
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -58,6 +59,14 @@ QWEN3_30B_A3B = replace(
         shared_intermediate_size=0,
         moe_layers=(True,) * 48,
     ),
+)
+LLAMA_405B = replace(
+    LLAMA_70B,
+    slug="llama-3.1-405b",
+    num_hidden_layers=126,
+    hidden_size=16384,
+    intermediate_size=53248,
+    num_attention_heads=128,
 )
 SHAPES = (LLAMA_8B, LLAMA_70B, QWEN3_14B, QWEN3_30B_A3B)
 
@@ -113,6 +122,45 @@ def test_registered_models_have_our_layers(judge: Judge, shape: ModelShape) -> N
     config, _ = judge.parse(words(shape, config_for(shape, zero_stage=3)), world_size=1)
     assert len(config.model_spec.model.layers) == shape.num_hidden_layers
     assert config.model_spec.model.dim == shape.hidden_size
+
+
+@pytest.mark.parametrize("shape", [LLAMA_8B, LLAMA_70B, QWEN3_14B, LLAMA_405B], ids=lambda shape: shape.slug)
+@pytest.mark.parametrize("tensor_parallel", [1, 8])
+def test_float8_plans_build_float8_linear_layers(
+    judge: Judge, shape: ModelShape, tensor_parallel: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every linear layer of the decoder becomes torchao's, the LM head stays; a CPU stands in for one with float8."""
+    from torchtitan.components.quantization import float8
+    from torchtitan.models.common.linear import Linear
+
+    monkeypatch.setattr(float8, "has_cuda_capability", lambda *_: True)
+    config = replace(config_for(shape, zero_stage=3, tensor_parallel=tensor_parallel), precision="fp8")
+    emitted = emit("torchtitan", request_for(shape, config))
+    for file in emitted.artifacts:
+        if file.path.suffix == ".py":
+            (tmp_path / file.path.name).write_text(file.content)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, emitter.FLOAT8_MODULE, raising=False)
+    parsed, dims = judge.parse(words(shape, config), world_size=config.world_size)
+    kinds = {name: type(one) for name, one, *_ in parsed.model_spec.model.traverse(Linear.Config)}
+    narrow = {name for name, kind in kinds.items() if kind is float8.Float8Linear.Config}
+    assert set(kinds) - narrow == {"lm_head"}
+    assert len(parsed.model_spec.model.layers) == shape.num_hidden_layers
+    assert dims.tp == tensor_parallel
+    (tmp_path / "read").mkdir()
+    reading = read_back("torchtitan", emitted, tmp_path / "read")
+    assert reading.problems == []
+    assert differences(reading, config) == {}
+
+
+def test_the_configuration_that_always_converts_is_known(judge: Judge) -> None:
+    """It needs a device with float8 as soon as it is read; the others name no converter."""
+    refused = {
+        slug
+        for slug, (module, function) in TORCHTITAN_CONFIGS.items()
+        if "float8" in (judge.refusal(["--module", module, "--config", function], world_size=1) or "").lower()
+    }
+    assert refused == ALWAYS_FLOAT8
 
 
 def test_random_legal_plans_are_accepted_and_read_back(judge: Judge, tmp_path: Path) -> None:

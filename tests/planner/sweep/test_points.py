@@ -115,6 +115,14 @@ def test_what_is_wrong_with_a_sweep_is_said_with_its_path(sweep: dict[str, Any],
     assert says in str(error.value)
 
 
+def test_a_metric_that_no_plan_predicts_is_refused_before_any_point_is_answered() -> None:
+    with pytest.raises(SpecError) as error:
+        asked(over={"workload.global_batch_size": [64]}, best="tokens_per_second", pareto=["mfu", "latency"])
+    assert "best: no plan predicts 'tokens_per_second'; did you mean 'tokens_per_s'" in str(error.value)
+    assert "pareto[1]: no plan predicts 'latency'" in str(error.value)
+    assert asked(over={"workload.global_batch_size": [64]}, best="mfu", pareto=["num_devices", "usd_per_run"])
+
+
 def test_a_file_names_its_base_and_paths_are_those_of_the_base(tmp_path: Path) -> None:
     (tmp_path / "specs").mkdir()
     write_sweep(tmp_path / "specs")

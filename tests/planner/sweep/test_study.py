@@ -90,6 +90,32 @@ def test_no_plan_is_an_answer_and_is_not_stored(store: Catalog, tmp_path: Path) 
     assert len(PlanRows(store.engine).list()) == 1
 
 
+def test_an_estimate_that_cannot_run_says_why(store: Catalog, tmp_path: Path) -> None:
+    text = "kind: sweep\nask: estimate\nbase: base.yaml\nover: {model: [llama-3.1-405b, llama-3.2-1b]}\n"
+    study = open_study(write_sweep(tmp_path, text), store)
+    Loop(study, store, local(study, store)).run()
+    first, second = rows_of(study.document, store)
+    assert (first["status"], second["status"], second["problem"]) == ("infeasible", "feasible", None)
+    assert "device memory" in first["problem"]
+    assert "more than 78.4 GiB on the worst rank" in first["problem"]
+
+
+def test_an_estimate_that_misses_its_slo_says_which(store: Catalog, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "kind: sweep\nask: estimate\nbase:\n  kind: serving\n  model: llama-3.1-8b\n"
+        "  cluster: {nodes: [{type: dgx-h100, count: 1}]}\n"
+        "  workload: {input_length: 500, output_length: 50, request_rate_per_s: 1, num_requests: 50}\n"
+        "  fixed: {tensor_parallel: 1}\nover: {slo.tpot_p95_s: [1 us, 10 s]}\n"
+    )
+    study = open_study(path, store)
+    Loop(study, store, local(study, store)).run()
+    first, second = rows_of(study.document, store)
+    assert (first["keeps_slo"], second["keeps_slo"], second["problem"]) == (False, True, None)
+    assert "tpot_p95_s" in first["problem"]
+    assert "SLO 1e-06 s" in first["problem"]
+
+
 def test_a_point_that_cannot_be_answered_costs_itself_and_is_told(store: Catalog, tmp_path: Path) -> None:
     text = "kind: sweep\nbase: base.yaml\nover: {model: [no-such-model, llama-3.1-8b]}\n"
     study = open_study(write_sweep(tmp_path, text), store)

@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 from meshplan.catalogs.database.studies.points import Point, PointState
-from meshplan.planner.sweep.table import study_rows, unknown_metrics
+from meshplan.planner.sweep.metrics import METRICS
+from meshplan.planner.sweep.table import OF_ENERGY, OF_OBJECTIVE, PARETO, study_rows, unknown_metrics
 
 STUDY: dict[str, Any] = {
     "kind": "serving",
@@ -85,3 +86,10 @@ def test_a_point_without_an_answer_says_how_far_it_is() -> None:
 def test_a_varied_field_hides_no_answer() -> None:
     row = rows_of([done("a")], [{"status": 7, "model": "m"}])[0]
     assert (row["spec.status"], row["status"], row["model"]) == (7, "optimal", "m")
+
+
+def test_every_metric_that_plans_compare_by_is_one_of_their_kind() -> None:
+    known = {name for names in METRICS.values() for name in names} | {"num_devices"}
+    assert {*OF_OBJECTIVE.values(), *OF_ENERGY.values()} <= known
+    for kind, front in PARETO.items():
+        assert {OF_ENERGY[kind], *front} - {"num_devices"} <= set(METRICS[kind])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshplan.cli.answers.plans import Compared, Instead
-from meshplan.cli.reports.comparison import measured_columns, short_value
+from meshplan.cli.reports.comparison import measured_columns, shown_value
 from meshplan.cli.reports.plan import report_of
 from meshplan.cli.reports.quantities import metric_text, metric_title, signed_percent
 from meshplan.cli.web.pages.views import charts
@@ -51,7 +51,7 @@ def instead_view(made: Plan, found: Instead) -> dict[str, Any]:
         "plans": [{**_named(made), "label": "the plan"}, {"label": f"with {label}"}],
         "differences": None
         if found.comparison is None
-        else {**differences(found.comparison), "reasons": [], "question": []},
+        else {**differences(found.comparison), "reasons": [], "question": [], "rests_on": [], "proof": []},
         "spec": spec,
     }
 
@@ -72,6 +72,8 @@ def differences(comparison: Comparison) -> dict[str, Any]:
     reasons = zip(comparison.plan_ids[1:], comparison.reasons, strict=True)
     return {
         "question": [_row(item) for item in comparison.question],
+        "rests_on": [_row(item) for item in comparison.rests_on],
+        "proof": [_row(item) for item in comparison.proof],
         "choices": [_row(item) for item in comparison.choices],
         "metrics": [_metric(item) for item in comparison.metrics],
         "reasons": [{"plan_id": plan_id, "words": words} for plan_id, words in reasons if words],
@@ -79,7 +81,7 @@ def differences(comparison: Comparison) -> dict[str, Any]:
 
 
 def _row(item: Difference) -> dict[str, Any]:
-    values = ["–" if value is None else str(short_value(value)) for value in item.values]
+    values = ["–" if value is None else str(shown_value(item.field, value)) for value in item.values]
     return {"field": item.field, "values": values}
 
 

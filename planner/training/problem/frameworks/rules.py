@@ -44,6 +44,7 @@ class FrameworkRules:
         notes: pitfalls that no rule expresses.
         recompute_modes: what ``activation_recompute`` may be.
         precisions: number formats of matrix products.
+        scales_rows: its fp8 tensors have one scale for each row or column, not one for the tensor.
         sequence_parallel: norms may be split over the tensor-parallel devices; off where there is no flag for it.
         quantised_weights: frozen weights may be kept in four bits.
         document_rules: rules that come in addition where attention keeps to documents of a sequence.
@@ -62,6 +63,7 @@ class FrameworkRules:
     notes: tuple[str, ...] = ()
     recompute_modes: tuple[str, ...] = ("none", "selective", "full")
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp8")
+    scales_rows: bool = False
     sequence_parallel: bool = True
     quantised_weights: bool = False
     document_rules: tuple[LegalityRule, ...] = ()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from meshplan.catalogs.models.attention import AttentionKind
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
@@ -53,8 +55,20 @@ TORCHTITAN_CONFIGS = {
 }
 
 
+# Its configuration converts every linear layer but the LM head to float8 as it is read.
+ALWAYS_FLOAT8 = frozenset({"llama-3.1-405b"})
+
+
 def _known_model(shape: ModelShape, config: Any) -> Any:
     return (config.tensor_parallel >= 1) & (shape.slug in TORCHTITAN_CONFIGS)
+
+
+def _own_precision(shape: ModelShape, config: Any) -> Any:
+    return np.equal(config.precision, "fp8") | (shape.slug not in ALWAYS_FLOAT8)
+
+
+def _float8_linear(shape: ModelShape, config: Any) -> Any:
+    return np.not_equal(config.precision, "fp8") | (shape.moe is None)
 
 
 def _kv_heads(shape: ModelShape, config: Any) -> Any:
@@ -80,6 +94,22 @@ TORCHTITAN = FrameworkRules(
             message=f"TorchTitan trains registered models only: one of {', '.join(TORCHTITAN_CONFIGS)}",
             stage="parser",
             source=f"{_TITAN}: models/*/config_registry.py",
+        ),
+        LegalityRule(
+            name="configuration_has_its_precision",
+            holds=_own_precision,
+            message=f"the configuration of {', '.join(sorted(ALWAYS_FLOAT8))} converts the linear layers to float8: "
+            "workload.precision fp8",
+            stage="run time",
+            source=f"{_TITAN}: models/llama3/config_registry.py, llama3_405b",
+        ),
+        LegalityRule(
+            name="float8_of_linear_layers",
+            holds=_float8_linear,
+            message="fp8 converts linear layers; the converter of experts (torchao's prototype) was not tried: "
+            "workload.precision bf16",
+            stage="run time",
+            source=f"{_TITAN}: components/quantization/float8.py, Float8GroupedExpertsConverter",
         ),
         LegalityRule(
             name="kv_heads_divisible_by_tensor_parallel",
@@ -146,10 +176,13 @@ TORCHTITAN = FrameworkRules(
     pipeline_schedules=("none", "1f1b", "interleaved", "dualpipe-v"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
-    precisions=("bf16",),
+    precisions=("bf16", "fp8"),
+    scales_rows=True,
     notes=(
         "Selective recomputation keeps the outputs of chosen operators, not all but the attention core: its memory and "
         "time are those of another set than the estimate's.",
+        "fp8 is torchao's float8 with a scale for each row, of every linear layer but the LM head: 0.3.0 has no other "
+        "recipe, and no flag for it, so that a module beside the launch script names the converter.",
         "dualpipe-v is planned where fixed.pipeline_schedule asks for it; it cannot be combined with torch.compile "
         "(torch 2.13: distributed/pipelining/schedules.py, _check_torch_compile_compatibility).",
         "Stages of unequal length come from the weights of the embedding and the LM head, in layers; any other split "

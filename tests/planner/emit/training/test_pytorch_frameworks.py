@@ -105,7 +105,7 @@ def test_legal_plans_are_emitted_and_others_are_refused(target: str, choices: di
     ("target", "choices", "what"),
     [
         ("torchtitan", {"zero_stage": 1}, "zero_stage 1 has no word"),
-        ("torchtitan", {"zero_stage": 3, "precision": "fp8"}, "precision 'fp8'"),
+        ("torchtitan", {"zero_stage": 3, "precision": "fp16"}, "precision 'fp16'"),
         (
             "torchtitan",
             {"zero_stage": 3, "pipeline_parallel": 2, "layers_per_chunk": (30, 50)},
@@ -167,6 +167,20 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
+
+
+def test_torchtitan_finds_the_module_with_its_float8_layers(host: Host) -> None:
+    """The release has no flag for float8: a module beside the script has it, and Python finds it there."""
+    narrow = request_for(LLAMA_70B, replace(CONFIGS["torchtitan"], precision="fp8"))
+    argv = host.run("torchtitan", narrow)
+    words = ["torchtitan.train", "--module", "meshplan_torchtitan", "--config", "llama3_70b_float8"]
+    assert argv[argv.index("-m") + 1 :][:5] == words
+    assert f"PYTHONPATH={host.root}/out" in host.env
+    text = (host.root / "out" / "meshplan_torchtitan.py").read_text()
+    assert "def llama3_70b_float8()" in text
+    compile(text, "meshplan_torchtitan.py", "exec")
+    files = {str(file.path) for file in emit("torchtitan", request("torchtitan")).artifacts}
+    assert "meshplan_torchtitan.py" not in files
 
 
 def test_torchtitan_flags_come_before_the_sub_command(host: Host) -> None:

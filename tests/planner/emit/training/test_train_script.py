@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,6 +109,56 @@ def test_another_number_of_processes_stops(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(SystemExit, match="for 16 processes, 8 were started"):
         train.read_choices()
+
+
+class Stand:
+    """In place of torch and transformers: what is asked of them."""
+
+    bfloat16, float16, float32 = "bfloat16", "float16", "float32"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.AutoModelForCausalLM = self.AutoModelForSeq2SeqLM = self.AutoConfig = self
+        self.config = SimpleNamespace(use_cache=True)
+
+    def from_pretrained(self, name: str, **options: Any) -> Any:
+        self.asked.append((name, options))
+        return self
+
+    def from_config(self, _: Any, **options: Any) -> Any:
+        self.asked.append(("random weights", options))
+        return self
+
+
+@pytest.mark.parametrize("phase", ["pretraining", "sft"])
+def test_the_first_rank_says_what_takes_long_before_it_does(
+    phase: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand = Stand()
+    monkeypatch.setitem(sys.modules, "torch", stand)
+    monkeypatch.setitem(sys.modules, "transformers", stand)
+    monkeypatch.setenv("MODEL", "org/model")
+    document = choices(asked(phase=phase))
+    monkeypatch.setenv("RANK", "1")
+    train.load_model(document)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("RANK", "0")
+    train.load_model(document)
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert f"{LLAMA_70B.num_parameters / 1e9:.3g} billion parameters" in said
+    assert ("random weights" in said) is (phase == "pretraining")
+
+
+@pytest.mark.parametrize("phase", ["pretraining", "sft"])
+def test_trained_weights_are_kept_in_32_bits(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A published configuration names bfloat16, and transformers 5 would make the weights that AdamW updates in it."""
+    stand = Stand()
+    monkeypatch.setitem(sys.modules, "torch", stand)
+    monkeypatch.setitem(sys.modules, "transformers", stand)
+    monkeypatch.setenv("MODEL", "org/model")
+    train.load_model(choices(asked(phase=phase)))
+    assert stand.asked[-1][1]["dtype"] == "float32"
 
 
 def test_adapters_are_handed_over() -> None:

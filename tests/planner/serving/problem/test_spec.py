@@ -7,8 +7,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.core.reading.spec_reader import spec_schema
+from meshplan.planner.core.reading.spec_reader import plain_numbers, spec_schema
+from meshplan.planner.service import make_plan
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 
@@ -36,6 +38,27 @@ def test_slos_have_their_percentile() -> None:
     assert set(slos) == {"ttft_p99_s", "tpot_p95_s"}
     assert (slos["ttft_p99_s"].metric, slos["ttft_p99_s"].percentile) == ("ttft", "p99")
     assert slos["tpot_p95_s"].limit_s == 0.05
+
+
+def test_a_limit_may_bring_its_unit_and_is_the_same_question() -> None:
+    written = {**SPEC, "slo": {"ttft_p99_s": "2 s", "tpot_p95_s": "50 ms"}}
+    assert [slo.limit_s for slo in read_serving_spec(written).slos] == [2.0, 0.05]
+    assert plain_numbers(ServingSpec, written) == SPEC
+    assert jsonschema.Draft202012Validator(spec_schema(ServingSpec)).is_valid(written)
+
+
+def test_a_limit_without_its_unit_in_the_key_is_told_the_key() -> None:
+    assert "did you mean 'tpot_p95_s'" in messages({**SPEC, "slo": {"tpot_p95": "50 ms"}})["slo"]
+
+
+def test_a_model_of_images_is_told_its_kind(catalog: Catalog) -> None:
+    with pytest.raises(SpecError, match=r"FLUX\.1 dev makes images or videos: ask with kind: diffusion"):
+        make_plan({**SPEC, "model": "flux.1-dev"}, catalog)
+
+
+@pytest.mark.parametrize("limit", ["50 GB", "soon", "50 msec", "-1 s", "0 ms", "2 weeks", True])
+def test_a_limit_that_is_no_time_is_refused(limit: Any) -> None:
+    assert "slo.ttft_p99_s" in messages({**SPEC, "slo": {"ttft_p99_s": limit}})
 
 
 @pytest.mark.parametrize(

@@ -306,3 +306,14 @@ def test_reading_any_text_gives_rows_or_a_spec_error(tmp_path_factory: pytest.Te
     path.write_text(text, encoding="utf-8", errors="replace")
     with suppress(SpecError):
         assert all(isinstance(row, dict) for row in read_rows(path))
+
+
+def test_rows_that_cannot_be_read_are_not_called_a_spec(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as missing:
+        list(read_rows(tmp_path / "no.jsonl"))
+    assert str(missing.value) == (
+        f"1 problem in the measured rows:\n  - {tmp_path / 'no.jsonl'}: cannot be read: No such file or directory"
+    )
+    (tmp_path / "list.jsonl").write_text("\n[1]\n")
+    with pytest.raises(SpecError, match=r"list\.jsonl:2: not a JSON object"):
+        list(read_rows(tmp_path / "list.jsonl"))

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.errors import CannotExpressError, EmitError
+from meshplan.catalogs.errors import CannotExpressError, EmitError, SpecError
 from meshplan.planner.service import emit_plan, make_plan
+from meshplan.planner.training.service import resolve
 
 SPEC: dict[str, Any] = {
     "kind": "training",
@@ -42,6 +43,36 @@ def test_a_plan_for_another_framework_is_refused_with_the_reason(catalog: Catalo
     plan = make_plan({**SPEC, "fixed": choices}, catalog)
     with pytest.raises(CannotExpressError, match="stages are built in code"):
         emit_plan(plan, "deepspeed", catalog, script="train.py")
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "said"),
+    [
+        ("llama-3.1-405b", "bf16", r"workload\.precision: torchtitan: .*converts the linear layers to float8"),
+        ("qwen3-30b-a3b", "fp8", r"the converter of experts .* was not tried"),
+    ],
+)
+def test_torchtitan_names_what_it_cannot_multiply_in(model: str, precision: str, said: str, catalog: Catalog) -> None:
+    """Files of a plan in bf16 for the 405B would have trained in float8, unsaid."""
+    question = {
+        **SPEC,
+        "model": model,
+        "cluster": {"nodes": [{"type": "dgx-h100", "count": 32}]},
+        "workload": {"sequence_length": 8192, "global_batch_size": 256, "precision": precision},
+        "constraints": {"target": "torchtitan"},
+    }
+    with pytest.raises(SpecError, match=said):
+        make_plan(question, catalog)
+
+
+def test_float8_of_torchtitan_scales_rows(catalog: Catalog) -> None:
+    """Its only recipe: every product waits for the scales of its rows, which Megatron's does not."""
+    workload = {**SPEC["workload"], "precision": "fp8"}
+    question = {**SPEC, "model": "llama-3.1-8b", "workload": workload, "constraints": {"target": "torchtitan"}}
+    assert resolve(question, catalog).problem.workload.scales_rows
+    assert not resolve({**question, "constraints": {"target": "megatron"}}, catalog).problem.workload.scales_rows
+    wide = {**question, "workload": SPEC["workload"]}
+    assert not resolve(wide, catalog).problem.workload.scales_rows
 
 
 def test_models_that_torchtitan_does_not_know_have_no_plan(catalog: Catalog) -> None:

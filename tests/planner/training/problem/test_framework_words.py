@@ -36,7 +36,7 @@ def test_tensor_parallelism_is_found_without_sequence_parallelism(catalog: Catal
 @pytest.mark.parametrize(
     ("target", "change", "path"),
     [
-        ("torchtitan", {"workload": {**SPEC["workload"], "precision": "fp8"}}, r"workload\.precision"),
+        ("torchtitan", {"workload": {**SPEC["workload"], "precision": "fp16"}}, r"workload\.precision"),
         ("deepspeed", {"fixed": {"activation_recompute": "selective"}}, r"fixed\.activation_recompute"),
         (
             "torchtitan",

@@ -69,7 +69,7 @@ def test_every_device_has_what_its_generation_has(catalog: Catalog) -> None:
     ("spec", "words"),
     [
         (asked("mxfp8", node="dgx-h100"), "block-scaled tensor cores"),
-        (asked("nvfp4", target="torchtitan"), "torchtitan is planned in bf16, not nvfp4"),
+        (asked("nvfp4", target="torchtitan"), "torchtitan is planned in bf16, fp8, not nvfp4"),
         (asked("mxfp8", target="deepspeed"), "deepspeed is planned in bf16, fp16, not mxfp8"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.cli.reports.training import report
 from meshplan.planner.batch_size.noise import NoiseScale, batches_for
+from meshplan.planner.compare import compare_plans
+from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
-from meshplan.planner.service import estimate_plan, make_plan
+from meshplan.planner.service import estimate_plan, explain_instead, make_plan
 from meshplan.planner.store import plan_from_document
+from meshplan.planner.training import service as training
 
 LENGTH, DEVICES = 4096, 16
 
@@ -53,6 +57,25 @@ def test_its_question_states_the_batch(plan: Plan, catalog: Catalog) -> None:
     workload = plan.spec["workload"]
     assert {"global_batch_size", "gradient_noise_scale"} & set(workload) == set()
     assert make_plan(plan.spec, catalog).config == plan.config
+
+
+def test_a_plan_stored_with_its_noise_scale_is_still_answered(plan: Plan, catalog: Catalog) -> None:
+    workload = {**plan.spec["workload"], "gradient_noise_scale": {"tokens": "2M"}}
+    old = plan_from_document(replace(plan, spec={**plan.spec, "workload": workload}).to_document(), name="an old plan")
+    assert plan_from_document(old.to_document(), name="a file").plan_id == old.plan_id
+    assert compare_plans([plan, old]).question == ()
+    other, _ = explain_instead(old, {"tensor_parallel": 2}, catalog)
+    assert other is not None
+    assert training.predict(old, {"global_batch_tokens": 2**19}, catalog)
+    (fewer,) = training.replan(Question(document=old.spec, catalog=catalog), old, without=(1,))
+    assert fewer.plan is not None
+
+
+def test_another_batch_is_predicted_however_the_plan_states_its_own(plan: Plan, catalog: Catalog) -> None:
+    assert "global_batch_tokens" in plan.spec["workload"]
+    by_sequences = training.predict(plan, {"global_batch_size": 256}, catalog)
+    assert by_sequences == training.predict(plan, {"global_batch_tokens": 256 * LENGTH}, catalog)
+    assert by_sequences["iteration_s"].value != plan.predicted["iteration_s"].value
 
 
 def test_tokens_follow_the_law(plan: Plan) -> None:

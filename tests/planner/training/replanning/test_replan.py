@@ -50,6 +50,13 @@ def test_no_rank_sits_on_a_lost_node(plan: Plan, catalog: Catalog) -> None:
     assert 1 not in {host for host, _ in row.plan.rank_table}
 
 
+@pytest.mark.parametrize("node", [-1, 3, 9])
+def test_a_node_that_the_cluster_lacks_is_a_question_malformed(node: int, plan: Plan, catalog: Catalog) -> None:
+    """It came back as a plan that does not exist, with the advice to wait for the repair."""
+    with pytest.raises(SpecError, match=f"without: there is no node {node}: the cluster has 3, from 0"):
+        answers(plan, catalog, without=[1, node])
+
+
 def test_the_plan_is_that_of_the_question_without_the_nodes(plan: Plan, catalog: Catalog) -> None:
     (row,) = answers(plan, catalog, without=[1])
     direct = make_plan(without_nodes(plan.spec, [1]), catalog)
@@ -82,12 +89,6 @@ def test_a_node_is_lost_once(plan: Plan) -> None:
     spec = without_nodes(plan.spec, [1])
     with pytest.raises(SpecError, match="not used by this plan already"):
         without_nodes(spec, [1])
-
-
-def test_a_node_that_does_not_exist_is_named(plan: Plan, catalog: Catalog) -> None:
-    (row,) = answers(plan, catalog, without=[7])
-    assert row.plan is None
-    assert "no node 7" in row.why_not
 
 
 @pytest.mark.parametrize("speed", [0.1, 0.5, 0.9])
