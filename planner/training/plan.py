@@ -26,7 +26,7 @@ from meshplan.planner.training.problem.schedules import SCHEDULES
 from meshplan.planner.training.resolve import Resolved
 from meshplan.planner.training.search.mapping_report import mapping_document, rank_table
 from meshplan.planner.training.search.objective import Objective
-from meshplan.planner.training.search.rank_placement import Placement
+from meshplan.planner.training.search.placement import Placement
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
 from meshplan.planner.training.unvalidated import unconfirmed, unmeasured_share
 

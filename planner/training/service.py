@@ -37,7 +37,7 @@ from meshplan.planner.training.search.degrees import KEEP
 from meshplan.planner.training.search.joint import JointResult, place_config, search_plans
 from meshplan.planner.training.search.mapping_report import placed, requested_order
 from meshplan.planner.training.search.objective import Objective
-from meshplan.planner.training.search.rank_placement import Placement
+from meshplan.planner.training.search.placement import Placement
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig
 
 if TYPE_CHECKING:

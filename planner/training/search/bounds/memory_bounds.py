@@ -30,6 +30,7 @@ from meshplan.planner.training.estimator.parameters import ZERO_GRADIENTS, ZERO_
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.bounds.cell_bounds import CellBounds
+from meshplan.planner.training.search.bounds.distinct import occurring
 from meshplan.planner.training.search.layers.least_recompute import (
     LEAST_IN_FLIGHT,
     ROWS_AT_ONCE,
@@ -167,7 +168,7 @@ class MemoryBounds:
         known = table.is_known[rows]
         if known.all():
             return table
-        lacking = np.unique(rows[~known])
+        lacking = occurring(rows[~known], len(table.is_known))
         split = split_layers(
             shape,
             pipeline_parallel=len(table.base_bytes),

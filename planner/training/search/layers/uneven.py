@@ -435,4 +435,4 @@ class UnevenSplits:
                 if sizes is not None and sizes != self.split.layers_per_chunk:
                     wanted.setdefault(sizes, []).append(row)
         for sizes, takers in wanted.items():
-            yield sizes, np.unique(np.array(takers, dtype=np.int64))
+            yield sizes, np.array(sorted(set(takers)), dtype=np.int64)
