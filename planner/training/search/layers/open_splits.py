@@ -143,12 +143,16 @@ class OpenSplits:
     def _close_together(
         self, pipelines: Sequence[OpenPipeline], worthwhile: float, expand: Expand
     ) -> tuple[list[OpenPipeline], list[OpenPipeline]]:
-        """What is left of the pipelines, the least bound first, and what a bound of those alike closes."""
+        """What is left of the pipelines, and what a bound of those alike closes.
+
+        What that leaves open is likely to win and comes first, as a better incumbent spares the others work.
+        """
+        alone: list[OpenPipeline] = []
         left: list[OpenPipeline] = []
         closed: list[OpenPipeline] = []
         for alike in by_stages(self.problem, pipelines):
             if len(alike) == 1:
-                left += alike
+                alone += alike
                 continue
             self.bound = min(
                 [self.bound, *(float(one.least[one.least >= worthwhile].min(initial=math.inf)) for one in alike)]
@@ -165,7 +169,8 @@ class OpenSplits:
                 own = OpenPipeline(least=least[place], batch=batch, is_expanded=True)
                 left.append(own.take(np.flatnonzero(own.least < worthwhile)))
                 closed.append(own.take(np.flatnonzero(own.least >= worthwhile)))
-        return sorted((one for one in left if len(one.batch)), key=lambda one: float(one.least.min())), closed
+        left = sorted((one for one in left if len(one.batch)), key=lambda one: float(one.least.min()))
+        return [*left, *alone], closed
 
     def _close_pipeline(self, one: OpenPipeline, best: Best, expand: Expand, price: Price, budget: int) -> int:
         """Sharpen the bounds of a pipeline's candidates, price the splits that attain them; how many were priced."""
