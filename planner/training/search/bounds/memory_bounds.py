@@ -209,12 +209,12 @@ class MemoryBounds:
         """ZeRO stage of the leader under so many pipeline stages; None where there is no leader."""
         if num_stages not in self._stages:
             rules, shape = self.problem.rules, self.problem.shape
-            possible = [
+            possible = (
                 zero
-                for zero in self._asked()
+                for zero in sorted(self._asked(), reverse=True)
                 if not rules.refusing({"zero_stage": zero, "pipeline_parallel": num_stages}, shape)
-            ]
-            most = max(possible, default=ZERO_PARAMETERS)
+            )
+            most = next(possible, ZERO_PARAMETERS)
             # Fully sharded frameworks sum whole gradients in a pipeline, and keep gathered what ZeRO-2 has sharded.
             keeps_whole = self.problem.calibration.recipe.is_fsdp and most >= ZERO_GRADIENTS
             self._stages[num_stages] = None if most >= ZERO_PARAMETERS or keeps_whole else most
