@@ -128,14 +128,16 @@ class OpenSplits:
             budget = min(budget, MOST_TRIED)
         for split in list(self._waiting):
             self._look(split, best())
-        pipelines, closed = self._pipelines(best()), []
+        pipelines = self._pipelines(best())
+        closed: list[OpenPipeline] = []
         if budget > 0 and math.isfinite(best()):
             pipelines, closed = self._close_together(pipelines, worthwhile_of(best), expand)
         for one in pipelines:
             budget -= self._close_pipeline(one, best, expand, price, budget)
         for one in closed:  # each by itself may have a higher bound
-            if float(one.least.min(initial=math.inf)) < self.bound:
-                again = replace(one, least=np.full(len(one.batch), -math.inf))
+            rows = np.flatnonzero(one.least < self.bound)
+            if len(rows):
+                again = replace(one, least=np.full(len(rows), -math.inf), batch=one.batch.take(rows))
                 budget -= self._close_pipeline(again, best, expand, price, budget)
         self._close_the_rest(best, price)
         self._open, self._still_open = [], []

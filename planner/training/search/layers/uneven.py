@@ -39,6 +39,7 @@ from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.bounds.distinct import distinct
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
 from meshplan.planner.training.search.layers.counted_stages import stage_of, unit
 from meshplan.planner.training.search.layers.mixed_kinds import leading_by_slowest_s, leading_layers_s, main_kind_s
@@ -327,7 +328,7 @@ class UnevenSplits:
         between = np.flatnonzero(of_use.any(axis=1))
         between = between[min(first, max(len(between) - 1, 0)) :]
         if len(between):
-            between = between[np.unique(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(int))]
+            between = between[distinct(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(np.int64))[0]]
         least, chosen, lower = most_s.copy(), found[0].counts.copy(), 0
         for upper in between.tolist():
             pipeline, few, _ = recurrence.solve(values[upper])
