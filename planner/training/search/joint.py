@@ -5,49 +5,30 @@ no mapping can beat (:class:`~meshplan.planner.cluster.network.network_model.Bes
 
 *Objective.* min over c and π of f(T(c, π), n_c), with the objectives and limits of the degree search.
 
-Method and bound where links differ: :mod:`.mapped_degrees`.
+Method and bound where links differ: :mod:`.mapping.mapped_degrees`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 
-from meshplan.planner.cluster.network.network_model import NetworkModel, OneOrder
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.core.solution import OnProgress, Solution
+from meshplan.planner.core.solution import OnProgress
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.search.degrees import KEEP, DegreeSearch, search_degrees
-from meshplan.planner.training.search.placement import RANK_ORDER, UNIFORM, Placement, usable_order
-from meshplan.planner.training.search.report import ScoredConfig
+from meshplan.planner.training.search.degrees import KEEP, search_degrees
+from meshplan.planner.training.search.mapping.placement import (
+    RANK_ORDER,
+    UNIFORM,
+    JointResult,
+    Placement,
+    placed_problem,
+    usable_order,
+)
 from meshplan.planner.training.search.ties import settle_ties
 
 # Candidates that are mapped.
 MAPPED = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JointResult:
-    """Result of the joint search.
-
-    Args:
-        solution: the best configuration with its proof.
-        search: the degree search, with what it considered and rejected.
-        best: the best candidates, best first.
-        placement: mapping of the best one; None on a uniform network.
-    """
-
-    solution: Solution[ScoredConfig]
-    search: DegreeSearch
-    best: tuple[ScoredConfig, ...]
-    placement: Placement | None
-
-
-def placed_problem(problem: TrainingProblem, order: tuple[int, ...]) -> TrainingProblem:
-    """The problem with its network priced under a mapping: slot i on node ``order[i]``."""
-    return under_links(problem, _one_order(problem, order))
 
 
 def search_plans(
@@ -86,7 +67,7 @@ def search_plans(
         placement = None if solution.assignment is None else given(problem, solution.assignment.config, order)
         return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
     # start-up: in most questions links are equal
-    from meshplan.planner.training.search.mapped_degrees import MappedDegrees
+    from meshplan.planner.training.search.mapping.mapped_degrees import MappedDegrees
 
     spend = budget or Budget()
     joint = MappedDegrees(
@@ -115,7 +96,7 @@ def place_config(
         step = price(problem, config).step_s
         return Placement(order=usable_order(network), step_s=step, bound_s=step, method=UNIFORM)
     # start-up: in most questions links are equal
-    from meshplan.planner.training.search.rank_placement import place
+    from meshplan.planner.training.search.mapping.rank_placement import place
 
     return place(problem, config, seed=seed)
 
@@ -123,7 +104,7 @@ def place_config(
 def given(problem: TrainingProblem, config: TrainingConfig, order: tuple[int, ...]) -> Placement:
     """A configuration under a given mapping."""
     # start-up: most specs give no mapping
-    from meshplan.planner.training.search.placement_model import PlacementModel
+    from meshplan.planner.training.search.mapping.placement_model import PlacementModel
 
     model = PlacementModel(problem, config)
     step = float(model.steps_s(np.array([order], dtype=np.int64))[0])
@@ -134,15 +115,3 @@ def given(problem: TrainingProblem, config: TrainingConfig, order: tuple[int, ..
         bound_s=min(step, model.least_step_s()),
         method=RANK_ORDER if rank_order else "as given",
     )
-
-
-def _one_order(problem: TrainingProblem, order: tuple[int, ...]) -> OneOrder:
-    network = problem.machine.network
-    if network is None:
-        raise ValueError("a mapping needs a network")
-    return OneOrder(network=network, order=order, domain_size=problem.machine.domain_size)
-
-
-def under_links(problem: TrainingProblem, network_model: NetworkModel) -> TrainingProblem:
-    """The problem with its links between nodes priced in another way."""
-    return replace(problem, machine=replace(problem.machine, network_model=network_model))

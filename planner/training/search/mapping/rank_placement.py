@@ -35,7 +35,7 @@ from meshplan.planner.rank_mapping.bound import lower_bound
 from meshplan.planner.rank_mapping.objective import LinkCosts
 from meshplan.planner.rank_mapping.search import NUM_RANDOM_MAPPINGS, RANDOM_SEED, single_linkage_order
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.search.placement import (
+from meshplan.planner.training.search.mapping.placement import (
     ANNEALING,
     CONSTRUCTED,
     EXHAUSTIVE,
@@ -43,7 +43,7 @@ from meshplan.planner.training.search.placement import (
     Placement,
     usable_order,
 )
-from meshplan.planner.training.search.placement_model import Energy, PlacementModel
+from meshplan.planner.training.search.mapping.placement_model import Energy, PlacementModel
 
 MAX_EXHAUSTIVE = 50_000  # 8! = 40,320
 NUM_CHAINS = 12

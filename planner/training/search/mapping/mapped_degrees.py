@@ -1,4 +1,5 @@
-"""The search of degrees and mappings where links differ; see :mod:`.joint` for notation and objective.
+"""The search of degrees and mappings where links differ, with the notation of
+:mod:`~meshplan.planner.training.search.joint`.
 
 *Method.* The degree search runs under two fixed mappings (rank order, single-linkage order) and under L. The best
 candidates of each are mapped, in the order of their L; then degrees are searched under the best mappings found and the
@@ -7,8 +8,8 @@ searched once, under the best mapping. The best few are mapped once more with mo
 
 *Bound.* The minimum of: the bounds of the mapped candidates; L of the other candidates that the search under L kept;
 and the largest L kept, because all other candidates have a larger one. Across a slow cut L is the least over the ways
-in which a candidate can cross it (:mod:`.bounds.crossing_bounds`), searched last, for what may beat the best mapped
-candidate.
+in which a candidate can cross it (:mod:`~meshplan.planner.training.search.bounds.crossing_bounds`), searched last, for
+what may beat the best mapped candidate.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ from meshplan.planner.training.problem.problem import TrainingConfig, TrainingLi
 from meshplan.planner.training.search.bounds.crossing_bounds import CrossingBounds, LeastSteps
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees, whole_of
 from meshplan.planner.training.search.incumbents import TIE_RELATIVE
-from meshplan.planner.training.search.joint import JointResult, placed_problem
-from meshplan.planner.training.search.placement import Placement, usable_order
-from meshplan.planner.training.search.rank_placement import FULL_STEPS, QUICK_STEPS, linked_order, place
+from meshplan.planner.training.search.mapping.placement import JointResult, Placement, placed_problem, usable_order
+from meshplan.planner.training.search.mapping.rank_placement import FULL_STEPS, QUICK_STEPS, linked_order, place
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, order_of
 
 SOLVER_NAME = "enumeration with bounds + rank mapping"

@@ -13,11 +13,10 @@ from meshplan.planner.cluster.network.slot_links import Group, group_of, slot_li
 from meshplan.planner.core.solution import relative_gap
 from meshplan.planner.training.problem.frameworks.legality import head_exchange
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.search.joint import placed_problem
-from meshplan.planner.training.search.placement import UNIFORM, Placement, usable_order
+from meshplan.planner.training.search.mapping.placement import UNIFORM, Placement, placed_problem, usable_order
 
 if TYPE_CHECKING:
-    from meshplan.planner.training.search.placement_model import PlacementModel
+    from meshplan.planner.training.search.mapping.placement_model import PlacementModel
 
 PIPELINE = "pipeline"
 
@@ -63,8 +62,8 @@ def mapping_document(
     step that no mapping of these degrees beats, ``gain`` the share of the rank-order step that the mapping saves.
     """
     # start-up: most plans have no mapping
-    from meshplan.planner.training.search.placement_model import PlacementModel
-    from meshplan.planner.training.search.rank_placement import random_mean_s
+    from meshplan.planner.training.search.mapping.placement_model import PlacementModel
+    from meshplan.planner.training.search.mapping.rank_placement import random_mean_s
 
     network = problem.machine.network
     if network is None:
