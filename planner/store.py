@@ -20,7 +20,6 @@ from meshplan.planner.core.measurable import measurable
 from meshplan.planner.core.plan import CLOCK_FIELDS, NOT_IN_DIGEST, PLAN_ID_LENGTH, Plan, digest
 from meshplan.planner.core.plan_document import PlanDocument, document_problems
 from meshplan.planner.core.reading.documents import read_document
-from meshplan.planner.validation.recorded import absurd
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.plan_rows import PlanRows, RecordedRun
@@ -128,5 +127,8 @@ def _metric_problems(plan: Plan, name: str, value: object) -> list[Problem]:
         return [Problem(path=name, message=f"unknown metric{hint}")]
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
         return [Problem(path=name, message=f"must be a positive number in SI units, not {value!r}")]
+    # start-up: a plan is stored without it
+    from meshplan.planner.validation.recorded import absurd
+
     why = absurd(float(value), predicted[name])
     return [Problem(path=name, message=why)] if why else []

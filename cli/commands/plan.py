@@ -183,7 +183,7 @@ def plan(
 
 def _fetch_model(document: dict[str, Any], catalog: Catalog, base: Path, service: str | None) -> None:
     """Fetch the configuration of the question's model, unless the catalog or this machine has it."""
-    from meshplan.catalogs.models.hub import download_config
+    from meshplan.catalogs.models.download import download_config
     from meshplan.planner.cluster.lookup import config_path
 
     if service is not None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.hardware import EvidenceLevel
-from meshplan.catalogs.measurements.types import ClusterProfile
 from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.network.network import Network
 from meshplan.planner.core.arrays import FloatArray
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.measurements.types import ClusterProfile
 
 
 def host_of(endpoint: str) -> str:

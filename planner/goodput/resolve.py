@@ -16,7 +16,6 @@ from meshplan.planner.goodput.published import (
     stated_rate,
 )
 from meshplan.planner.goodput.run import RunSetting
-from meshplan.planner.goodput.run_log import updated_rate
 from meshplan.planner.goodput.spec import RunSpec
 
 
@@ -79,4 +78,7 @@ def _rate(spec: RunSpec) -> FailureRate:
         before = TYPICAL if spec.failures is None else counted_rate(spec.failures)
     if spec.counted is None:
         return before
+    # start-up: most specs have counted nothing yet
+    from meshplan.planner.goodput.run_log import updated_rate
+
     return updated_rate(before, spec.counted.interruptions, spec.counted.node_days)

@@ -27,7 +27,8 @@ from meshplan.planner.training.problem.problem import TrainingConfig, TrainingPr
 from meshplan.planner.training.problem.switches import ALL_TO_ALL, DEEPEP
 from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
-from meshplan.planner.training.search.joint import place_config, placed_problem, search_plans, under_links
+from meshplan.planner.training.search.joint import place_config, search_plans
+from meshplan.planner.training.search.mapping.placement import placed_problem, under_links
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import LIMITS, SearchReport
 from meshplan.planner.training.search.space import Space

@@ -24,9 +24,9 @@ from meshplan.planner.training.estimator.priced import Priced, StageBytes
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.training.problem.schedules import SCHEDULES
 from meshplan.planner.training.resolve import Resolved
-from meshplan.planner.training.search.mapping_report import mapping_document, rank_table
+from meshplan.planner.training.search.mapping.mapping_report import mapping_document, rank_table
+from meshplan.planner.training.search.mapping.placement import Placement
 from meshplan.planner.training.search.objective import Objective
-from meshplan.planner.training.search.rank_placement import Placement
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
 from meshplan.planner.training.unvalidated import unconfirmed, unmeasured_share
 

@@ -34,10 +34,10 @@ from meshplan.planner.training.problem.problem import TrainingConfig, TrainingPr
 from meshplan.planner.training.problem.spec import TrainingSpec, question_of_plan, read_training_spec
 from meshplan.planner.training.resolve import Resolved, calibration_for, resolve_training
 from meshplan.planner.training.search.degrees import KEEP
-from meshplan.planner.training.search.joint import JointResult, place_config, search_plans
-from meshplan.planner.training.search.mapping_report import placed, requested_order
+from meshplan.planner.training.search.joint import place_config, search_plans
+from meshplan.planner.training.search.mapping.mapping_report import placed, requested_order
+from meshplan.planner.training.search.mapping.placement import JointResult, Placement
 from meshplan.planner.training.search.objective import Objective
-from meshplan.planner.training.search.rank_placement import Placement
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig
 
 if TYPE_CHECKING:

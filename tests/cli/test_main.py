@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,20 +21,30 @@ HEAVY = ("sqlalchemy", "alembic", "numpy", "ortools", "networkx", "pulp", "rich"
 Command = Callable[..., Any]
 
 
-def loaded_by(*arguments: str) -> set[str]:
-    """Which heavy packages a command line imports, in a process of its own."""
-    names = (*HEAVY, "pydantic")
+def loaded_by(*arguments: str, names: Sequence[str] = (*HEAVY, "pydantic")) -> set[str]:
+    """Which of some packages a command line imports, in a process of its own."""
     code = (
         "import sys; from meshplan.cli.main import run\n"
         "try: run(sys.argv[1:])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
-        f"sys.stderr.write(' '.join(name for name in {names!r} if name in sys.modules))"
+        f"sys.stderr.write(' '.join(name for name in {tuple(names)!r} if name in sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout
     return set(done.stderr.split())
+
+
+def test_a_training_plan_loads_nothing_that_it_does_not_ask(tmp_path: Path) -> None:
+    """Links are equal here, nothing is downloaded, solved as an integer programme or drawn."""
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "kind: training\nmodel: llama-3.1-8b\ncluster: {nodes: [{type: dgx-h100, count: 1}]}\n"
+        "workload: {sequence_length: 4096, global_batch_size: 16}\n"
+    )
+    unasked = ("numpy.ma", "numpy.random", "urllib.request", "alembic", "ortools", "networkx", "pulp", "rich")
+    assert loaded_by("plan", str(spec), "--no-store", "--db", f"{tmp_path}/c.sqlite", names=unasked) == set()
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

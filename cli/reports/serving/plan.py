@@ -35,7 +35,6 @@ from meshplan.cli.reports.serving.advice import (
 from meshplan.cli.reports.serving.certainty import calibration_text, power_text, sampling_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
-from meshplan.planner.serving.problem.requests import prompt_length
 
 # How the reason of a runner-up begins that ties with the chosen deployment.
 TIED = "a tie"
@@ -108,6 +107,9 @@ def question_text(spec: Mapping[str, Any]) -> str:
 
 def _lengths_text(workload: Mapping[str, Any]) -> str:
     """What one request is."""
+    # start-up: reports of training import this module too
+    from meshplan.planner.serving.problem.requests import prompt_length
+
     tokens = f"{prompt_length(workload)} tokens"
     task = workload.get("task", "generate")
     if task == "generate":

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from meshplan.catalogs.units import SECONDS_PER_DAY
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.configuration import config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import TICK, signed_percent
-from meshplan.planner.batch_size.study import BatchStudy
 from meshplan.planner.core.plan import Plan
+
+if TYPE_CHECKING:
+    from meshplan.planner.batch_size.study import BatchStudy
 
 _COLUMNS = (
     Column(key="best", title=""),

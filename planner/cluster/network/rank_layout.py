@@ -172,7 +172,7 @@ def crossing_pipelines(num_stages: int, stage_devices: int, domain_size: int, *,
     crosses = (before != after).astype(np.int64)
     fill = np.broadcast_to(crosses[: num_stages - 1].sum(axis=0), (num_stages, crosses.shape[1]))
     far, near = _beside(crosses, wraps=wraps), _beside(1 - crosses, wraps=wraps)
-    return np.unique(np.stack([fill.ravel(), far.ravel(), near.ravel()], axis=1), axis=0)
+    return np.array(sorted(set(zip(fill.ravel().tolist(), far.ravel().tolist(), near.ravel().tolist(), strict=True))))
 
 
 def _beside(boundaries: IntArray, *, wraps: bool) -> IntArray:

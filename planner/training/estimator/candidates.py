@@ -394,6 +394,12 @@ class Candidates:
             rows = np.flatnonzero(rows)  # once, not for each column
         return Candidates(split=self.split, **{name: getattr(self, name)[rows] for name in _COLUMN_NAMES})
 
+    def distinct(self) -> tuple[IntArray, IntArray]:
+        """One row of each distinct candidate [k], and which of these each candidate is [n]."""
+        columns = np.stack([getattr(self, name).astype(np.int64) for name in _COLUMN_NAMES])
+        _, first, which = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+        return first, np.ravel(which)
+
     def columns_as_bytes(self) -> Iterator[bytes]:
         """Every column as bytes: equal in batches of the same candidates under any split."""
         return (getattr(self, name).tobytes() for name in _COLUMN_NAMES)

@@ -56,7 +56,7 @@ def unlike_chunks_s(
     m = np.broadcast_to(num_microbatches, n)
     further = np.maximum(-(-m // p) - GROUPS, 0)
     few, seconds = m - further * p, np.zeros(n)
-    for count in np.unique(few).tolist():
+    for count in sorted(set(few.tolist())):
         own = np.flatnonzero(few == count)
         for begin in range(0, len(own), ROWS_AT_ONCE):
             rows = own[begin : begin + ROWS_AT_ONCE]

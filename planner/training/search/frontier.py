@@ -26,6 +26,7 @@ from meshplan.planner.training.search.incumbents import Incumbents
 from meshplan.planner.training.search.layers.least_recompute import fewest_in_flight
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.space import Space
+from meshplan.planner.training.search.templates import recompute_modes
 
 # Rows priced at once: small enough for the processor's cache and the memory limit, large enough to amortise NumPy.
 CHUNK_ROWS = 16_384
@@ -171,6 +172,8 @@ class Frontier:
         self.space, self.objective, self.incumbents = space, objective, incumbents
         self.problem = incumbents.problem
         self.other_layers = other_layers
+        # Where every layer is recomputed anyway, its time counts from the first refined bound on.
+        self._mode = Recompute.FULL if recompute_modes(self.problem) == [Recompute.FULL] else Recompute.NONE
         self._beyond: list[tuple[Stages, IntArray]] = []
         self._ordered = {id(split): _Ordered(split=split) for split in space.splits}
         self._queue: list[tuple[float, int, _Unrefined | _Ordered]] = []
@@ -243,7 +246,7 @@ class Frontier:
         self,
         split: PipelineSplit,
         rows: slice | IntArray,
-        mode: Recompute = Recompute.NONE,
+        mode: Recompute | None = None,
         *,
         again_s: FloatArray | float = 0.0,
         other_layers: bool | None = None,
@@ -253,11 +256,12 @@ class Frontier:
         Args:
             split: the split.
             rows: the templates.
-            mode: of candidates that recompute every layer with ``FULL``.
+            mode: of candidates that recompute every layer with ``FULL``; None: of all that there are.
             again_s: what they recompute at least, over all stages of a micro-batch, s [n].
             other_layers: also under others of its layers; None: where these count.
         """
         others = self.other_layers if other_layers is None else other_layers
+        mode = self._mode if mode is None else mode
         least_s = self.space.bounds.least_s(split, rows, mode, again_s=again_s, other_layers=others)
         return self.objective.of(least_s, self.space.templates.stage_devices[rows] * split.pipeline_parallel)
 

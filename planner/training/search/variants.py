@@ -54,7 +54,7 @@ def without_communication_s(batch: Candidates, step_s: FloatArray, exposed_s: Fl
 
 def smaller_groups(batch: Candidates) -> Candidates:
     """Every candidate with every sharding group smaller than its own; recompute of blocks is left open again."""
-    sizes = {group: divisors(group)[:-1] for group in np.unique(batch.data_parallel).tolist()}
+    sizes = {group: divisors(group)[:-1] for group in set(batch.data_parallel.tolist())}
     own = [sizes[group] for group in batch.data_parallel.tolist()]
     copies = batch.take(np.repeat(np.arange(len(batch)), [len(smaller) for smaller in own]))
     in_blocks = copies.recompute == Recompute.BLOCK

@@ -15,7 +15,8 @@ import pytest
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import ModelConfigError
 from meshplan.catalogs.models.config import MAX_CONFIG_BYTES
-from meshplan.catalogs.models.hub import cached_config, download_config, is_hub_id
+from meshplan.catalogs.models.download import download_config
+from meshplan.catalogs.models.hub import cached_config, is_hub_id
 from meshplan.planner.cluster.lookup import look_up_shape
 from meshplan.planner.core.problems import Problems
 from tests.support.command_line import Command

@@ -29,7 +29,7 @@ from meshplan.planner.training.plan import (
 )
 from meshplan.planner.training.problem.problem import TrainingObjective
 from meshplan.planner.training.search.degrees import search_degrees
-from meshplan.planner.training.search.mapping_report import rank_table
+from meshplan.planner.training.search.mapping.mapping_report import rank_table
 from meshplan.planner.training.search.report import TIE_WIDTH
 from meshplan.planner.training.service import resolve
 

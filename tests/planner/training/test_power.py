@@ -22,7 +22,8 @@ from meshplan.planner.core.plan import Interval
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.plan import energy_j_per_step, time_interval
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
-from meshplan.planner.training.search.joint import placed_problem, search_plans
+from meshplan.planner.training.search.joint import search_plans
+from meshplan.planner.training.search.mapping.placement import placed_problem
 from meshplan.planner.training.service import resolve
 
 

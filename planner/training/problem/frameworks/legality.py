@@ -6,7 +6,9 @@ A predicate takes a model and one configuration, or columns of many (:mod:`.rule
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,11 @@ from meshplan.planner.training.problem.switches import (
 )
 
 ZERO_3 = 3
+
+
+def is_one_of(choice: Any, values: Sequence[Any]) -> Any:
+    """Whether a choice, or each row of its column, has one of a few values; numpy.isin sorts them first."""
+    return reduce(operator.or_, (choice == value for value in values), False)
 
 
 def recurrent_heads(shape: ModelShape, config: Any) -> Any:
@@ -154,7 +161,7 @@ def context_style_rule(framework: str, known: Sequence[str], source: str) -> Leg
     """The framework has flags for these styles of context parallelism only."""
     return LegalityRule(
         name=f"{framework}_context_parallel_styles",
-        holds=lambda _, config: (config.context_parallel == 1) | np.isin(config.context_parallel_style, known),
+        holds=lambda _, config: (config.context_parallel == 1) | is_one_of(config.context_parallel_style, known),
         message=f"context_parallel_style must be {' or '.join(known)}",
         stage="parser",
         source=source,
@@ -220,7 +227,7 @@ def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> Leg
     """Optimizer states off the device need one of ``zero_stages``."""
     return LegalityRule(
         name=f"{framework}_optimizer_offload",
-        holds=lambda _, config: np.logical_not(config.optimizer_offload) | np.isin(config.zero_stage, zero_stages),
+        holds=lambda _, config: np.logical_not(config.optimizer_offload) | is_one_of(config.zero_stage, zero_stages),
         message=f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}",
         about=("optimizer_offload",),
         stage="parser",

@@ -48,7 +48,7 @@ from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
 from meshplan.planner.training.search.bounds.alike_layers import alike_layers
-from meshplan.planner.training.search.bounds.distinct import distinct
+from meshplan.planner.training.search.bounds.distinct import distinct, occurring
 from meshplan.planner.training.search.bounds.exchange_bounds import ExchangeBounds
 from meshplan.planner.training.search.templates import TEMPLATE, Templates, candidates_with
 
@@ -310,7 +310,7 @@ class _Table:
         if isinstance(rows, slice):
             return np.flatnonzero(~self.is_known)
         known = self.is_known[rows]
-        return rows[:0] if known.all() else np.unique(rows[~known])
+        return rows[:0] if known.all() else occurring(rows[~known], len(self.is_known))
 
     def take(self, rows: IntArray) -> _Table:
         """The same of some templates; a copy of what is known, unless these are all."""

@@ -38,6 +38,17 @@ def distinct(column: IntArray) -> tuple[IntArray, IntArray]:
     return values.astype(column.dtype), place[numbers]
 
 
+def occurring(numbers: IntArray, num: int) -> IntArray:
+    """Which of the numbers from 0 to ``num`` occur, ascending.
+
+    >>> occurring(np.array([2, 0, 2]), 4)
+    array([0, 2])
+    """
+    occurs = np.zeros(num, dtype=bool)
+    occurs[numbers] = True
+    return np.flatnonzero(occurs)
+
+
 def firsts(which: IntArray, num_values: int) -> IntArray:
     """Where each value occurs first, [k], by the second result of :func:`distinct`.
 

@@ -30,6 +30,7 @@ from meshplan.planner.training.estimator.parameters import ZERO_GRADIENTS, ZERO_
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.bounds.cell_bounds import CellBounds
+from meshplan.planner.training.search.bounds.distinct import occurring
 from meshplan.planner.training.search.layers.least_recompute import (
     LEAST_IN_FLIGHT,
     ROWS_AT_ONCE,
@@ -167,7 +168,7 @@ class MemoryBounds:
         known = table.is_known[rows]
         if known.all():
             return table
-        lacking = np.unique(rows[~known])
+        lacking = occurring(rows[~known], len(table.is_known))
         split = split_layers(
             shape,
             pipeline_parallel=len(table.base_bytes),
@@ -208,12 +209,12 @@ class MemoryBounds:
         """ZeRO stage of the leader under so many pipeline stages; None where there is no leader."""
         if num_stages not in self._stages:
             rules, shape = self.problem.rules, self.problem.shape
-            possible = [
+            possible = (
                 zero
-                for zero in self._asked()
+                for zero in sorted(self._asked(), reverse=True)
                 if not rules.refusing({"zero_stage": zero, "pipeline_parallel": num_stages}, shape)
-            ]
-            most = max(possible, default=ZERO_PARAMETERS)
+            )
+            most = next(possible, ZERO_PARAMETERS)
             # Fully sharded frameworks sum whole gradients in a pipeline, and keep gathered what ZeRO-2 has sharded.
             keeps_whole = self.problem.calibration.recipe.is_fsdp and most >= ZERO_GRADIENTS
             self._stages[num_stages] = None if most >= ZERO_PARAMETERS or keeps_whole else most

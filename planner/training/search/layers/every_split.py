@@ -34,6 +34,7 @@ from meshplan.planner.training.pipeline.closed_forms import (
 )
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
+from meshplan.planner.training.search.bounds.distinct import distinct
 from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageCosts
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
 from meshplan.planner.training.search.memory_savers import takes_whole_chunks
@@ -103,7 +104,8 @@ def all_sizes(places: Sequence[int], fewest: Sequence[int], most: IntArray, *, l
     for chunk, stage in enumerate(places):
         after = places[chunk + 1 :]
         needed = sum(fewest[chunk + 1 :])
-        later = np.isin(np.arange(len(most)), after)
+        later = np.zeros(len(most), dtype=bool)
+        later[list(after)] = True
         rest = layers - sizes.sum(axis=1)
         grown = []
         for count in range(fewest[chunk], layers + 1):
@@ -185,7 +187,7 @@ class _Splits:
             seconds[0, 0] += costs.base_s[0, row]
             seconds[-1, -1] += costs.base_s[-1, row]
         more = np.zeros_like(seconds)
-        for number in np.unique(again[way, row]).tolist():
+        for number in sorted(set(again[way, row].tolist())):
             own = np.flatnonzero(again[way, row] == number) if number else ()
             if len(own):
                 blocks = self._chunks(number).reshape(held.shape)[way[own]]
@@ -203,7 +205,7 @@ class _Splits:
         seconds = costs.base_s[:, None] + np.einsum("spk,kn->psn", counts, costs.layer_s)
         seconds = np.where(fits, seconds, np.inf)
         again_s = np.zeros_like(seconds)
-        for number in np.unique(again[again > 0]).tolist():
+        for number in distinct(again[again > 0])[0].tolist():
             in_blocks = np.einsum("spk,kn->psn", self._counts(number), costs.again_s)
             again_s = np.where(again == number, in_blocks, again_s)
         return seconds + again_s, again_s, again

@@ -2,15 +2,16 @@
 
 Candidates are noted with the quick bound of :class:`~.uneven.UnevenSplits`. When all usual splits are priced, those
 that may still beat the best, with the least recompute that brings any split within memory (:mod:`.least_recompute`),
-are looked at, the least bound first: the dynamic programme gives a sharper bound and the splits that attain it, which
-the search prices. Of those that are open when all have been looked at, every split is (:mod:`.chunk_tree`), one
-candidate for all that take no less. What is left open bounds the answer.
+are looked at: first those that differ in their chunks alone under one bound (:mod:`.any_chunks`), which closes most of
+them, then each pipeline by itself, the least bound first. The dynamic programme gives a sharper bound and the splits
+that attain it, which the search prices. Of those that are open when all have been looked at, every split is
+(:mod:`.chunk_tree`), one candidate for all that take no less. What is left open bounds the answer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined, split_layers
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.layers.any_chunks import OpenPipeline, as_one, by_stages
 from meshplan.planner.training.search.layers.chunk_tree import Closed, closed, may_be_closed
 from meshplan.planner.training.search.layers.every_split import every_split_s
 from meshplan.planner.training.search.layers.least_recompute import (
@@ -126,35 +128,84 @@ class OpenSplits:
             budget = min(budget, MOST_TRIED)
         for split in list(self._waiting):
             self._look(split, best())
-        for noted, open_ones in self._pipelines(best()):
-            worthwhile = worthwhile_of(best)
-            self.bound = min(self.bound, float(noted[noted >= worthwhile].min(initial=math.inf)))
-            if (noted >= worthwhile).all():
-                continue
-            least, splits = self._sharpened(expand(open_ones.take(noted < worthwhile)), worthwhile)
-            rows = np.argsort(least, kind="stable")[: ROWS_AT_ONCE if budget > 0 else 0]
-            self.bound = min(self.bound, float(np.delete(least, rows).min(initial=math.inf)))
+        pipelines = self._pipelines(best())
+        closed: list[OpenPipeline] = []
+        if budget > 0 and math.isfinite(best()):
+            pipelines, closed = self._close_together(pipelines, worthwhile_of(best), expand)
+        for one in pipelines:
+            budget -= self._close_pipeline(one, best, expand, price, budget)
+        for one in closed:  # each by itself may have a higher bound
+            rows = np.flatnonzero(one.least < self.bound)
             if len(rows):
-                budget -= self._close(splits.take(rows), least[rows], best, price, budget)
+                again = replace(one, least=np.full(len(rows), -math.inf), batch=one.batch.take(rows))
+                budget -= self._close_pipeline(again, best, expand, price, budget)
         self._close_the_rest(best, price)
         self._open, self._still_open = [], []
+
+    def _close_together(
+        self, pipelines: Sequence[OpenPipeline], worthwhile: float, expand: Expand
+    ) -> tuple[list[OpenPipeline], list[OpenPipeline]]:
+        """What is left of the pipelines, and what a bound of those alike closes.
+
+        What that leaves open is likely to win and comes first, as a better incumbent spares the others work.
+        """
+        alone: list[OpenPipeline] = []
+        left: list[OpenPipeline] = []
+        closed: list[OpenPipeline] = []
+        for alike in by_stages(self.problem, pipelines):
+            if len(alike) == 1:
+                alone += alike
+                continue
+            self.bound = min(
+                [self.bound, *(float(one.least[one.least >= worthwhile].min(initial=math.inf)) for one in alike)]
+            )
+            batches = [expand(one.batch.take(one.least < worthwhile)) for one in alike]
+            splits, places = as_one(self.problem, batches)
+            least = self._sharp_bound(splits, worthwhile)
+            rows = np.flatnonzero(least < worthwhile)
+            if len(rows):
+                some = splits.take(rows)
+                bound_s, _ = some.solve(self._most_s(worthwhile, some.batch))
+                least[rows] = np.maximum(least[rows], self.objective.of(bound_s, some.batch.world_size))
+            for batch, place in zip(batches, places, strict=True):
+                own = OpenPipeline(least=least[place], batch=batch, is_expanded=True)
+                left.append(own.take(np.flatnonzero(own.least < worthwhile)))
+                closed.append(own.take(np.flatnonzero(own.least >= worthwhile)))
+        left = sorted((one for one in left if len(one.batch)), key=lambda one: float(one.least.min()))
+        return [*left, *alone], closed
+
+    def _close_pipeline(self, one: OpenPipeline, best: Best, expand: Expand, price: Price, budget: int) -> int:
+        """Sharpen the bounds of a pipeline's candidates, price the splits that attain them; how many were priced."""
+        worthwhile, least = worthwhile_of(best), one.least
+        self.bound = min(self.bound, float(least[least >= worthwhile].min(initial=math.inf)))
+        if (least >= worthwhile).all():
+            return 0
+        batch = one.batch.take(least < worthwhile)
+        least, splits = self._sharpened(batch if one.is_expanded else expand(batch), worthwhile)
+        rows = np.argsort(least, kind="stable")[: ROWS_AT_ONCE if budget > 0 else 0]
+        self.bound = min(self.bound, float(np.delete(least, rows).min(initial=math.inf)))
+        return self._close(splits.take(rows), least[rows], best, price, budget) if len(rows) else 0
 
     def _sharpened(self, batch: Candidates, worthwhile: float) -> tuple[FloatArray, UnevenSplits]:
         """The candidates that may still beat ``worthwhile`` with what their sharding adds, and their bounds."""
         splits = UnevenSplits(self.problem, batch)
+        least = self._sharp_bound(splits, worthwhile)
+        rows = least < worthwhile
+        self.bound = min(self.bound, float(least[~rows].min(initial=math.inf)))
+        return least[rows], splits.take(np.flatnonzero(rows))
+
+    def _sharp_bound(self, splits: UnevenSplits, worthwhile: float) -> FloatArray:
+        """The bound of candidates with what their sharding adds and the least recompute that any split needs, [n]."""
+        batch = splits.batch
         if not len(batch):
-            return np.zeros(0), splits
+            return np.zeros(0)
         most_s = self._most_s(worthwhile, batch)
         mean_s, _ = splits.quick_bounds_s()
         stages, limit_bytes = splits.stages, self.problem.limits.memory_bytes
         again_s = least_of_kinds_s(stages.memory(), stages.again_s(), stages.kind_of, limit_bytes)
         within_s = mean_s + again_s * splits.passes()
-        least = self.objective.of(
-            np.maximum(splits.sharp_bound_s(splits.outside_s(most_s)), within_s), batch.world_size
-        )
-        rows = least < worthwhile
-        self.bound = min(self.bound, float(least[~rows].min(initial=math.inf)))
-        return least[rows], splits.take(np.flatnonzero(rows))
+        sharp_s = splits.sharp_bound_s(splits.outside_s(most_s))
+        return self.objective.of(np.maximum(sharp_s, within_s), batch.world_size)
 
     def _within_memory(self) -> Iterator[tuple[FloatArray, Candidates]]:
         """The noted candidates and their bounds, with the least recompute that any split needs."""
@@ -169,7 +220,7 @@ class OpenSplits:
                 bound_s = np.maximum(noted.mean_s + own_s * noted.passes, noted.slowest_s)
                 yield self.objective.of(bound_s, noted.batch.world_size), noted.batch
 
-    def _pipelines(self, best: float) -> list[tuple[FloatArray, Candidates]]:
+    def _pipelines(self, best: float) -> list[OpenPipeline]:
         """The noted candidates that may still beat ``best``, one batch for each pipeline, the least bound first."""
         batches: dict[PipelineSplit, list[Candidates]] = {}
         bounds: dict[PipelineSplit, list[FloatArray]] = {}
@@ -178,8 +229,8 @@ class OpenSplits:
             if rows.any():
                 bounds.setdefault(batch.split, []).append(least[rows])
                 batches.setdefault(batch.split, []).append(batch.take(rows))
-        found = [(np.concatenate(bounds[split]), joined(own)) for split, own in batches.items()]
-        return sorted(found, key=lambda item: float(item[0].min()))
+        found = [OpenPipeline(least=np.concatenate(bounds[split]), batch=joined(own)) for split, own in batches.items()]
+        return sorted(found, key=lambda one: float(one.least.min()))
 
     def _close(self, splits: UnevenSplits, known: FloatArray, best: Best, price: Price, budget: int) -> int:
         """Sharpen the ``known`` bound of some candidates and price their best splits; how many were priced."""

@@ -142,11 +142,14 @@ class Recurrence:
     def _passes_ahead(self, stage: int) -> FloatArray:
         """w/v of a stage, [n]; 0 for schedules of which it is not known."""
         split, m = self.stages.split, self.stages.batch.num_microbatches
-        p, v = split.pipeline_parallel, split.virtual_pipeline_stages
+        p = split.pipeline_parallel
         if split.schedule not in AHEAD:
             return np.zeros(len(m))
-        ahead = p - 1 - stage if v == 1 else 2 * (p - 1 - stage) + (v - 1) * p
-        return np.minimum(ahead, m * v - 1) / v
+        ahead = []
+        for v in {split.virtual_pipeline_stages, self.stages.most_chunks}:  # between them w/v rises or falls
+            passes = p - 1 - stage if v == 1 else 2 * (p - 1 - stage) + (v - 1) * p
+            ahead.append(np.minimum(passes, m * v - 1) / v)
+        return np.minimum.reduce(ahead)
 
     def _place(
         self, stage: int, best: FloatArray, most_exposed_s: FloatArray | None
@@ -171,7 +174,7 @@ class Recurrence:
         split, costs, longest = self.stages.split, self.costs, self.longest
         before, until, layers = self._before, self._until_s, len(costs.kind_of)
         after = split.pipeline_parallel - 1 - stage
-        fill = (1.0 if split.schedule in FILLING else 0.0) / split.virtual_pipeline_stages
+        fill = (1.0 if split.schedule in FILLING else 0.0) / self.stages.most_chunks
         passed = fill * (until + costs.base_s[:stage].sum(axis=0)) if stage else np.zeros_like(until)
         left = until[-1] - until + costs.base_s[stage + 1 :].sum(axis=0)
         lowest, highest = max(layers - after * longest, 0), min((stage + 1) * longest, layers)

@@ -43,6 +43,19 @@ class StageBytes:
             saved_bytes=self.saved_bytes[..., rows],
         )
 
+    def least(self, other: StageBytes) -> StageBytes:
+        """The less of both, entry by entry: of two numbers of micro-batches in flight on each stage the lower one.
+
+        Fewer in flight never ask for more recompute, although each layer saves less: n layers of (l + f·s) bytes, f of
+        them in flight, on X bytes of states recompute n·s/d − (M − X − n·l)/(f·d) layers, where each saves f·d. That
+        grows with f while M ≥ X + n·l; below, d ≤ s makes it more than all n.
+        """
+        return StageBytes(
+            layer_bytes=np.minimum(self.layer_bytes, other.layer_bytes),
+            base_bytes=np.minimum(self.base_bytes, other.base_bytes),
+            saved_bytes=np.minimum(self.saved_bytes, other.saved_bytes),
+        )
+
     def of_the_least_layer(self) -> StageBytes:
         """The same with one kind of layer, as small as any, recomputed or not."""
         bytes_, saved = least_bytes(self.layer_bytes, self.saved_bytes)

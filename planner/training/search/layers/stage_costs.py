@@ -15,6 +15,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, layer_kinds
+from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.priced import training_model
 from meshplan.planner.training.estimator.step import TrainingModel
@@ -130,10 +131,13 @@ class SplitCosts:
     Args:
         problem: the question.
         batch: candidates under the usual split of their stages and chunks.
+        most_chunks: the least of what interleaving keeps with any number of chunks from those of the split to this one;
+            None: with those of the split.
     """
 
-    def __init__(self, problem: TrainingProblem, batch: Candidates) -> None:
+    def __init__(self, problem: TrainingProblem, batch: Candidates, most_chunks: int | None = None) -> None:
         self.problem, self.batch, self.split = problem, batch, batch.split
+        self.most_chunks = most_chunks or batch.split.virtual_pipeline_stages
         self.kinds, self.kind_of = layer_kinds(problem.shape)
         self.model = training_model(problem, batch)
         self._again_s: FloatArray | None = None
@@ -207,7 +211,7 @@ class SplitCosts:
 
     def take(self, rows: IntArray) -> SplitCosts:
         """The same of some candidates, with what is known of them."""
-        other = SplitCosts(self.problem, self.batch.take(rows))
+        other = SplitCosts(self.problem, self.batch.take(rows), self.most_chunks)
         other.model = self.model.take(rows)
         if self.unsharded is not self.model:
             other.__dict__["unsharded"] = self.unsharded.take(rows)
@@ -240,7 +244,11 @@ class SplitCosts:
                 and has the working set of a recomputed or gathered layer.
         """
         if not self._memory:
-            self._memory = self._bytes()
+            self._memory = self._bytes(self.model.memory)
+            if self.most_chunks > self.split.virtual_pipeline_stages:
+                split = replace(self.split, virtual_pipeline_stages=self.most_chunks)
+                more = self._bytes(training_model(self.problem, replace(self.batch, split=split)).memory)
+                self._memory = {key: bytes_.least(more[key]) for key, bytes_ in self._memory.items()}
         return self._memory[may_be_empty]
 
     def memory_of_any_recompute(self) -> StageBytes:
@@ -258,10 +266,10 @@ class SplitCosts:
         base[self.head_stage] -= np.where(self.batch.recompute == Recompute.NONE, saved, 0.0)
         return replace(found, base_bytes=base)
 
-    def _bytes(self) -> dict[bool, StageBytes]:
-        """Whether ends may be empty → :meth:`memory`."""
+    def _bytes(self, memory: MemoryModel) -> dict[bool, StageBytes]:
+        """Whether ends may be empty → :meth:`memory`, by the estimator's memory of the batch."""
         ends = {stage: self.ends(stage) for stage in sorted({0, self.head_stage})}
-        memory, layers = self.model.memory, len(self.kind_of)
+        layers = len(self.kind_of)
         if self.split.vocabulary_parallel:
             none = nothing_known(memory)
             return {True: none, False: none}

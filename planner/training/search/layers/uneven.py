@@ -39,6 +39,7 @@ from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.bounds.distinct import distinct
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
 from meshplan.planner.training.search.layers.counted_stages import stage_of, unit
 from meshplan.planner.training.search.layers.mixed_kinds import leading_by_slowest_s, leading_layers_s, main_kind_s
@@ -78,11 +79,13 @@ class UnevenSplits:
     Args:
         problem: the question.
         batch: candidates under the usual split of their stages and chunks.
+        most_chunks: the bounds hold for interleaving with any number of chunks v from that of the split to this one;
+            None: with that of the split. Messages and the fewest layers of a stage grow with v, the bubble falls.
     """
 
-    def __init__(self, problem: TrainingProblem, batch: Candidates) -> None:
+    def __init__(self, problem: TrainingProblem, batch: Candidates, most_chunks: int | None = None) -> None:
         self.problem, self.batch, self.split = problem, batch, batch.split
-        self.stages = SplitCosts(problem, batch)
+        self.stages = SplitCosts(problem, batch, most_chunks)
         self.kinds, self.kind_of, self.model = self.stages.kinds, self.stages.kind_of, self.stages.model
         self.tables: dict[tuple[bool, bool], StageTable] = {}
         self._quick: tuple[FloatArray, FloatArray] | None = None
@@ -90,7 +93,7 @@ class UnevenSplits:
 
     def take(self, rows: IntArray) -> UnevenSplits:
         """The same of some candidates, with what is known of them."""
-        other = UnevenSplits(self.problem, self.batch.take(rows))
+        other = UnevenSplits(self.problem, self.batch.take(rows), self.stages.most_chunks)
         if self._quick is not None:
             other._quick = self._quick[0][rows], self._quick[1][rows]
         other._endings = tuple(known[rows] for known in self._endings)
@@ -203,7 +206,7 @@ class UnevenSplits:
         least = least_bubble(
             split.schedule,
             pipeline_parallel=split.pipeline_parallel,
-            virtual_pipeline_stages=split.virtual_pipeline_stages,
+            virtual_pipeline_stages=self.stages.most_chunks,
         )
         return least * (split.pipeline_parallel - 1)
 
@@ -224,7 +227,10 @@ class UnevenSplits:
         mixed = len(self.kinds) > 1 and split.virtual_pipeline_stages > 1
         costs = each.of_the_least_layer() if mixed else each
         is_full = batch.zero_stage >= ZERO_PARAMETERS
-        exact = ~costs.saved_bytes.any(axis=(0, 1)) | (self._always_fits(costs) & ~is_full)
+        any_chunks = self.stages.most_chunks > split.virtual_pipeline_stages
+        exact = ~costs.saved_bytes.any(axis=(0, 1))
+        if not any_chunks:  # what fits with one number of chunks may not with another
+            exact |= self._always_fits(costs) & ~is_full
         stage_s = (most_s - self.around_s) / m
         fewest_layers = [self.stages.fewest_layers(stage) for stage in range(split.pipeline_parallel)]
         longest = longest_stage(costs, fewest_layers, stage_s, split.virtual_pipeline_stages)
@@ -255,7 +261,8 @@ class UnevenSplits:
             self._leading(recurrence, each, most_s, outside, bound, found)
         if self.tables:
             self._trade_off(recurrence, most_s, (outside, least), bound, found)
-            self._enumerate(costs, (exact | is_full) & (bound < most_s), most_s, bound, found)
+            if not any_chunks:
+                self._enumerate(costs, (exact | is_full) & (bound < most_s), most_s, bound, found)
         return bound, found
 
     def _leading(
@@ -321,7 +328,7 @@ class UnevenSplits:
         between = np.flatnonzero(of_use.any(axis=1))
         between = between[min(first, max(len(between) - 1, 0)) :]
         if len(between):
-            between = between[np.unique(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(int))]
+            between = between[distinct(np.linspace(0, len(between) - 1, MOST_EXPOSED).astype(np.int64))[0]]
         least, chosen, lower = most_s.copy(), found[0].counts.copy(), 0
         for upper in between.tolist():
             pipeline, few, _ = recurrence.solve(values[upper])
@@ -435,4 +442,4 @@ class UnevenSplits:
                 if sizes is not None and sizes != self.split.layers_per_chunk:
                     wanted.setdefault(sizes, []).append(row)
         for sizes, takers in wanted.items():
-            yield sizes, np.unique(np.array(takers, dtype=np.int64))
+            yield sizes, np.array(sorted(set(takers)), dtype=np.int64)

@@ -17,7 +17,7 @@ from meshplan.planner.cluster.network.network_model import BestLinks
 from meshplan.planner.training.estimator.priced import candidates_of, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps
-from meshplan.planner.training.search.placement_model import PlacementModel
+from meshplan.planner.training.search.mapping.placement_model import PlacementModel
 
 DOMAIN = 4
 

@@ -14,8 +14,8 @@ from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
-from meshplan.planner.training.search.joint import placed_problem, search_plans
-from meshplan.planner.training.search.rank_placement import UNIFORM
+from meshplan.planner.training.search.joint import search_plans
+from meshplan.planner.training.search.mapping.placement import UNIFORM, placed_problem
 from meshplan.planner.training.search.report import TIE_WIDTH
 
 

@@ -14,16 +14,16 @@ from core_cases import MOE, configured, machine_with, problem_of
 from meshplan.planner.cluster.network.network import Network, strongly_connected
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.search.joint import placed_problem
-from meshplan.planner.training.search.placement_model import PlacementModel
-from meshplan.planner.training.search.rank_placement import (
+from meshplan.planner.training.search.mapping.placement import (
     ANNEALING,
     CONSTRUCTED,
     EXHAUSTIVE,
     RANK_ORDER,
-    place,
+    placed_problem,
     usable_order,
 )
+from meshplan.planner.training.search.mapping.placement_model import PlacementModel
+from meshplan.planner.training.search.mapping.rank_placement import place
 
 FAST, SLOW = 50e9, 1e9
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -36,11 +35,16 @@ from meshplan.planner.rank_mapping.bound import lower_bound
 from meshplan.planner.rank_mapping.objective import LinkCosts
 from meshplan.planner.rank_mapping.search import NUM_RANDOM_MAPPINGS, RANDOM_SEED, single_linkage_order
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.search.placement_model import Energy, PlacementModel
+from meshplan.planner.training.search.mapping.placement import (
+    ANNEALING,
+    CONSTRUCTED,
+    EXHAUSTIVE,
+    RANK_ORDER,
+    Placement,
+    usable_order,
+)
+from meshplan.planner.training.search.mapping.placement_model import Energy, PlacementModel
 
-EXHAUSTIVE, ANNEALING, RANK_ORDER = "all mappings", "annealing", "rank order"
-CONSTRUCTED = "nodes in the order of their links"
-UNIFORM = "rank order (uniform links)"
 MAX_EXHAUSTIVE = 50_000  # 8! = 40,320
 NUM_CHAINS = 12
 # Annealing steps for every candidate, and for the best ones at the end. Counted, so that a seed gives one answer.
@@ -52,28 +56,6 @@ COIN = 0.5
 EQUAL = 1e-12
 
 Proposal = Callable[[PlacementModel, int, int, np.random.Generator], IntArray]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """A mapping of one configuration.
-
-    Args:
-        order: node of each slot, then the spare nodes.
-        step_s: optimizer step under the mapping.
-        bound_s: lower bound of the step under any mapping.
-        method: search method that found it.
-    """
-
-    order: tuple[int, ...]
-    step_s: float
-    bound_s: float
-    method: str
-
-
-def usable_order(network: Network) -> tuple[int, ...]:
-    """Rank order: usable nodes by number."""
-    return tuple(network.usable)
 
 
 @lru_cache(maxsize=8)  # every candidate of a search asks for it

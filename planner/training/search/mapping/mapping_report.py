@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from meshplan.planner.cluster.network.slot_links import Group, group_of, slot_li
 from meshplan.planner.core.solution import relative_gap
 from meshplan.planner.training.problem.frameworks.legality import head_exchange
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.search.joint import placed_problem
-from meshplan.planner.training.search.placement_model import PlacementModel
-from meshplan.planner.training.search.rank_placement import UNIFORM, Placement, random_mean_s, usable_order
+from meshplan.planner.training.search.mapping.placement import UNIFORM, Placement, placed_problem, usable_order
+
+if TYPE_CHECKING:
+    from meshplan.planner.training.search.mapping.placement_model import PlacementModel
 
 PIPELINE = "pipeline"
 
@@ -60,6 +61,10 @@ def mapping_document(
     ``identity_s`` is rank order over the usable nodes, ``random_mean_s`` the mean of random mappings, ``bound_s`` a
     step that no mapping of these degrees beats, ``gain`` the share of the rank-order step that the mapping saves.
     """
+    # start-up: most plans have no mapping
+    from meshplan.planner.training.search.mapping.placement_model import PlacementModel
+    from meshplan.planner.training.search.mapping.rank_placement import random_mean_s
+
     network = problem.machine.network
     if network is None:
         raise ValueError("a mapping needs a network")
