@@ -156,6 +156,7 @@ class _Overlap(Section):
     batch_share: Share
     order_share: Share
     rest_share: Share
+    nano_batches_speedup: Positive | None = None
 
 
 class _WhatIf(Section):

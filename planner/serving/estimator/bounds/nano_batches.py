@@ -69,7 +69,7 @@ def overlapped_s(seconds: Mapping[str, float]) -> float:
     >>> round(overlapped_s({COMPUTE: 10.0}), 6)
     10.0
     >>> round(overlapped_s({COMPUTE: 0.7, MEMORY: 0.3, NETWORK: 0.0}), 6)
-    0.866667
+    0.91129
     """
     low, high = max(seconds.values()), sum(seconds.values())
     for _ in range(STEPS):
