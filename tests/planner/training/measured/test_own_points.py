@@ -66,5 +66,10 @@ def test_the_memory_stays_safe(results: tuple[PointsResult, ...]) -> None:
         assert result.memory["with points"].num_runs == result.memory["without"].num_runs
 
 
+def test_processes_share_the_groups(runs: list[ObservedRun], results: tuple[PointsResult, ...]) -> None:
+    """Rules of frameworks are functions, which do not travel: on two cores the command ended in an error."""
+    assert predict_from_points(runs, num_points=3, draws=1, num_processes=2) == results
+
+
 def test_groups_without_more_runs_than_points_are_not_drawn(runs: list[ObservedRun]) -> None:
     assert predict_from_points(runs, num_points=1000) == ()
