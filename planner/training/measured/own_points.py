@@ -20,6 +20,7 @@ from functools import cache
 
 import numpy as np
 
+from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Basis, Calibration
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.measured.calibrate import LITERATURE, Evidence, evidence
@@ -206,6 +207,10 @@ def _of_split(split: _Split) -> tuple[list[ValidatedRow], list[ValidatedRow]]:
 
 
 def _validated(run: ObservedRun, calibration: Calibration) -> ValidatedRow:
-    """One run against a prediction with a set, by the metrics that are not others in another unit."""
-    found = validate_run(replace(run, problem=run.problem.with_calibration(calibration)))
+    """One run against a prediction with a set, by the metrics that are not others in another unit.
+
+    Frameworks that share constants do not share how they lay out a step: that stays the run's own.
+    """
+    own = replace(calibration, recipe=recipe_named(run.framework).recipe)
+    found = validate_run(replace(run, problem=run.problem.with_calibration(own)))
     return replace(found, error={name: size for name, size in found.error.items() if name in JUDGED})
