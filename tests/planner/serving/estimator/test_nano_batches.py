@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
-
 import pytest
+from asked_worker import worker_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,10 +17,6 @@ from meshplan.planner.serving.estimator.bounds.nano_batches import (
     overlapped_s,
     steady_nano_batches,
 )
-from meshplan.planner.serving.problem.config import Role
-from meshplan.planner.serving.problem.spec import read_serving_spec
-from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
 # NanoFlow, Table 2: measured milliseconds of Llama-2-70B on eight A100, 2,048 tokens in a batch, all layers.
 PRODUCTS = 16.08 + 16.01 + 69.92 + 34.96
@@ -30,19 +24,6 @@ PROMPTS, DECODES, COLLECTIVES = 4.56, 35.60, 47.92
 # Section 6.4: what cutting batches costs without overlap.
 CUT = 0.132
 TIMES = st.floats(min_value=0.0, max_value=10.0)
-
-
-def worker_of(catalog: Catalog, model: str, node: str, tensor: int, **workload: int) -> PricedWorker:
-    question = {
-        "kind": "serving",
-        "model": model,
-        "cluster": {"nodes": [{"type": node, "count": 1}]},
-        "workload": {"input_length": 512, "output_length": 512, "num_requests": 200, **workload},
-        "fixed": {"mode": "aggregated", "tensor_parallel": tensor},
-    }
-    problem = resolve_serving(read_serving_spec(question), catalog, Path()).problem
-    kinds = priced_workers(problem, Role.MIXED, Counter())
-    return next(kind for kind in kinds if kind.placed.layout.num_devices == tensor)
 
 
 def test_nanoflows_times_give_nanoflows_rate() -> None:

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from asked_worker import question, worker_of
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.service import make_plan
 from meshplan.planner.serving.estimator.bounds.overlap_bound import overlap_bound, resource_seconds
-from meshplan.planner.serving.problem.config import Role
-from meshplan.planner.serving.problem.spec import read_serving_spec
-from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
-
-
-def question(model: str, node: str, tensor: int, **workload: Any) -> dict[str, Any]:
-    return {
-        "kind": "serving",
-        "model": model,
-        "cluster": {"nodes": [{"type": node, "count": 1}]},
-        "workload": {"input_length": 512, "output_length": 512, "num_requests": 200, **workload},
-        "fixed": {"mode": "aggregated", "tensor_parallel": tensor},
-    }
-
-
-def worker_of(catalog: Catalog, *asked: Any) -> PricedWorker:
-    problem = resolve_serving(read_serving_spec(question(*asked)), catalog, Path()).problem
-    kinds = priced_workers(problem, Role.MIXED, Counter())
-    return next(kind for kind in kinds if kind.placed.layout.num_devices == asked[2])
 
 
 def test_a_large_batch_is_bound_by_two_flops_a_parameter_and_token(catalog: Catalog) -> None:
