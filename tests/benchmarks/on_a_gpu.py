@@ -2,8 +2,8 @@
 
 No constant was fitted to these runs (tests/support/gpu_runs.py says how they were made). Prints for each training on
 the H100 the step, its interval, what tensors held at the peak beside the typical figure and the safe bound, and the
-mean power; then each metric of the H200's trainings and pipelines of Diffusers; then what one own run brings: each
-training in turn is the only own run of its framework on its device, and the others there are predicted.
+mean power; then each metric of what ran as observations: trainings, pipelines of Diffusers on the H200, and a vLLM
+server that a plan's own files started, under five loads; then what one own run brings: each training in turn is the only own run of its framework on its device, and the others there are predicted.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def main() -> None:
         sizes = [abs(error) for error in errors]
         print(f"{name}: median {median(sizes):.1%}, mean {fmean(sizes):.1%}, signed median {median(errors):+.1%}")
     print(f"inside the interval {sum(inside)} of {len(inside)}; below the safe bound {sum(safe)} of {len(safe)}\n")
-    other_device()
+    as_observations()
     after_one_own_run()
 
 
-def other_device() -> None:
-    """The H200's rows by ``meshplan validate``."""
-    print(f"{'run on the H200':32}{'metric':>20}{'measured':>11}{'predicted':>11}{'between':>22}{'error':>8}")
-    result = validate_rows([*observations("training"), *observations("diffusion")], Catalog.open("sqlite://"))
-    for row in result.rows:
+def as_observations() -> None:
+    """Rows that ``meshplan validate`` reads."""
+    print(f"{'run':32}{'metric':>20}{'measured':>11}{'predicted':>11}{'between':>22}{'error':>8}")
+    rows = [row for task in ("training", "diffusion", "serving") for row in observations(task)]
+    for row in validate_rows(rows, Catalog.open("sqlite://")).rows:
         for metric, measured in row.measured.items():
             scale = GIB if metric.endswith("_bytes") else 1.0
             found = row.predicted[metric]

@@ -6,8 +6,9 @@ fewer ran), the peak that tensors held and that the allocator had reserved, and 
 tokens synthetic. TorchTitan 0.2.2 was given the settings of the plan by hand, because the release that meshplan writes
 files for (0.3.0) needs a newer PyTorch than the machine had.
 
-``tests/data/h200_runs.jsonl`` has observations, as ``meshplan validate`` reads them: TorchTitan and Accelerate on
-slices of models, a mixture of experts among them, and pipelines of Diffusers.
+``tests/data/h200_runs.jsonl`` and ``h100_observations.jsonl`` have observations, as ``meshplan validate`` reads them:
+TorchTitan and Accelerate on slices of models, a mixture of experts among them, and pipelines of Diffusers.
+``h100_serving.jsonl`` has one vLLM server, started by the files of a plan, under five loads.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ def measured_runs() -> list[MeasuredRun]:
 
 
 def observations(task: str) -> list[dict[str, Any]]:
-    """Those of the H200 of one task: ``training`` or ``diffusion``."""
-    return [row for row in _rows("h200_runs.jsonl") if row["task"] == task]
+    """Those of one task: ``training``, ``diffusion`` or ``serving``."""
+    files = ("h200_runs.jsonl", "h100_observations.jsonl", "h100_serving.jsonl")
+    return [row for name in files for row in _rows(name) if row["task"] == task]
 
 
 def _rows(name: str) -> list[dict[str, Any]]:

@@ -103,12 +103,18 @@ def dequantised_bytes(shape: ModelShape) -> float:
 def casts_itself(recipe: FrameworkRecipe, workload: TrainingWorkload, batch: Candidates) -> BoolArray:
     """Where PyTorch's autocast takes the place of FSDP's mixed precision, [n]: fp32 weights that nobody shards.
 
-    Each product casts its weights and keeps the cast for the backward pass, unless the layer is recomputed; the stream
-    of residuals stays in fp32 (torchtitan, distributed/utils.py: maybe_enable_amp, where neither FSDP nor stages are).
+    Each product casts its weights and keeps the cast for the backward pass, unless the layer is recomputed or its
+    products are compiled in fp8 (casts are made again: :mod:`.activations`); the stream of residuals stays in fp32
+    (torchtitan, distributed/utils.py: maybe_enable_amp, where neither FSDP nor stages are).
     """
     has_fp32 = recipe.is_fsdp and recipe.weight_bytes > BYTES_16_BIT and not workload.phase.has_adapters
     alone = (batch.zero_stage == 0) & (batch.data_parallel == 1) & (batch.tensor_parallel == 1)
     return alone & (has_fp32 and workload.precision != "fp32" and batch.split.pipeline_parallel == 1)
+
+
+def makes_fp8_inputs_again(recipe: FrameworkRecipe, workload: TrainingWorkload) -> bool:
+    """Whether torch.compile makes inputs and casts of torchao's fp8 products again for the backward pass."""
+    return recipe.is_fsdp and workload.precision == "fp8" and not (workload.is_eager or workload.phase.has_adapters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +185,7 @@ class StateModel(RankParameters):
         weights: FloatArray = np.zeros(len(batch))
         gradients = optimizer = weights
         copies = WEIGHT_COPY_BYTES.get(self.workload.precision, 0.0)
-        recomputes = batch.recompute == Recompute.FULL
+        recomputes = (batch.recompute == Recompute.FULL) | makes_fp8_inputs_again(recipe, self.workload)
         casts = np.where(casts_itself(recipe, self.workload, batch) & ~recomputes, BYTES_16_BIT, 0.0)
         on_device = stays * self.optimizer_bytes
         outer = self.outer_copies
