@@ -336,6 +336,14 @@ class ModelShape:
         """Parameters of the norms over h in one layer."""
         return self.norms_per_layer * self.norm_parameters
 
+    @property
+    def norms_per_block(self) -> float:
+        """Norms over h of an attention or MLP block: one before it, and one behind it in Gemma 2 and 3.
+
+        A norm that both blocks share is run once and read by both; a decoder's third norm is its cross-attention's.
+        """
+        return 1.0 if self.encoder is not None else max(self.norms_per_layer / 2.0, 1.0)
+
     def layer_parameters(self, layer: int) -> int:
         """All parameters of one layer, every expert included."""
         common = self.norm_parameters_per_layer + self.layer_attention_parameters(layer)

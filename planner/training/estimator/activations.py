@@ -3,8 +3,8 @@
 Per token, in bytes of 16-bit tensors (generalises Korthikanti et al., arXiv:2205.05198, eq. 1–5, to gated MLPs, grouped
 queries, latent attention and experts):
 
-    norms and residuals 8h (÷t with sequence parallelism) · queries, keys, values and their output ÷t, queries and keys
-    once more where they are normalised
+    norms and residuals 8h, and 2h a norm behind a block (÷t with sequence parallelism) · queries, keys, values and
+    their output ÷t, queries and keys once more where they are normalised
     · MLP: input shared with the norm, each product's output and the activation's output ÷t
     · dropout masks 2h where the framework keeps them · scores 5·a·s ÷t without flash attention
 
@@ -172,6 +172,7 @@ class LayerActivations:
         # last input are dropped.
         masks = 2.0 * h if self.calibration.recipe.dropout_masks else 0.0
         hidden = (6.0 if self._has_frozen_mlp else 8.0) * h + masks + self._stream_bytes() * kind.num_blocks
+        hidden = hidden + BYTES_16_BIT * (shape.norms_per_block - 1.0) * shape.hidden_size * kind.num_blocks
         heads = self._attention_bytes_per_token(kind) if kind.has_attention else 0.0
         if kind.form is not None:  # the streams of residuals that it keeps beside the one of a plain layer
             hidden += BYTES_16_BIT * kind.form.streamed_elements / STREAM_PASSES

@@ -210,9 +210,9 @@ class ComputeModel(MixingCosts):
         """Norms, residuals, rotary embedding, activation function, expert permutation of one layer."""
         shape, t = self.shape, self.candidates.tensor_parallel
         traffic = self._traffic
-        # Traffic of the norms and residuals is that of two blocks.
-        elements = traffic.hidden * shape.hidden_size * self.sharded_tokens * (kind.num_blocks / BLOCKS_OF_A_LAYER)
-        inside = 0.0
+        streamed = traffic.norm * shape.norms_per_block + traffic.residual
+        elements = streamed * shape.hidden_size * self.sharded_tokens * kind.num_blocks
+        inside = traffic.norm * shape.normed_elements if kind.has_attention and kind.form is None else 0.0
         if kind.form is not None:
             elements = elements + kind.form.streamed_elements * self.sharded_tokens
             inside += traffic.rotary * (kind.form.num_heads + kind.form.num_key_value_heads) * kind.form.key_dim

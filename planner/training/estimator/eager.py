@@ -61,7 +61,8 @@ class EagerActivations:
         """
         if not self.workload.is_eager:
             return np.zeros(len(self.candidates))
-        norms = self._norm_bytes() * self.shape.hidden_size * kind.num_blocks / sequence_shards
+        count = kind.num_blocks * self.shape.norms_per_block
+        norms = self._norm_bytes() * self.shape.hidden_size * count / sequence_shards
         rest = self._mlp_bytes(kind) + self._adapter_bytes(kind) + self._last_graph_bytes(kind)
         if kind.has_attention:
             rest += self._norm_bytes() * self.shape.normed_elements

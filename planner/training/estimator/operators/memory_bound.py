@@ -2,8 +2,8 @@
 
 Counted from the operators' definitions, 16-bit activations:
 
-- norm: one read and one write fused; in PyTorch eager ``torch.nn.RMSNorm`` is cast 2+4, square 4+4, mean 4, scale 4+4,
-  cast 4+2, weight 2+2 = 36 bytes per element;
+- norm, of the stream of residuals or of queries and keys: one read and one write fused; in PyTorch eager
+  ``torch.nn.RMSNorm`` is cast 2+4, square 4+4, mean 4, scale 4+4, cast 4+2, weight 2+2 = 36 bytes per element;
 - residual addition: 2+2+2 bytes either way;
 - rotary embedding: 2+2 fused; eager in complex fp32: cast 2+4, product 4+4, cast 4+2 = 20 bytes;
 - gated activation: two reads and a write fused; eager 2+2 for the function and 2+2+2 for the product;
@@ -26,13 +26,15 @@ class OperatorTraffic:
     """Elements or bytes read and written in a layer's forward.
 
     Args:
-        hidden: elements per hidden element: two norms, two residual additions.
+        norm: elements per normalised element.
+        residual: elements per hidden element of a residual addition.
         rotary: elements per rotated element.
         gated_activation: elements per element of MLP width, with a gate.
         loss_bytes: bytes per logit, forward and backward.
     """
 
-    hidden: float
+    norm: float
+    residual: float
     rotary: float
     gated_activation: float
     loss_bytes: float
@@ -42,9 +44,10 @@ class OperatorTraffic:
         return self.gated_activation if mlp_matrices == GATED_MATRICES else float(mlp_matrices)
 
 
-FUSED = OperatorTraffic(hidden=10.0, rotary=2.0, gated_activation=3.0, loss_bytes=20.0)
+FUSED = OperatorTraffic(norm=2.0, residual=3.0, rotary=2.0, gated_activation=3.0, loss_bytes=20.0)
 EAGER = OperatorTraffic(
-    hidden=(2 * 36 + 2 * 6) / BYTES_16_BIT,
+    norm=36 / BYTES_16_BIT,
+    residual=6 / BYTES_16_BIT,
     rotary=20 / BYTES_16_BIT,
     gated_activation=(4 + 6) / BYTES_16_BIT,
     loss_bytes=28.0,
