@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
-
 from meshplan.catalogs.constants.power import power_calibration
 from meshplan.catalogs.constants.serving import OwnLoad, ServingConstants
 from meshplan.planner.cluster.power import peak_bytes_per_j, power_share
