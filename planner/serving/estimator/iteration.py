@@ -252,9 +252,12 @@ class Worker(WorkerParts):
         batch, held = np.ceil(counts / self.concurrent_batches), counts * self.contexts.most
         layers = np.interp(batch * verified, times.knots, dense_s) + np.array(fixed_s) + np.array(slope_s) * held
         layers = layers + np.interp(np.ceil(counts * verified / self.micro_batches), times.together, experts_s)
+        return (np.array(slope_s) + np.maximum(self.copy_s(batch) - layers, 0.0) / np.maximum(held, 1.0)).tolist()
+
+    def copy_s(self, sequences: FloatArray) -> FloatArray:
+        """Time in which the host copies the answers of a batch, of mean length, for penalties."""
         each = 0.0 if self.sampling is None else self.sampling.host_s_per_token
-        copy = each * batch * (self.contexts.most - self.contexts.least)
-        return (np.array(slope_s) + np.maximum(copy - layers, 0.0) / np.maximum(held, 1.0)).tolist()
+        return each * sequences * (self.contexts.most - self.contexts.least)
 
     def _by_request(self, batch_seqs: FloatArray, values: FloatArray) -> list[float]:
         """Values by requests of one batch as a list by requests of the whole worker; 0 for none."""

@@ -10,11 +10,13 @@ import pytest
 
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.serving.estimator.breakdown import iteration_parts
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.estimator.sampling import sampling_cost
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role
+from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.requests import Sampling
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
@@ -96,6 +98,14 @@ def test_greedy_is_free_and_only_old_releases_sort() -> None:
 
 def worker(catalog: Catalog, tensor_parallel: int, output_length: int, **workload: object) -> Worker:
     """Llama-3.1-8B with 256 requests on H100, greedy unless the workload says otherwise."""
+    problem, pool = asked(catalog, tensor_parallel, output_length, **workload)
+    return pool_worker(problem.site, pool, problem.workload)
+
+
+def asked(
+    catalog: Catalog, tensor_parallel: int, output_length: int, **workload: object
+) -> tuple[ServingProblem, Pool]:
+    """The question of :func:`worker`, and its pool."""
     document = {
         "kind": "serving",
         "model": "llama-3.1-8b",
@@ -111,15 +121,15 @@ def worker(catalog: Catalog, tensor_parallel: int, output_length: int, **workloa
         quantization=problem.quantizations[0],
         num_workers=1,
     )
-    return pool_worker(problem.site, pool, problem.workload)
+    return problem, pool
 
 
 def test_no_degree_of_tensor_parallelism_divides_it(catalog: Catalog) -> None:
     """Every device has all logits: what a spec's sampling adds to a decode is the same on one and on eight devices."""
     sampling = {"top_p": 0.9, "penalties": True}
     drawn, greedy = (
-        [worker(catalog, t, 100, **asked).step_cost().decode_s(256) for t in (1, 8)]
-        for asked in ({"sampling": sampling}, {})
+        [worker(catalog, t, 100, **said).step_cost().decode_s(256) for t in (1, 8)]
+        for said in ({"sampling": sampling}, {})
     )
     added = [with_it - without for with_it, without in zip(drawn, greedy, strict=True)]
     assert added[0] == pytest.approx(added[1])
@@ -143,9 +153,17 @@ def test_a_step_waits_for_the_longer_of_its_layers_and_the_copy_of_answers(
     assert waits.decode_s(n) == hidden.decode_s(n)  # no answer yet, nothing to copy
 
 
+def test_the_parts_of_an_iteration_hold_what_it_waits_for_the_copy(catalog: Catalog) -> None:
+    problem, pool = asked(catalog, 8, 20_000, sampling={"penalties": True})
+    parts = {part.name: part.seconds for part in iteration_parts(problem, pool, num_running=256)}
+    step_s = pool_worker(problem.site, pool, problem.workload).step_cost().step_s(256, 256 * 10_500, 0, 0, 0.0)
+    assert parts["copy of answers for penalties"] > 0.1 * step_s
+    assert sum(parts.values()) == pytest.approx(step_s, rel=0.02)
+
+
 def test_only_engines_that_copy_answers_on_the_host_wait_for_it() -> None:
-    recipes, asked = engine_recipes(), Sampling(penalties=True)
-    costs = {name: sampling_cost(recipe, asked) for name, recipe in recipes.items()}
+    recipes, penalised = engine_recipes(), Sampling(penalties=True)
+    costs = {name: sampling_cost(recipe, penalised) for name, recipe in recipes.items()}
     waits = {name for name, cost in costs.items() if cost is not None and cost.host_s_per_token}
     assert waits == {"vllm-0.10", "vllm-0.11", "vllm-2025", "vllm-0.14", "vllm"}
     plain = sampling_cost(recipes["vllm"], NUCLEUS)
