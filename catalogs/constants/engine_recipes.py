@@ -63,6 +63,8 @@ class EngineRecipe:
             as many rows as there could be at most; 0 where kernels compute what there is.
         sorted_logits_per_s: logits that top-p sorts a second, where the engine sorts the whole vocabulary for it.
         penalty_bytes: that penalties on repeated tokens move for each logit of a sequence.
+        penalty_host_s_per_token: that the host takes in each iteration for every token generated so far, to hand it to
+            the penalties.
         calibrated_as: name of the constants that it takes, where they are not its own.
         source: citation.
     """
@@ -101,6 +103,7 @@ class EngineRecipe:
     expert_block_rows: int = 0
     sorted_logits_per_s: float | None = None
     penalty_bytes: float = 12.0
+    penalty_host_s_per_token: float = 0.0
     calibrated_as: str = ""
 
     @property

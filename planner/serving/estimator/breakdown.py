@@ -48,11 +48,16 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
     factor = worker.scale(tokens)
     stage_tokens = tokens * pool.layout.attention_data_parallel
     routed = problem.shape.num_moe_layers * factor
+    longest = worker.contexts.most
     if is_prefill:
         attention = constants.prefill_factor * worker.slower(tokens) * worker.prefill_attention_s(tokens)
+        at_most = attention
     else:
-        context = np.array([(worker.contexts.least + worker.contexts.most) / 2.0])
-        attention = constants.decode_factor * worker.slower(tokens) * worker.decode_attention_s(sequences, context)
+        context = np.array([(worker.contexts.least + longest) / 2.0])
+        attention, at_most = (
+            constants.decode_factor * worker.slower(tokens) * worker.decode_attention_s(sequences, held)
+            for held in (context, np.array([longest]))
+        )
     host = constants.host_step_s + constants.host_s_per_seq * sequences
     dense = {name: factor * seconds for name, seconds in worker.dense_parts_s(tokens).items()}
     levels = {
@@ -63,11 +68,17 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
     experts_level = gemm_level(pool.quantization.experts)
     if pool.weight_tiers is not None:  # what a host or its link takes is no rate of the device
         experts_level = levels["mlp"] = EvidenceLevel.ASSUMED
+    experts, sent = routed * worker.routed_s(stage_tokens), routed * worker.expert_exchange_s(stage_tokens)
+    waits = np.zeros(1)
+    if not is_prefill:  # as in Worker.step_cost
+        layers = np.asarray(sum(dense.values())) + experts + sent + at_most
+        waits = np.maximum(worker.copy_s(sequences) - layers, 0.0) * context / longest
     parts: list[tuple[str, FloatArray, EvidenceLevel]] = [
         *((name, seconds, levels[name]) for name, seconds in dense.items()),
-        ("routed experts", routed * worker.routed_s(stage_tokens), experts_level),
-        ("expert exchange", routed * worker.expert_exchange_s(stage_tokens), worker.machine.link_level),
+        ("routed experts", experts, experts_level),
+        ("expert exchange", sent, worker.machine.link_level),
         ("attention", attention, worker.operators.attention_level(pool.role)),
+        ("copy of answers for penalties", waits, EvidenceLevel.ASSUMED),
         (
             "LM head and sampling",
             worker.slower(sequences) * worker.head_s(sequences),

@@ -6,6 +6,7 @@ in the context between the lengths that requests have.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -213,6 +214,8 @@ class Worker(WorkerParts):
             self._by_request(times.seqs, use.decode_factor * decodes * values)
             for values in (times.decode_fixed_s, times.decode_context_s / batches)
         )
+        if self.sampling is not None and self.sampling.host_s_per_token:
+            slope = self._beside_the_host(dense - host, experts, fixed, slope)
         cost = StepCost(
             concurrent_batches=batches,
             pipeline_parallel=self.micro_batches,
@@ -230,6 +233,31 @@ class Worker(WorkerParts):
             verified_tokens=self._verified_tokens,
         )
         return cost if self.speculation is None else with_draft(cost, self.speculation)
+
+    def _beside_the_host(
+        self, dense_s: FloatArray, experts_s: FloatArray, fixed_s: Sequence[float], slope_s: Sequence[float]
+    ) -> list[float]:
+        """Growth with each cached token of decode attention and of what the layers wait for the copy of answers.
+
+        With answers of mean length a step takes the longer of the two; what it waits grows with the context, from
+        nothing without one.
+
+        Args:
+            dense_s: [N] by the tokens of a batch, without the host's time.
+            experts_s: [M] by those of one micro-batch over all ranks.
+            fixed_s: decode attention at no context, by requests of the worker.
+            slope_s: its growth with each cached token, by these.
+        """
+        times, verified, counts = self.device_times, self._verified_tokens, np.arange(len(slope_s), dtype=np.float64)
+        batch, held = np.ceil(counts / self.concurrent_batches), counts * self.contexts.most
+        layers = np.interp(batch * verified, times.knots, dense_s) + np.array(fixed_s) + np.array(slope_s) * held
+        layers = layers + np.interp(np.ceil(counts * verified / self.micro_batches), times.together, experts_s)
+        return (np.array(slope_s) + np.maximum(self.copy_s(batch) - layers, 0.0) / np.maximum(held, 1.0)).tolist()
+
+    def copy_s(self, sequences: FloatArray) -> FloatArray:
+        """Time in which the host copies the answers of a batch, of mean length, for penalties."""
+        each = 0.0 if self.sampling is None else self.sampling.host_s_per_token
+        return each * sequences * (self.contexts.most - self.contexts.least)
 
     def _by_request(self, batch_seqs: FloatArray, values: FloatArray) -> list[float]:
         """Values by requests of one batch as a list by requests of the whole worker; 0 for none."""

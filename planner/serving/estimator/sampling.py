@@ -12,10 +12,12 @@ An engine whose kernels sort nothing (FlashInfer, TensorRT-LLM) passes over the 
 ``logits.sort``, which vLLM called for top-p before 2026, is far from the memory's rate: 512 sequences of 131,072 logits
 take 8 ms, as long as an H100 reads the weights of eleven billion parameters.
 
-Left out: what the engine does with token ids on the host. vLLM builds one padded matrix of all tokens generated so far
-in every step with penalties (vllm-project/vllm, pull request 47540: 25 ns an element); where a container's processors
-are fewer than PyTorch takes its threads for, that alone takes tens of milliseconds on one device (issues 9113, 13247;
-mended by pull request 49919).
+*On the host* vLLM copies all tokens generated so far into one padded matrix in every step with penalties
+(vllm-project/vllm, pull request 47540). It does so once the layers of the step are launched, and the sampler waits for
+both, so that a step takes max(layers, copy) + t.
+
+Left out: where a container's processors are fewer than PyTorch takes its threads for, that copy alone takes tens of
+milliseconds on one device (issues 9113, 13247; mended by pull request 49919).
 """
 
 from __future__ import annotations
@@ -57,11 +59,13 @@ class SamplingCost:
         bytes_per_logit: that its kernels move for each logit, beside a sort.
         kernels: so many.
         sorted_logits_per_s: rate of the sort; None where nothing is sorted.
+        host_s_per_token: that the host takes for each token generated so far, beside the layers of the step.
     """
 
     bytes_per_logit: float
     kernels: float
     sorted_logits_per_s: float | None = None
+    host_s_per_token: float = 0.0
 
     @property
     def moved_bytes_per_logit(self) -> float:
@@ -90,4 +94,5 @@ def sampling_cost(recipe: EngineRecipe, sampling: Sampling | None) -> SamplingCo
         bytes_per_logit=DRAW_BYTES + penalty,
         kernels=DRAW_KERNELS + PENALTY_KERNELS * sampling.penalties,
         sorted_logits_per_s=recipe.sorted_logits_per_s if sampling.top_p < 1.0 else None,
+        host_s_per_token=recipe.penalty_host_s_per_token if sampling.penalties else 0.0,
     )

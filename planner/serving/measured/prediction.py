@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
-
 from meshplan.catalogs.constants.power import power_calibration
 from meshplan.catalogs.constants.serving import OwnLoad, ServingConstants
 from meshplan.planner.cluster.power import peak_bytes_per_j, power_share
@@ -20,7 +18,7 @@ from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.deployment import kv_link, serve
 from meshplan.planner.serving.simulation.engine import KV_BLOCK_TOKENS
-from meshplan.planner.serving.simulation.metrics import Metrics, itl, steady_tokens_per_s, steady_window_s, summarize
+from meshplan.planner.serving.simulation.metrics import Metrics, steady_tokens_per_s, summarize
 from meshplan.planner.serving.simulation.run import ServingRun
 
 # Latency and percentile in the observation format → in simulated metrics.
@@ -30,8 +28,8 @@ TAIL_METRICS = tuple(f"{latency}_{tail}_s" for latency in LATENCIES for tail in 
 # Metrics that the power curve answers.
 SHARE_OF_LIMIT, POWER, ENERGY_PER_TOKEN = "average_power_fraction_of_tdp", "power_w", "energy_per_output_token_j"
 POWER_METRICS = (SHARE_OF_LIMIT, POWER, ENERGY_PER_TOKEN)
-# Metrics that constants are fitted to: those that a benchmark measures independently of each other, by arrival; of a
-# steady window the gap between tokens, which few prompts share, and the rate, which all do.
+# Metrics that constants are fitted to: those that a benchmark measures independently of each other, by arrival; where
+# the rate is that of a steady window the gap between tokens, which few prompts share, and the rate, which all do.
 STEADY_METRICS = ("itl_median_s", "output_tokens_per_s")
 FITTED_METRICS: Mapping[Arrival, tuple[str, ...]] = {
     Arrival.CLOSED_LOOP: ("ttft_s", "tpot_s"),
@@ -119,20 +117,18 @@ class PreparedRun:
 
 
 def predicted_metrics(prepared: PreparedRun, served: ServingRun) -> Metrics:
-    """Figures of a run; rates and gaps between tokens of the steady window where the source states one."""
+    """Figures of a run; rates of the steady window where the source states one.
+
+    Gaps between tokens are those of the whole run all the same, ramp and tail included: the one source of such windows
+    pools the gaps of all answers (github.com/ml-energy/leaderboard, scripts/build_data.py,
+    extract_client_itl_percentiles; read 2026-11-27).
+    """
     devices, window = prepared.run.config.num_devices, prepared.run.steady_window
     metrics = summarize(served, num_devices=devices)
     steady = 0.0 if window is None else steady_tokens_per_s(served, window)
-    span = None if window is None else steady_window_s(served, window)
-    if not steady or span is None:
+    if not steady:
         return metrics
-    gaps = itl([worker.within(np.array(span), 1) for worker in served.workers])
-    return replace(
-        metrics,
-        latencies={**metrics.latencies, "itl": gaps if gaps.count else metrics.latencies["itl"]},
-        output_tokens_per_s=steady,
-        output_tokens_per_s_per_device=steady / devices,
-    )
+    return replace(metrics, output_tokens_per_s=steady, output_tokens_per_s_per_device=steady / devices)
 
 
 Rate = Callable[[PreparedRun, Metrics], float | None]

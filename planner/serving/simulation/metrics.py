@@ -123,21 +123,21 @@ def summarize(run: ServingRun, *, num_devices: int = 1) -> Metrics:
 def steady_window_s(run: ServingRun, num_running: int) -> tuple[float, float] | None:
     """The time in which ``num_running`` requests run: without the ramp at the start and the tail at the end.
 
-    From the first token of the ``num_running``-th request to the time when one more than so many are left; None where
-    there is no such time.
+    From the first token of the ``num_running``-th request to the time when one more than so many are left (as ML.ENERGY
+    measures: github.com/ml-energy/benchmark, llm/benchmark.py, RequestTracker); None where there is no such time.
     """
     served = run.is_served & (run.output_length > 1)
     first, finish = run.first_token_s[served], run.finish_s[served]
-    if len(first) <= num_running:
+    if len(first) <= num_running + 1:
         return None
-    start, end = float(np.sort(first)[num_running - 1]), float(np.sort(finish)[-num_running - 1])
+    start, end = float(np.sort(first)[num_running - 1]), float(np.sort(finish)[-num_running - 2])
     return (start, end) if start < end else None
 
 
 def steady_tokens_per_s(run: ServingRun, num_running: int) -> float:
     """Rate of output tokens in the window of :func:`steady_window_s`; 0 where there is none.
 
-    An answer's tokens come evenly between its first and its last.
+    An answer's tokens come evenly between its first, which counts like any other, and its last.
     """
     window = steady_window_s(run, num_running)
     if window is None:
@@ -147,7 +147,7 @@ def steady_tokens_per_s(run: ServingRun, num_running: int) -> float:
     first, finish = run.first_token_s[served], run.finish_s[served]
     inside = np.clip(np.minimum(finish, end) - np.maximum(first, start), 0.0, None)
     tokens = (run.output_length[served] - 1) * inside / np.maximum(finish - first, LEAST_WIDTH)
-    return float(tokens.sum()) / (end - start)
+    return (float(tokens.sum()) + np.count_nonzero((first > start) & (first <= end))) / (end - start)
 
 
 def samples_of(run: ServingRun, metric: str) -> FloatArray:

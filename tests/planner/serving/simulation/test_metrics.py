@@ -91,8 +91,19 @@ def test_the_steady_window_ends_before_the_tail_of_a_short_run() -> None:
     assert window is not None
     start, end = window
     assert np.count_nonzero(run.first_token_s <= start) == LIMITS.max_num_seqs
-    assert np.count_nonzero(run.finish_s > end) == LIMITS.max_num_seqs
+    assert np.count_nonzero(run.finish_s > end) == LIMITS.max_num_seqs + 1  # one more than may run: none waits
     assert steady_tokens_per_s(run, LIMITS.max_num_seqs) > 1.1 * summarize(run).output_tokens_per_s
+
+
+def test_a_first_token_is_one_of_the_steady_rate() -> None:
+    """Answers of two tokens: half of what a client counts are first ones."""
+    requests = random_requests(5, 200, rate_per_s=1e9, shortest_output=2)
+    requests = replace(requests, output_length=np.full(len(requests), 2, dtype=np.int64))
+    run = simulate(requests, COST, LIMITS, kv_capacity_tokens=30_000)
+    start, end = steady_window_s(run, LIMITS.max_num_seqs) or (0.0, 0.0)
+    stamps = np.concatenate([run.first_token_s, run.finish_s])
+    counted = np.count_nonzero((stamps > start) & (stamps <= end)) / (end - start)
+    assert steady_tokens_per_s(run, LIMITS.max_num_seqs) == pytest.approx(counted, rel=0.1)
 
 
 def test_goodput_counts_requests_that_stay_within_every_limit() -> None:
