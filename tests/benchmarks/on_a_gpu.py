@@ -3,7 +3,8 @@
 No constant was fitted to these runs (tests/support/gpu_runs.py says how they were made). Prints for each training on
 the H100 the step, its interval, what tensors held at the peak beside the typical figure and the safe bound, and the
 mean power; then each metric of what ran as observations: trainings, pipelines of Diffusers on the H200, and a vLLM
-server that a plan's own files started, under five loads; then what one own run brings: each training in turn is the only own run of its framework on its device, and the others there are predicted.
+server that a plan's own files started, under five loads; then what one own run brings: each training in turn is the
+only own run of its framework on its device, and the others there are predicted.
 """
 
 from __future__ import annotations
