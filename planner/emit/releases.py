@@ -231,6 +231,12 @@ def release_of(target: str, version: str) -> str:
     return found.group(1)
 
 
+def is_older(target: str, version: str, than: str) -> bool:
+    """Whether the release that runs the files comes before ``than``; the checked one does not."""
+    release = release_of(target, version)
+    return bool(release) and _number(release) < _number(than)
+
+
 def spelled(target: str, version: str, flags: Iterable[Flag]) -> tuple[Flag, ...]:
     """The flags as that release takes them.
 
