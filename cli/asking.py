@@ -214,7 +214,7 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
     Raises:
         SpecError: neither or both were given, or one cannot be read.
     """
-    from meshplan.planner.core.reading.documents import parse_document, read_document  # start-up: --help needs no YAML
+    from meshplan.planner.core.reading.documents import parse_document, read_question  # start-up: --help needs no YAML
 
     if (spec is None) == asked.is_empty:
         what = "give a spec file or --model and --gpus" + ("" if spec is None else ", not both; --set overrides a file")
@@ -227,7 +227,7 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
     elif str(spec) == "-":
         document = parse_document(sys.stdin.read(), name="standard input")
     else:
-        document, base = read_document(spec), spec.parent
+        document, base = read_question(spec), spec.parent
     return with_settings(document, settings), base
 
 
