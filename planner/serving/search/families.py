@@ -332,7 +332,9 @@ class Family:
 
     @property
     def most_rate(self) -> float:
-        """No member carries more, requests/s."""
+        """No member carries more, requests/s; 0 where there is none."""
+        if self.is_disaggregated and not self.fits(tuple(self.pinned(which) or 1 for which in range(len(self.kinds)))):
+            return 0.0
         most = [self.most(which) for which in range(len(self.kinds))]
         if not self.is_disaggregated:
             return self.rate(tuple(most))
@@ -340,7 +342,8 @@ class Family:
         if len({name for kind in self.kinds for name, _, _ in kind.placed.sides}) > 1:
             return apart
         needed = sum(kind.num_devices / rate for kind, rate in zip(self.kinds, self.rates, strict=True) if rate > 0.0)
-        have = self.kinds[0].placed.machine.num_devices
+        there = self.kinds[0].placed.machine.num_devices
+        have = min(there, self.problem.limits.max_devices or there)
         return min(apart, have / needed) if apart > 0.0 else 0.0
 
     # --- the bound of the family --------------------------------------------------------------------------------------
