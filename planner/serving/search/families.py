@@ -115,10 +115,11 @@ class Family:
     def simplicity(self, counts: Counts) -> tuple[float, ...]:
         """What an operator would rather not have, the worst first: kinds of workers (attention and FFN apart are two),
         a dearer rent (or, without prices, more devices), partly used nodes, devices cut by MIG, pipeline stages, a
-        router, drafts and how many, power limits.
+        router, attention data-parallel ranks, drafts and how many, power limits.
 
         Of plans that cannot be told apart a team runs tensor parallelism, or copies behind a router, before it splits
-        a model over stages.
+        a model over stages; and one tensor-parallel group before ranks that keep requests of their own and wait for
+        each other at every mixture of experts.
         """
         machines, drafts = self.problem.machines, self.problem.speculation
         idle = sum(
@@ -134,6 +135,7 @@ class Family:
             float(self.kinds[0].placed.machine.instances_per_device),
             float(max(kind.placed.layout.pipeline_parallel for kind in self.kinds)),
             float(sum(counts) > 1),
+            float(max(kind.placed.layout.attention_data_parallel for kind in self.kinds)),
             0.0 if drafts is None else float(drafts.num_draft_tokens),
             max(kind.placed.withheld_share for kind in self.kinds),
         )

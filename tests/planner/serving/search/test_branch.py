@@ -109,6 +109,23 @@ def test_stages_are_less_simple_than_copies_behind_a_router(catalog: Catalog) ->
     assert rank[4, 1] < rank[1, 4]
 
 
+def test_of_ties_one_tensor_parallel_group_comes_before_attention_ranks(catalog: Catalog) -> None:
+    """Mixtral on two GPUs under a load that both carry: everyone starts it with two-way tensor parallelism."""
+    workload = {"input_length": 2000, "output_length": 300, "num_requests": NUM_REQUESTS, "request_rate_per_s": 1}
+    asked = {"slo": {"tpot_p95_s": 0.05}, "constraints": {"max_devices": 2}, "fixed": {"mode": "aggregated"}}
+    problem = problem_of(catalog, model="mixtral-8x7b", workload=workload, **asked)
+    ranks = [simulate_candidate(problem, one) for one in deployments(problem) if _is(one, tensor=1, data=2)]
+    chosen = search_serving(problem)[0].assignment
+    assert chosen is not None
+    assert _is(chosen.candidate, tensor=2, data=1)
+    assert any(abs(one.score - chosen.score) <= TIE * chosen.score for one in ranks), "no tie: the rule decides nothing"
+
+
+def _is(candidate: Candidate, *, tensor: int, data: int) -> bool:
+    layout = candidate.config.pools[0].layout
+    return (layout.tensor_parallel, layout.attention_data_parallel) == (tensor, data)
+
+
 def test_a_deployment_that_meets_its_slo_at_no_rate_is_judged_where_it_violates_it(catalog: Catalog) -> None:
     problem = problem_of(catalog, model="llama-3.1-70b", slo={"ttft_p99_s": 3.0, "itl_p99_s": 0.03})
     violated = [simulate_candidate(problem, candidate) for candidate in deployments(problem)[:3]]
