@@ -95,6 +95,7 @@ _GROUP = re.compile(
     r"\s*(?P<count>\d{1,7})\s*[xX×*]\s*(?P<name>[\w. -]+?)\s*|"
     r"\s*(?P<name2>[\w. -]+?)\s*[xX×*]\s*(?P<count2>\d{1,7})\s*"
 )
+_DECIMAL_COMMA = re.compile(r"(?P<key>\w+)\s*=\s*(?P<whole>\d+),(?P<rest>\d[^,]*)")
 _SLO = re.compile(r"\s*(?P<key>[a-z0-9_]+?)(?P<unit>_s)?\s*=\s*(?P<limit>[^=]+?)\s*")
 # Makers' own node types come before those of one cloud, and boards with the fastest links before PCIe cards.
 _PREFERRED = ("dgx-", "hgx-", "gb200-", "gb300-", "hls-")
@@ -302,6 +303,10 @@ def slo_of(text: str) -> dict[str, float]:
     from meshplan.catalogs.units import Dimension, parse_quantity, parse_seconds
 
     limits = {}
+    if comma := _DECIMAL_COMMA.search(text):
+        raise _problem(
+            "--slo", f"{comma['key']}: decimals have a point ({comma['whole']}.{comma['rest']}); commas part SLOs"
+        )
     for part in text.split(","):
         match = _SLO.fullmatch(part)
         if match is None:
