@@ -168,6 +168,12 @@ RELEASES: Mapping[str, Releases] = {
                     source=_VLLM_VALUE.format("0.19.0", "0.18.0"),
                 ),
                 Introduced(
+                    flag="--language-model-only",
+                    since="0.17.0",
+                    before='--limit-mm-per-prompt {{"image":0}}',
+                    source=_VLLM.format("0.17.0", "0.16.0"),
+                ),
+                Introduced(
                     flag="--kv-cache-dtype",
                     value="nvfp4",
                     since="0.20.0",

@@ -120,10 +120,14 @@ def _read_task(arguments: Arguments) -> Mapping[str, Any]:
 
 
 def _images(request: ServingRequest, _: Pool) -> Arguments:
-    """Room for the images that a request has; the encoder is split as it was priced (--mm-encoder-tp-mode weights)."""
+    """Room for the images that a request has; the encoder is split as it was priced (--mm-encoder-tp-mode weights).
+
+    A model that sees and is planned for text gets none: a server keeps memory for the largest images otherwise, which
+    the plan does not count.
+    """
     images = (request.plan.spec.get("workload") or {}).get("images")
     if images is None:
-        return {}
+        return {} if request.shape.vision is None else {"--language-model-only": ""}
     most = json.dumps({"image": images.get("per_request", 1)}, separators=(",", ":"))
     return {"--limit-mm-per-prompt": most}
 
@@ -235,8 +239,8 @@ TERMS = (
     _rows.write_only(
         "images",
         _images,
-        "--limit-mm-per-prompt (as many images as a request has)",
-        verified_by="documented argument list",
+        "--limit-mm-per-prompt (as many images as a request has), --language-model-only (none)",
+        verified_by=f"{_PARSER} for none; documented argument list",
     ),
     _rows.write_only("roles", _transfer, "--kv-transfer-config NixlConnector or MooncakeConnector"),
     _rows.max_sequence_length("--max-model-len"),
