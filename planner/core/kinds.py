@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
 from meshplan.planner.core.budget import Budget
+from meshplan.planner.core.reading.doors import SPEC, refuse_other
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -164,8 +165,9 @@ def kind_of(document: Mapping[str, Any]) -> Kind:
     """The kind that a spec names.
 
     Raises:
-        SpecError: it names none, or an unknown one.
+        SpecError: it names none, or an unknown one; or the document is a plan, say, and no spec.
     """
+    refuse_other(document, SPEC, name="FILE")
     name = document.get("kind")
     if isinstance(name, str) and name in KINDS:
         return KINDS[name]
