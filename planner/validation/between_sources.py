@@ -47,6 +47,10 @@ ASSUMED_CORRELATION = 0.5
 # National Institute of Standards and Technology, e-Handbook of Statistical Methods, section 1.3.6.7.2, column 0.95.
 _T95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 8: 1.860, 10: 1.812, 15: 1.753, 30: 1.697}
 _T95_OF_MANY = 1.645
+# Different own plans whose errors count as much as what published runs say of how well a cluster can be predicted.
+PRIOR_PLANS = 5
+# No error counts for more than so many times what was expected: one strange run does not undo the others.
+MOST_SURPRISE = 3.0
 # A hundredth of what was measured: what a prediction is worse than is not told apart.
 LEAST_ERROR = -0.99
 
@@ -135,6 +139,21 @@ def expected(levels: Sequence[tuple[str, Sequence[SourceError]]]) -> Expected | 
         )
         found = Expected(square=moved / total, worth=total, level=words, num_sources=len(sources))
     return found
+
+
+def surprise(plans: Iterable[Sequence[float]]) -> float:
+    """By how much own errors are larger than expected, in the square mean, as a factor on what is expected of others.
+
+    √((ν + Σ z²)/(ν + n)) for n plans, ν = :data:`PRIOR_PLANS`: the posterior mean of a variance, as for nearer levels.
+
+    Args:
+        plans: of each own plan the errors z of its runs, over the standard deviation that was expected.
+
+    >>> surprise([]), surprise([[1.0], [-1.0, 1.0]]), round(surprise([[9.0]]), 2)
+    (1.0, 1.0, 1.53)
+    """
+    squares = [float(np.mean(np.minimum(np.abs(errors), MOST_SURPRISE) ** 2)) for errors in plans]
+    return float(np.sqrt((PRIOR_PLANS + sum(squares)) / (PRIOR_PLANS + len(squares))))
 
 
 def _correlation(sources: Sequence[SourceError]) -> float:

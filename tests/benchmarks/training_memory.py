@@ -24,6 +24,7 @@ import numpy as np
 from meshplan.cli.database import open_catalog
 from meshplan.planner.training.measured.exclusions import exclusion
 from meshplan.planner.training.measured.memory.fit import calibrate_memory, without_source
+from meshplan.planner.training.measured.memory.spread import peak_spread
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.measured.pools import is_pooled
 from meshplan.planner.training.measured.validate import validate_run
@@ -36,10 +37,6 @@ HEAD = f"{'':26}{'runs':>5}{'typical: mean':>15}{'median':>8}{'signed':>8}{'abov
 ALL = "all"
 # Share of the peaks that a plan's interval leaves out below.
 BELOW = 0.05
-
-
-def source_of(run: ObservedRun) -> str:
-    return run.group.partition("|")[0]
 
 
 def line(name: str, errors: Iterable[tuple[float, float]]) -> str:
@@ -101,11 +98,16 @@ def main() -> None:
             runs.append(run)
         if run.peak_left_out:
             left_out[f"{run.id}: {run.peak_left_out}"] += 1
-    sources = {run.id: source_of(run) for run in runs}
+    sources = {run.id: run.source for run in runs}
     table("whole source held out", without_source(runs), sources, rows=given.rows)
     fits = calibrate_memory(runs).values()
     group = {name: (fit.typical_error[name], fit.safe_error[name]) for fit in fits for name in fit.typical_error}
     table("group held out", group, sources, rows=False)
+    parts = peak_spread(runs)
+    print(
+        f"ln(measured/typical) at constants of the literature: bias {parts.bias:+.3f}; standard deviations of sources "
+        f"{parts.source:.3f}, of models {parts.model:.3f}, of plans {parts.plan:.3f}"
+    )
     for reason, count in left_out.items():
         print(f"  left out: {reason}" + f" ({count} rows)" * (count > 1))
     print("\nruns that worked, with the shipped constants")

@@ -84,7 +84,7 @@ class Row:
 
     def __init__(self, run: ObservedRun, unfitted: TimeConstants | None = None) -> None:
         self.run, self.group = run, run.group
-        self.source = run.group.partition("|")[0]
+        self.source = run.source
         self.key = key_of(run)
         self.log_measured = float(np.log(run.measured["iteration_s"]))
         self._unfitted = unfitted or TimeConstants()

@@ -8,7 +8,7 @@ cannot express is refused with a reason, never guessed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +99,11 @@ class ObservedRun:
     release: str = ""
 
     @property
+    def source(self) -> str:
+        """Who published the run."""
+        return self.group.partition("|")[0]
+
+    @property
     def architecture(self) -> str:
         """Hardware generation."""
         return self.problem.machine.device.architecture
@@ -113,6 +118,12 @@ class ObservedRun:
         if self.config.zero_stage >= ZERO_PARAMETERS:
             return "dense FSDP"
         return "dense pipeline" if self.config.pipeline_parallel > 1 else "dense data/tensor"
+
+
+def repeated(run: ObservedRun) -> Hashable:
+    """What runs of one plan share: the model, the machine, the workload and all choices."""
+    machine = run.problem.machine
+    return run.problem.shape.slug, machine.device.slug, machine.num_devices, run.problem.workload, run.config
 
 
 class ObservationReader(MachineReader):

@@ -26,6 +26,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.measured.calibrate import LITERATURE, Evidence, evidence
 from meshplan.planner.training.measured.constants_fit import Row, key_of
 from meshplan.planner.training.measured.memory.fit import calibrate_memory, unseen_bounds
+from meshplan.planner.training.measured.memory.spread import PeakSpread, peak_spread
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.own_runs import refine
 from meshplan.planner.training.measured.unseen import sets_without
@@ -40,16 +41,11 @@ DRAWS = 3
 JUDGED = ("iteration_s", "peak_memory_bytes")  # other metrics of a run are these in other units
 
 
-def source_of(run: ObservedRun) -> str:
-    """Who published the run."""
-    return run.group.partition("|")[0]
-
-
 def cluster_of(run: ObservedRun) -> Hashable:
     """What stands for the cluster that published runs come from."""
     machine = run.problem.machine
     links = machine.devices_per_host, machine.scale_up_bytes_per_s, machine.scale_out_bytes_per_s
-    return source_of(run), key_of(run), machine.device.slug, links
+    return run.source, key_of(run), machine.device.slug, links
 
 
 # What points are drawn from, in words → runs that share it.
@@ -64,6 +60,7 @@ class _Split:
     points: tuple[ObservedRun, ...]
     rest: tuple[ObservedRun, ...]
     start: Calibration
+    spread: PeakSpread
 
 
 def predict_from_points(
@@ -95,10 +92,15 @@ def predict_from_points(
     if not any(drawn.values()):
         return ()
     start = starting_sets(observed, log=log)
+    spread = cache(lambda source: peak_spread(run for run in observed if run.source != source))
     results = []
     for words, groups in drawn.items():
         used = _sampled(groups, sample, seed)
-        splits = [_split(group, start, num_points, seed, draw) for group in used for draw in range(draws)]
+        splits = [
+            _split(group, num_points, _random(group, seed, draw), start(group[0]), spread(group[0].source))
+            for group in used
+            for draw in range(draws)
+        ]
         log(f"{len(used)} {words}, {sum(len(split.rest) for split in splits)} runs to predict")
         rows, without = _predicted(splits, num_processes)
         safety = {"with points": memory_safety(rows), "without": memory_safety(without)}
@@ -125,8 +127,8 @@ def starting_sets(
     @cache
     def without(source: str) -> tuple[Evidence, Callable[[Row | None], tuple[FloatArray, Basis]]]:
         log(f"without {source}")
-        kept = [run for run in observed if source_of(run) != source]
-        frameworks = {key_of(run)[0] for run in observed if source_of(run) == source}
+        kept = [run for run in observed if run.source != source]
+        frameworks = {key_of(run)[0] for run in observed if run.source == source}
         sets = by_source(source)
         left = replace(
             everything,
@@ -150,10 +152,10 @@ def starting_sets(
 
     first: dict[tuple[str, Key], str | None] = {}
     for run in observed:
-        place = source_of(run), key_of(run)
+        place = run.source, key_of(run)
         if first.get(place) is None:
             first[place] = run.id if run.id in rows else None
-    return lambda run: start(source_of(run), key_of(run), first[source_of(run), key_of(run)])
+    return lambda run: start(run.source, key_of(run), first[run.source, key_of(run)])
 
 
 def _grouped(runs: Iterable[ObservedRun], label: Callable[[ObservedRun], Hashable]) -> list[list[ObservedRun]]:
@@ -176,15 +178,20 @@ def _sampled(groups: Sequence[list[ObservedRun]], sample: int | None, seed: int)
     return [groups[i] for i in sorted(chosen)]
 
 
+def _random(group: Sequence[ObservedRun], seed: int, draw: int) -> np.random.Generator:
+    """Where points of a group are drawn from, whatever other groups there are."""
+    return np.random.default_rng([seed, draw, zlib.crc32(group[0].id.encode())])
+
+
 def _split(
-    group: Sequence[ObservedRun], start: Callable[[ObservedRun], Calibration], num_points: int, seed: int, draw: int
+    group: Sequence[ObservedRun], num_points: int, random: np.random.Generator, start: Calibration, spread: PeakSpread
 ) -> _Split:
-    draws = np.random.default_rng([seed, draw, zlib.crc32(group[0].id.encode())])
-    chosen = set(draws.choice(len(group), num_points, replace=False).tolist())
+    chosen = set(random.choice(len(group), num_points, replace=False).tolist())
     return _Split(
         points=tuple(run for i, run in enumerate(group) if i in chosen),
         rest=tuple(run for i, run in enumerate(group) if i not in chosen),
-        start=start(group[0]),
+        start=start,
+        spread=spread,
     )
 
 
@@ -199,7 +206,8 @@ def _predicted(splits: Sequence[_Split], num_processes: int) -> tuple[list[Valid
 
 
 def _of_split(split: _Split) -> tuple[list[ValidatedRow], list[ValidatedRow]]:
-    made = refine(split.points, lambda *_: split.start, source="own points").calibrations
+    found = refine(split.points, lambda *_: split.start, source="own points", peak_spread=split.spread)
+    made = found.calibrations
     adapted = made[0] if made else split.start
     given = [replace(_validated(run, adapted), status="given", reason=GIVEN) for run in split.points]
     rest = [_validated(run, adapted) for run in split.rest]

@@ -13,8 +13,8 @@ made other models of its cluster worse.
 of the model on it, one of the plan. Their variances follow from three half-widths: on an unknown cluster (variance U of
 the sum), on a cluster that other models are known of (C), on one that plans of the model are known of (M). With n_j
 different plans of model j measured, what is left of the cluster's part and of the model's follows in closed form
-(:func:`own_width`). Errors on own runs that were left out in turn scale the result, as that many runs would that weigh
-against :data:`PRIOR_PLANS` published ones.
+(:func:`own_width`). Errors on own runs that were left out in turn scale the result
+(:func:`~meshplan.planner.validation.between_sources.surprise`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from meshplan.catalogs.constants.checks import inside_limits
 from meshplan.catalogs.constants.training import KINDS_OF_WORK, Basis, Calibration, TimeConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.measured.constants_fit import NOISE, PARAMETERS, REFINED_SPREAD, Row, fit, key_of
-from meshplan.planner.training.measured.memory.fit import MemoryFit, calibrate_memory
-from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.training.measured.memory.fit import MemoryFit
+from meshplan.planner.training.measured.memory.own_peaks import adapt_memory
+from meshplan.planner.training.measured.memory.spread import PUBLISHED_SPREAD, PeakSpread
+from meshplan.planner.training.measured.observations import ObservedRun, repeated
 from meshplan.planner.training.measured.unseen import judged
-from meshplan.planner.validation.between_sources import log_size
+from meshplan.planner.validation.between_sources import log_size, surprise
 from meshplan.planner.validation.fitting import Prior
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, refined_sets, today
 
@@ -42,19 +44,9 @@ from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave
 # sources held out and three runs of a model given, 90 % of its other runs are within 0.174, without within 0.310
 # (sources weighing the same, 1,029 runs of 2026-11-23, ``meshplan validate FILES --from-points 3``).
 SAME_MODEL_SHARE = 0.56
-# Different own plans whose errors count as much as what published runs say of how well a cluster can be predicted.
-PRIOR_PLANS = 5
-# No error counts for more than so many times what was expected: one strange run does not undo the others.
-MOST_SURPRISE = 3.0
 DEVIATIONS_OF_P90 = 1.6449  # 90 % of a normal distribution lie within so many standard deviations
 
 Models = Mapping[str, int]
-
-
-def repeated(run: ObservedRun) -> Hashable:
-    """What runs of one plan share: the model, the machine, the workload and all choices."""
-    machine = run.problem.machine
-    return run.problem.shape.slug, machine.device.slug, machine.num_devices, run.problem.workload, run.config
 
 
 # What is left out together of a user's own runs: one run with its repeats, a whole layout, as for a user who plans to
@@ -73,6 +65,7 @@ def refine(
     source: str,
     date: str | None = None,
     hold_out: str = "run",
+    peak_spread: PeakSpread = PUBLISHED_SPREAD,
 ) -> Calibrated[Calibration]:
     """Adapt constants to a user's own runs, however few.
 
@@ -85,11 +78,12 @@ def refine(
         source: what the runs are.
         date: day of the fit, ISO 8601; None for today.
         hold_out: what is left out together when errors are taken; a key of :data:`OWN_TOGETHER`.
+        peak_spread: how far off peaks of sources are that nobody has measured.
     """
     together = OWN_TOGETHER[hold_out]
     observed = list(runs)
     rows = [Row(run, shipped(*key_of(run)).time) for run in observed if run.measured.get("iteration_s")]
-    memory = calibrate_memory(observed, lambda *key: shipped(*key).memory)
+    memory = adapt_memory(observed, lambda *key: shipped(*key).memory, peak_spread)
 
     def adapted(members: Sequence[Row], start: Calibration) -> tuple[Calibration, list[HeldOut]]:
         # Widths start from what is known of the kernels that most of the runs have, as a plan's do.
@@ -281,9 +275,8 @@ def _surprise(rows: Sequence[Row], found: Sequence[HeldOut], unknown: float, kno
             row = plans[item.id]
             rest = _models(other for other in rows if repeated(other.run) != repeated(row.run))
             expected = own_width(unknown, known, rest, _model(row)) / DEVIATIONS_OF_P90
-            sizes.setdefault(repeated(row.run), []).append(min(log_size(item) / expected, MOST_SURPRISE))
-    squares = [float(np.mean(np.square(each))) for each in sizes.values()]
-    return float(np.sqrt((PRIOR_PLANS + sum(squares)) / (PRIOR_PLANS + len(squares))))
+            sizes.setdefault(repeated(row.run), []).append(log_size(item) / expected)
+    return surprise(sizes.values())
 
 
 def _fraction(log_width: float) -> float:

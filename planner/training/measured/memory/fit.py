@@ -17,7 +17,8 @@ measured: at the constants of the literature, each of them weighing the same, no
 is found in the same way.
 
 *Errors* are those of a group held out, with the factors too chosen without it, and those of a whole source
-(:func:`without_source`): nothing that is judged was seen.
+(:func:`without_source`): nothing that is judged was seen. What a user's own peaks make of these constants:
+:mod:`.own_peaks`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import numpy as np
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import MemoryConstants
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.core.text import counted
 from meshplan.planner.training.measured.memory.peaks import (
     ALLOCATED,
+    LITERATURE,
     NONE_ABOVE,
     ONE_PERCENT_ABOVE,
     PRIOR,
@@ -59,10 +60,10 @@ ABOVE = 0.02
 # The same of other frameworks' peaks, where a framework has none: half of it, because those are few and the next one is
 # not among them.
 UNSEEN_ABOVE = 0.01
-# Of a user's own peaks, number known → what other plans of the cluster need over the most that any of these needed,
-# fitted to or left out in turn: 99 % of the peaks of sources held out whole stay below (358 peaks of ten sources,
-# 2026-11-23, each drawn six times; the larger of the percentiles with runs and with sources weighing the same).
-OWN_PEAK_FACTORS: Mapping[int, float] = {1: 2.15, 2: 1.65, 5: 1.6, 10: 1.5, 20: 1.45}
+
+
+Learned = tuple[FloatArray, SafeFactors]  # constants, and the factors of their bound
+Judged = tuple[Peak, FloatArray, SafeFactors]  # a peak with what was learned without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +85,26 @@ class MemoryFit:
     safe_error: Mapping[str, float]
 
 
-def _prior(framework: str, start: MemoryConstants | None = None) -> Prior:
-    """Where the constants are expected: of the literature, or of the catalog's set where a user's peaks adapt it."""
-    allocated = start is None and recipe_named(framework).unstated.peak_is_allocated
-    known = {**PRIOR, **ALLOCATED} if allocated else PRIOR
-    means = [mean for mean, _ in known.values()] if start is None else [getattr(start, name) for name in known]
-    return Prior(
-        mean=np.array(means, dtype=np.float64), spread=np.array([deviation for _, deviation in known.values()])
-    )
+def literature(framework: str) -> Prior:
+    """Where the constants of a framework are expected before anybody has measured it."""
+    known = {**PRIOR, **ALLOCATED} if recipe_named(framework).unstated.peak_is_allocated else PRIOR
+    mean, spread = np.array(list(known.values()), dtype=np.float64).T
+    return Prior(mean=mean, spread=spread)
 
 
-def _solve(peaks: Sequence[Peak], prior: Prior) -> FloatArray:
-    """Most probable constants, none below zero: the best of the solutions of one fullest rank after the other."""
+def reading_noise(peak: Peak) -> float:
+    """Standard deviation of what is read of a peak, over the peak."""
+    return LIMIT_NOISE if peak.is_limit else NOISE
+
+
+def solve(peaks: Sequence[Peak], prior: Prior, noise: Callable[[Peak], float] = reading_noise) -> FloatArray:
+    """Most probable constants, none below zero: the best of the solutions of one fullest rank after the other.
+
+    Args:
+        peaks: measured peaks and limits.
+        prior: of the constants.
+        noise: standard deviation of a peak about what the constants explain, over the peak.
+    """
 
     def told(theta: FloatArray) -> list[Peak]:
         return [peak for peak in peaks if peak.counts(theta)]
@@ -104,7 +113,7 @@ def _solve(peaks: Sequence[Peak], prior: Prior) -> FloatArray:
         off = []
         for peak in told(theta):
             slope, base = peak.linear(theta)
-            off.append((float(slope @ theta) + base - peak.measured) / _noise(peak))
+            off.append((float(slope @ theta) + base - peak.measured) / (noise(peak) * peak.measured))
         return float(np.square(off).sum() + np.square((theta - prior.mean) / prior.spread).sum())
 
     theta = best = prior.mean
@@ -117,7 +126,7 @@ def _solve(peaks: Sequence[Peak], prior: Prior) -> FloatArray:
             at=np.zeros_like(theta),
             residual=np.array([peak.measured for peak in known]) - np.array([base for _, base in worst]),
             slope=np.array([slope for slope, _ in worst]),
-            noise=np.array([_noise(peak) for peak in known]),
+            noise=np.array([noise(peak) * peak.measured for peak in known]),
             weight=np.ones(len(known)),
         )
         before, theta = theta, most_probable_non_negative(linear, prior)
@@ -128,12 +137,8 @@ def _solve(peaks: Sequence[Peak], prior: Prior) -> FloatArray:
     return best
 
 
-def _noise(peak: Peak) -> float:
-    """Standard deviation of what is read of a peak, bytes."""
-    return peak.measured * (LIMIT_NOISE if peak.is_limit else NOISE)
-
-
-def _constants(theta: FloatArray, factors: SafeFactors) -> MemoryConstants:
+def constants_of(theta: FloatArray, factors: SafeFactors) -> MemoryConstants:
+    """Constants as the catalog takes them."""
     values = {name: float(f"{value:.4g}") for name, value in zip(PRIOR, theta, strict=True)}
     return MemoryConstants(
         **values,
@@ -200,7 +205,7 @@ class UnseenBounds:
     def constants(self, framework: str) -> tuple[MemoryConstants, str]:
         """Constants of the literature with the bound of :meth:`of`, and what it rests on."""
         factors, basis = self.of(framework)
-        return _constants(np.array([mean for mean, _ in PRIOR.values()]), factors), basis
+        return constants_of(LITERATURE, factors), basis
 
 
 def _pooled(used: Mapping[str, tuple[PeakParts, ...]]) -> SafeFactors:
@@ -215,7 +220,7 @@ def unseen_bounds(runs: Iterable[ObservedRun]) -> UnseenBounds:
     for run in runs:
         if run.measured.get("peak_memory_bytes"):
             framework = recipe_named(run.framework).calibrated_as
-            found.setdefault(framework, []).append(Peak(run).parts(_prior(framework).mean))
+            found.setdefault(framework, []).append(Peak(run).parts(literature(framework).mean))
     return UnseenBounds(peaks={name: tuple(values) for name, values in found.items()})
 
 
@@ -229,110 +234,59 @@ def without_source(runs: Iterable[ObservedRun]) -> dict[str, tuple[float, float]
     bounds, found = unseen_bounds(observed), {}
     for run in observed:
         framework = recipe_named(run.framework).calibrated_as
-        peak, theta = Peak(run), _prior(framework).mean
+        peak, theta = Peak(run), literature(framework).mean
         safe = peak.parts(theta).bound(bounds.of(framework)[0])
         found[run.id] = (peak.typical_bytes(theta) / peak.measured - 1.0, safe / peak.measured - 1.0)
     return found
 
 
-def calibrate_memory(
-    runs: Iterable[ObservedRun], start: Callable[[str, str], MemoryConstants] | None = None
-) -> dict[str, MemoryFit]:
-    """Fit every framework that has measured peaks, or runs that fitted.
+def samples_of(runs: Iterable[ObservedRun]) -> dict[str, list[Peak]]:
+    """Framework → its measured peaks, and usable memory where all choices of a run that fitted are known."""
+    found: dict[str, list[Peak]] = {}
+    for run in runs:
+        if run.measured.get("peak_memory_bytes") or not (DECISIVE & set(run.filled) or run.expects_oom):
+            found.setdefault(recipe_named(run.framework).calibrated_as, []).append(Peak(run))
+    return found
 
-    Args:
-        runs: measured runs.
-        start: (framework, hardware generation) → the catalog's constants, where the runs are a user's own; None: those
-            of the literature.
-    """
+
+def calibrate_memory(runs: Iterable[ObservedRun]) -> dict[str, MemoryFit]:
+    """Fit every framework that has measured peaks, or runs that fitted, from the literature."""
     observed = list(runs)
     unseen = unseen_bounds(observed)
-    by_framework: dict[str, list[Peak]] = {}
-    for run in observed:
-        if run.measured.get("peak_memory_bytes") or not (DECISIVE & set(run.filled) or run.expects_oom):
-            by_framework.setdefault(recipe_named(run.framework).calibrated_as, []).append(Peak(run))
-    return {
-        framework: _fit(framework, peaks, unseen)
-        if start is None
-        else _adapted(framework, peaks, start(framework, peaks[0].run.architecture))
-        for framework, peaks in by_framework.items()
-    }
-
-
-def _adapted(framework: str, samples: Sequence[Peak], start: MemoryConstants) -> MemoryFit:
-    """The catalog's constants, moved by a user's own peaks.
-
-    On the plans that were measured the new bound is at least the lesser of the catalog's, which a moved estimate must
-    not lower by itself, and the peak times its :data:`OWN_PEAK_FACTORS` – and never less than the peak.
-    """
-    prior = _prior(framework, start)
-    catalogs = SafeFactors(states=start.safe_factor, work=start.safe_activation_factor)
-
-    def wanted(peak: Peak, used: FloatArray, most: float) -> float:
-        """The safe factor for such a bound of one peak under the constants ``used``."""
-        before = peak.parts(prior.mean).bound(catalogs) + start.safe_fixed_bytes - SAFE_FIXED_BYTES
-        return needed_factor(peak, used, min(before, most * peak.measured))
-
-    def learned(known: Sequence[Peak]) -> tuple[FloatArray, SafeFactors]:
-        fitted = _solve(known, prior)
-        peaks = [peak for peak in known if not peak.is_limit]
-        if not peaks:
-            return fitted, catalogs
-        errors = [(peak, fitted) for peak in peaks]
-        if len(peaks) > 1:
-            left_out = _held_out(known, lambda others: (_solve(others, prior), catalogs), _run)
-            errors += [(peak, used) for peak, used, _ in left_out]
-        most = own_peak_factor(len(peaks))
-        needed = max(1.0, *(needed_factor(peak, used, peak.measured) for peak, used in errors)) + SAFE_MARGIN
-        factor = max(needed, *(wanted(peak, used, most) for peak, used in errors))
-        return fitted, SafeFactors(states=factor, work=factor)
-
-    theta, factors = learned(samples)
-    count = sum(not sample.is_limit for sample in samples)
-    basis = counted(count, "own peak") if count else ""
-    return _made(framework, _constants(theta, factors), basis, _held_out(samples, learned, _run))
-
-
-def own_peak_factor(count: int) -> float:
-    """The factor of :data:`OWN_PEAK_FACTORS` for a number of own peaks, at least 1.
-
-    >>> own_peak_factor(1), own_peak_factor(4), own_peak_factor(100)
-    (2.15, 1.65, 1.45)
-    """
-    return OWN_PEAK_FACTORS[max(known for known in OWN_PEAK_FACTORS if known <= count)]
+    return {framework: _fit(framework, peaks, unseen) for framework, peaks in samples_of(observed).items()}
 
 
 def _fit(framework: str, samples: Sequence[Peak], unseen: UnseenBounds) -> MemoryFit:
-    prior = _prior(framework)
-    theta = _solve(samples, prior)
+    prior = literature(framework)
+    theta = solve(samples, prior)
     without_peaks, basis = unseen.of(framework)
     peaks = [sample for sample in samples if not sample.is_limit]
     if not peaks:
         return MemoryFit(
             framework=framework,
-            constants=_constants(theta, without_peaks),
+            constants=constants_of(theta, without_peaks),
             basis=basis,
             typical_error={},
             safe_error={},
         )
 
-    def learned(known: Sequence[Peak]) -> tuple[FloatArray, SafeFactors]:
+    def learned(known: Sequence[Peak]) -> Learned:
         """Constants and safe factors from some peaks; from none, as a framework that nobody has measured."""
         measured = [peak for peak in known if not peak.is_limit]
         if not measured:
             return prior.mean, without_peaks
-        fitted = _solve(known, prior)
+        fitted = solve(known, prior)
         label = _group if len({peak.run.group for peak in measured}) > 1 else _run
         errors = [(peak, fitted) for peak in measured]
         errors += [
             (peak, used)
-            for peak, used, _ in _held_out(known, lambda others: (_solve(others, prior), without_peaks), label)
+            for peak, used, _ in _held_out(known, lambda others: (solve(others, prior), without_peaks), label)
         ]
         above_cost = TWO_PERCENT_ABOVE if ABOVE * len(measured) >= 1.0 else NONE_ABOVE
         return fitted, safe_factors([peak.parts(used) for peak, used in errors], above_cost).widened(SAFE_MARGIN)
 
     _, factors = learned(samples)
-    return _made(framework, _constants(theta, factors), f"{len(peaks)} measured peaks", _held_out(samples, learned))
+    return made_of(framework, constants_of(theta, factors), f"{len(peaks)} measured peaks", _held_out(samples, learned))
 
 
 def _group(peak: Peak) -> str:
@@ -345,9 +299,9 @@ def _run(peak: Peak) -> str:
 
 def _held_out(
     samples: Sequence[Peak],
-    learned: Callable[[Sequence[Peak]], tuple[FloatArray, SafeFactors]],
+    learned: Callable[[Sequence[Peak]], Learned],
     label: Callable[[Peak], str] = _group,
-) -> list[tuple[Peak, FloatArray, SafeFactors]]:
+) -> list[Judged]:
     """Every measured peak with the constants and the safe factors that were learned without all of its label."""
     return leave_one_out(
         sorted((sample for sample in samples if not sample.is_limit), key=label),
@@ -357,11 +311,10 @@ def _held_out(
     )
 
 
-def _made(
-    framework: str, constants: MemoryConstants, basis: str, held_out: Sequence[tuple[Peak, FloatArray, SafeFactors]]
-) -> MemoryFit:
+def made_of(framework: str, constants: MemoryConstants, basis: str, judged: Sequence[Judged]) -> MemoryFit:
+    """The fit of a framework, with its errors where peaks were held out."""
     typical, safe = {}, {}
-    for peak, used, factors in held_out:
+    for peak, used, factors in judged:
         typical[peak.run.id] = peak.typical_bytes(used) / peak.measured - 1.0
         safe[peak.run.id] = peak.parts(used).bound(factors) / peak.measured - 1.0
     return MemoryFit(framework=framework, constants=constants, basis=basis, typical_error=typical, safe_error=safe)

@@ -42,6 +42,7 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "logits_bytes_per_entry": (12.0, 3.0),
     "extra_bytes_per_parameter": (0.0, 5.0),
 }
+LITERATURE = np.array([mean for mean, _ in PRIOR.values()])
 # The same where the peak is that of allocated tensors: no device context, no communication buffers, no cache.
 ALLOCATED: Mapping[str, tuple[float, float]] = {"fixed_bytes": (0.5e9, 0.5e9), "communication_bytes": (0.0, 0.1e9)}
 # Constants of what each step allocates anew.
@@ -102,6 +103,10 @@ class Peak:
         """What is expected to be reported of the fullest rank."""
         work = float((self._slopes[self.fullest(theta)] * theta)[self._work].sum())
         return self._reserve.reported_bytes(self.needed_bytes(theta), work)
+
+    def log_excess(self, theta: FloatArray) -> float:
+        """ln(measured/expected)."""
+        return float(np.log(self.measured / self.typical_bytes(theta)))
 
     def counts(self, theta: FloatArray) -> bool:
         """A limit counts only where the model is beyond it."""

@@ -2,90 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
-from core_cases import DENSE, MOE, configured, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted_memory import FRAMEWORK, PLANTED, calibrated, exceeding, measured
 
-from meshplan.catalogs.constants.framework_recipes import recipe_named
-from meshplan.catalogs.constants.training import Calibration, MemoryConstants
+from meshplan.catalogs.constants.training import MemoryConstants
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.memory.fit import (
     SAFE_MARGIN,
     UnseenBounds,
     calibrate_memory,
-    own_peak_factor,
     unseen_bounds,
     without_source,
 )
 from meshplan.planner.training.measured.memory.peaks import PRIOR, SAFE_FIXED_BYTES, PeakParts
-from meshplan.planner.training.measured.observations import ObservedRun
-
-FRAMEWORK = "composer"
-PLANTED = {
-    "fixed_bytes": 1.5e9,
-    "communication_bytes": 1.5e9,
-    "activation_factor": 1.15,
-    "logits_bytes_per_entry": 10.0,
-    "extra_bytes_per_parameter": 2.0,
-}
-WIDE = replace(DENSE, num_hidden_layers=24, hidden_size=4096, intermediate_size=11008, num_attention_heads=32)
-CHOICES: tuple[dict[str, Any], ...] = (
-    {"data_parallel": 8, "zero_stage": 1},
-    {"data_parallel": 8, "zero_stage": 3, "micro_batch_size": 2},
-    {"data_parallel": 4, "tensor_parallel": 2, "micro_batch_size": 4},
-    {"tensor_parallel": 8, "micro_batch_size": 8},
-    {"pipeline_parallel": 4, "data_parallel": 2},
-    {"pipeline_parallel": 8, "activation_recompute": "full", "micro_batch_size": 2},
-    {"data_parallel": 8, "activation_recompute": "full", "micro_batch_size": 8},
-    {"context_parallel": 4, "data_parallel": 2},
-    {"data_parallel": 8, "zero_stage": 2, "micro_batch_size": 4},
-    {"data_parallel": 8, "zero_stage": 0},
-)
-
-
-def calibrated(constants: MemoryConstants) -> Calibration:
-    return Calibration(framework=FRAMEWORK, architecture="any", memory=constants, recipe=recipe_named(FRAMEWORK).recipe)
-
-
-def measured(planted: dict[str, float], *, noise: float = 0.0, groups: int = 4, seed: int = 0) -> list[ObservedRun]:
-    """Runs whose peaks the estimator itself gives under the planted constants."""
-    random, runs = np.random.default_rng(seed), []
-    for number, (shape, choices) in enumerate((shape, choices) for shape in (WIDE, MOE) for choices in CHOICES):
-        constants = calibrated(MemoryConstants(**planted))
-        if shape is MOE and choices.get("pipeline_parallel") == 8:
-            continue
-        problem = problem_of(shape, num_devices=8, global_batch_size=64, sequence_length=4096, calibration=constants)
-        config = configured(problem, **choices)
-        peak = price(problem, config).typical_bytes * float(np.exp(noise * random.standard_normal()))
-        runs.append(
-            ObservedRun(
-                id=f"run-{number}",
-                group=f"group-{number % groups}",
-                problem=problem,
-                config=config,
-                framework=FRAMEWORK,
-                measured={"peak_memory_bytes": peak},
-                derived={},
-                filled=(),
-                expects_oom=False,
-            )
-        )
-    return runs
-
-
-def exceeding(runs: Sequence[ObservedRun], constants: MemoryConstants) -> list[str]:
-    return [
-        run.id
-        for run in runs
-        if price(replace(run.problem, calibration=calibrated(constants)), run.config).safe_bytes
-        < run.measured["peak_memory_bytes"]
-    ]
 
 
 def test_planted_constants_come_back() -> None:
@@ -161,50 +94,6 @@ def test_what_a_framework_would_have_needed_is_told_by_the_literature() -> None:
     assert safe > typical
     ((parts,),) = unseen_bounds([run]).peaks.values()
     assert parts.states + parts.work + parts.fixed - SAFE_FIXED_BYTES == pytest.approx(price_of.typical_bytes)
-
-
-@pytest.mark.parametrize("factor", [0.5, 1.4])
-def test_a_moved_estimate_does_not_lower_a_tight_bound_of_what_was_measured(factor: float) -> None:
-    runs = measured({**PLANTED, "activation_factor": factor})[:4]
-    catalogs = MemoryConstants(safe_factor=1.3)
-    own = calibrate_memory(runs, lambda *_: catalogs)[FRAMEWORK]
-    assert own.basis == "4 own peaks"
-    for run in runs:
-        before, after = (
-            price(replace(run.problem, calibration=calibrated(constants)), run.config).safe_bytes
-            for constants in (catalogs, own.constants)
-        )
-        wanted = min(before, own_peak_factor(4) * run.measured["peak_memory_bytes"])
-        assert after >= 0.99 * wanted  # constants are stored to four digits
-    assert exceeding(runs, own.constants) == []
-
-
-def test_own_peaks_narrow_a_wide_bound_the_more_of_them_there_are() -> None:
-    """A framework that nobody has measured is bounded by all others; its own peaks say how far that is too wide."""
-    runs = measured(PLANTED)
-    factors = [
-        calibrate_memory(runs[:count], lambda *_: MemoryConstants(safe_factor=3.6))[FRAMEWORK].constants.safe_factor
-        for count in (1, 2, 5, 10)
-    ]
-    assert factors == sorted(factors, reverse=True)
-    assert factors[0] < 2.5
-    assert factors[-1] < 1.7
-    own = calibrate_memory(runs[:1], lambda *_: MemoryConstants(safe_factor=3.6))[FRAMEWORK].constants
-    assert exceeding(runs, own) == []
-
-
-def test_peaks_beyond_the_bound_widen_it_at_once() -> None:
-    (run, *_) = measured({**PLANTED, "activation_factor": 4.0})
-    own = calibrate_memory([run], lambda *_: MemoryConstants(safe_factor=1.05))[FRAMEWORK].constants
-    assert own.safe_factor > 1.05
-    assert exceeding([run], own) == []
-
-
-def test_own_runs_without_a_peak_leave_the_bound_as_it_was() -> None:
-    (run, *_) = measured(PLANTED)
-    fit = calibrate_memory([replace(run, measured={"iteration_s": 1.0})], lambda *_: MemoryConstants(safe_factor=2.0))
-    assert fit[FRAMEWORK].constants.safe_factor == 2.0
-    assert fit[FRAMEWORK].basis == ""
 
 
 def test_a_run_without_a_peak_only_says_that_it_fitted() -> None:
