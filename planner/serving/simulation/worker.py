@@ -37,8 +37,8 @@ from meshplan.planner.serving.problem.config import EngineLimits, Role
 from meshplan.planner.serving.simulation.admission import AdmissionQueue, AttentionRanks
 from meshplan.planner.serving.simulation.decode_batch import DecodeBatch, steps_to_reach
 from meshplan.planner.serving.simulation.prefix_cache import PrefixCache
-from meshplan.planner.serving.simulation.record import MOST_RECORDS, Record
 from meshplan.planner.serving.simulation.request_state import RequestState, num_slots
+from meshplan.planner.serving.simulation.run import MOST_RECORDS, Record
 
 Leave = Callable[[int, float], None]
 

@@ -1,6 +1,6 @@
 """The first screen of an answer: one sentence, the best plans, memory and time as bars, what comes next.
 
-At most :data:`~meshplan.cli.reports.screen_parts.MOST_LINES` lines at 80 columns; the whole report is printed by
+At most :data:`~meshplan.cli.reports.screens.parts.MOST_LINES` lines at 80 columns; the whole report is printed by
 ``--full`` and ``meshplan plans show``. ``--format markdown`` prints the same as Markdown, for a ticket.
 """
 
@@ -17,8 +17,8 @@ from meshplan.planner.core.plan import Plan
 
 # Kinds that have a first screen: a plan loads the reports of its own kind alone.
 _SCREENS: Mapping[str, str] = {
-    "training": "meshplan.cli.reports.training_screen",
-    "serving": "meshplan.cli.reports.serving_screen",
+    "training": "meshplan.cli.reports.screens.training",
+    "serving": "meshplan.cli.reports.screens.serving",
 }
 
 

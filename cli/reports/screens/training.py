@@ -8,7 +8,7 @@ from meshplan.cli.reports import mixed, training
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import gib, interval_text, metric_text, percent, signed_percent
-from meshplan.cli.reports.screen_parts import MOST_BARS, bar_line, fitted, side_by_side, time_bars
+from meshplan.cli.reports.screens.parts import MOST_BARS, bar_line, fitted, side_by_side, time_bars
 from meshplan.cli.reports.whole_run.far_apart import devices_text, far_apart_answer, far_apart_sentence
 from meshplan.cli.reports.whole_run.forecast import run_sentence
 from meshplan.cli.reports.whole_run.lengths import lengths_sentence

@@ -8,7 +8,7 @@ from meshplan.catalogs.units import format_usd
 from meshplan.cli.render import Format, Row, rendered_rows
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import gib, interval_text, metric_text
-from meshplan.cli.reports.screen_parts import bar_line, fitted, side_by_side, time_bars
+from meshplan.cli.reports.screens.parts import bar_line, fitted, side_by_side, time_bars
 from meshplan.cli.reports.serving import advice, certainty
 from meshplan.cli.reports.serving import plan as serving
 from meshplan.cli.reports.serving.advice import images_text, speculation_text
