@@ -292,7 +292,8 @@ class OpenSplits:
 
         uncounted = [may_be_closed(splits) for _, splits in self._still_open]
         counted = looked = 0
-        for limit in (lambda: best() * (1.0 - TIED), lambda: worthwhile_of(best)):
+        limits: tuple[Best, ...] = (lambda: best() * (1.0 - TIED), lambda: worthwhile_of(best))
+        for limit in limits:
             if self._least_open() < limit():
                 unseen = [may_be_closed(splits) for _, splits in self._still_open]
                 counted += self._raise(limit, by_counts, uncounted, MOST_COUNTED - counted, ends=False)
@@ -304,9 +305,7 @@ class OpenSplits:
     def _least_open(self) -> float:
         return min((float(least.min()) for least, _ in self._still_open), default=math.inf)
 
-    def _raise(
-        self, limit: Callable[[], float], look: Look, waiting: Sequence[BoolArray], most: int, *, ends: bool
-    ) -> int:
+    def _raise(self, limit: Best, look: Look, waiting: Sequence[BoolArray], most: int, *, ends: bool) -> int:
         """Look at candidates that are still open below a limit, the least bound first; how many were looked at.
 
         Args:
