@@ -47,7 +47,7 @@ import numpy as np
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
-from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
+from meshplan.planner.training.pipeline.unlike_chunks import GROUPS, unlike_chunks_s
 from meshplan.planner.training.search.layers.by_counts import held_by_stages
 from meshplan.planner.training.search.layers.compositions import compositions
 from meshplan.planner.training.search.layers.mixed_kinds import MOST_LEADING, first_chunks
@@ -55,9 +55,10 @@ from meshplan.planner.training.search.layers.recurrence import AHEAD
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
 from meshplan.planner.training.search.memory_savers import takes_whole_chunks
 
-# Options of a stage, numbers of layers of all stages that are looked at, nodes of a tree, and leaves that are told, at
-# most. Stages of many layers and chunks have millions of options (20 layers on 10 chunks), and no bound then.
-MOST_OPTIONS, MOST_COUNTS, MOST_NODES, MOST_LEAVES = 1_000, 20_000, 60_000, 64
+# Options of a stage, numbers of layers of all stages that are looked at, passes of micro-batches through chunks in all
+# nodes of a tree (a second or two), and leaves that are told, at most. Stages of many layers and chunks have millions of
+# options (20 layers on 10 chunks), and no bound then.
+MOST_OPTIONS, MOST_COUNTS, MOST_PASSES, MOST_LEAVES = 1_000, 20_000, 60_000_000, 64
 # Times that options are sifted: each makes what the others hold at least a little longer.
 MOST_SIFTED = 3
 # Keeps bounds below the estimate, whose sums run in another order.
@@ -333,13 +334,15 @@ class _Part:
         return replace(self, stages=left, sifts=self.sifts - 1)
 
     def _leaves(self, counts: IntArray) -> list[Leaf] | None:
-        """The leaves of the tree that may be of use; None where it has too many nodes.
+        """The leaves of the tree that may be of use; None where it is too large.
 
         Stages of which fewest options are left come first.
         """
         lowest, order = self._lowest(counts), np.argsort([len(options) for options in self.stages], kind="stable")
         nodes, family = np.zeros((0, 1), dtype=np.int64), np.zeros(1, dtype=np.int64)  # options, [s, N]; counts so far
         known, seconds, looked = np.zeros(counts.shape[1], dtype=np.int64), np.zeros(1), 0
+        chunks = len(order) * self.candidate.split.virtual_pipeline_stages
+        passes = min(self.candidate.m, GROUPS * len(order)) * chunks
         for place, stage in enumerate(order.tolist()):
             _, first, after = np.unique(counts[order[: place + 1]], axis=1, return_index=True, return_inverse=True)
             grown, families = [np.zeros((place + 1, 0), dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
@@ -350,8 +353,8 @@ class _Part:
                         grown.append(np.vstack([nodes[:, parents], np.full(len(parents), index)]))
                         families.append(np.full(len(parents), number))
             nodes, family, known = np.hstack(grown), np.concatenate(families), after.reshape(-1)
-            looked += nodes.shape[1]
-            if looked > MOST_NODES:
+            looked += nodes.shape[1] * passes
+            if looked > MOST_PASSES:
                 return None
             seconds = self._least_s(nodes, order, lowest)
             keep = seconds < self.candidate.most_s
