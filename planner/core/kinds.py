@@ -123,7 +123,7 @@ _KINDS = (
         launch=f"{_PLANNER}.launch.training",
         document=f"{_PLANNER}.training.plan_document",
         report=f"{_REPORTS}.training",
-        summary=f"{_REPORTS}.first_screen",
+        summary=f"{_REPORTS}.screens.first_screen",
     ),
     Kind(
         name="serving",
@@ -132,7 +132,7 @@ _KINDS = (
         launch=f"{_PLANNER}.launch.serving",
         document=f"{_PLANNER}.serving.plan_document",
         report=f"{_REPORTS}.serving.plan",
-        summary=f"{_REPORTS}.first_screen",
+        summary=f"{_REPORTS}.screens.first_screen",
     ),
     Kind(name="rank-mapping", service=f"{_PLANNER}.rank_mapping.service"),
     Kind(name="expert-placement", service=f"{_PLANNER}.expert_placement.service"),
