@@ -181,6 +181,8 @@ def parse_tokens(written: object, *, least: int = 1, most: int | None) -> int:
     value: object = written
     if match is not None:
         exact = float(match["number"].replace("_", "")) * _TOKEN_PREFIXES[match["prefix"].lower()]
+        if "." in match["number"] and not match["prefix"]:  # 4.000 is four thousand where commas part decimals
+            raise UnitError(f"{written!r}: write thousands without a point, as in 4000 or 4k")
         value = int(exact) if exact.is_integer() else written
     return _within(value, written, least, most, "a whole number of tokens such as 8192 or 8k (= 8192)")
 

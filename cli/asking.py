@@ -95,6 +95,7 @@ _GROUP = re.compile(
     r"\s*(?P<count>\d{1,7})\s*[xX×*]\s*(?P<name>[\w. -]+?)\s*|"
     r"\s*(?P<name2>[\w. -]+?)\s*[xX×*]\s*(?P<count2>\d{1,7})\s*"
 )
+_DECIMAL_COMMA = re.compile(r"(?P<key>\w+)\s*=\s*(?P<whole>\d+),(?P<rest>\d[^,]*)")
 _SLO = re.compile(r"\s*(?P<key>[a-z0-9_]+?)(?P<unit>_s)?\s*=\s*(?P<limit>[^=]+?)\s*")
 # Makers' own node types come before those of one cloud, and boards with the fastest links before PCIe cards.
 _PREFERRED = ("dgx-", "hgx-", "gb200-", "gb300-", "hls-")
@@ -214,7 +215,7 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
     Raises:
         SpecError: neither or both were given, or one cannot be read.
     """
-    from meshplan.planner.core.reading.documents import parse_document, read_document  # start-up: --help needs no YAML
+    from meshplan.planner.core.reading.documents import parse_document, read_question  # start-up: --help needs no YAML
 
     if (spec is None) == asked.is_empty:
         what = "give a spec file or --model and --gpus" + ("" if spec is None else ", not both; --set overrides a file")
@@ -227,7 +228,7 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
     elif str(spec) == "-":
         document = parse_document(sys.stdin.read(), name="standard input")
     else:
-        document, base = read_document(spec), spec.parent
+        document, base = read_question(spec), spec.parent
     return with_settings(document, settings), base
 
 
@@ -302,6 +303,10 @@ def slo_of(text: str) -> dict[str, float]:
     from meshplan.catalogs.units import Dimension, parse_quantity, parse_seconds
 
     limits = {}
+    if comma := _DECIMAL_COMMA.search(text):
+        raise _problem(
+            "--slo", f"{comma['key']}: decimals have a point ({comma['whole']}.{comma['rest']}); commas part SLOs"
+        )
     for part in text.split(","):
         match = _SLO.fullmatch(part)
         if match is None:

@@ -20,11 +20,13 @@ from meshplan.planner.core.measurable import measurable
 from meshplan.planner.core.plan import CLOCK_FIELDS, NOT_IN_DIGEST, PLAN_ID_LENGTH, Plan, digest
 from meshplan.planner.core.plan_document import PlanDocument, document_problems
 from meshplan.planner.core.reading.documents import read_document
+from meshplan.planner.core.reading.doors import PLAN, other_than
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.plan_rows import PlanRows, RecordedRun
 
 _LISTED_PROBLEMS = 8
+PLAN_FILE = "plan.json"  # among the launcher files: planner/emit/artifact.py
 
 
 def save(plan: Plan, rows: PlanRows, *, name: str = "", tag: str | None = None) -> bool:
@@ -48,13 +50,26 @@ def load(handle: str, rows: PlanRows) -> Plan:
     """
     if is_file_handle(handle):
         path = Path(handle)
+        _refuse_folder(path)
         return plan_from_document(read_document(path), name=str(path))
-    return plan_from_document(rows.get(handle).document, name=f"stored plan {handle}")
+    try:
+        document = rows.get(handle).document
+    except StoreError:
+        _refuse_folder(Path(handle))  # a tag comes first: folders are often called like the tag of what is in them
+        raise
+    return plan_from_document(document, name=f"stored plan {handle}")
+
+
+def _refuse_folder(path: Path) -> None:
+    """Name the plan in a folder of launcher files."""
+    if (path / PLAN_FILE).is_file():
+        raise StoreError(f"{path} is a folder; its plan: {path / PLAN_FILE}")
 
 
 def is_file_handle(handle: str) -> bool:
     """Whether ``handle`` is a path rather than the name of a stored plan."""
-    return handle.endswith(".json") or os.sep in handle
+    is_written = handle.endswith((".json", ".jsonl", ".yaml", ".yml")) and Path(handle).is_file()
+    return is_written or handle.endswith(".json") or os.sep in handle
 
 
 def plan_from_document(document: Mapping[str, Any], *, name: str) -> Plan:
@@ -63,6 +78,9 @@ def plan_from_document(document: Mapping[str, Any], *, name: str) -> Plan:
     Raises:
         StoreError: it is no plan, or its content is not what its id was made of.
     """
+    other = other_than(document, PLAN, name=name)
+    if other:
+        raise StoreError(other)
     kind = KINDS.get(str(document.get("kind")))
     try:
         problems = document_problems(kind.plan_model() if kind else PlanDocument, document)

@@ -105,12 +105,15 @@ def import_entries(
 ) -> None:
     """Add or replace entries, facts and prices: all of a file, or nothing and the list of what is wrong."""
     from meshplan.catalogs.database.transfer import import_document, read_document
+    from meshplan.planner.core.reading.doors import ENTRIES, refuse_other
 
     catalog = open_catalog(db)
     if file.is_dir():
         show_document(_fitted_surfaces(catalog, file, device, system), form)
         return
     document = _price_document(catalog, file, provider) if file.suffix == ".csv" else read_document(file)
+    if isinstance(document, dict):
+        refuse_other(document, ENTRIES, name=str(file))
     changes = import_document(catalog.engine, document, name=str(file))
     show_document({"added": changes.added, "replaced": changes.replaced, "unchanged": changes.unchanged}, form)
 

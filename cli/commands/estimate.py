@@ -28,11 +28,11 @@ def estimate(
     """
     from meshplan.cli.client import Client
     from meshplan.cli.reports.plan import is_infeasible, show_plan
-    from meshplan.planner.core.reading.documents import read_document
+    from meshplan.planner.core.reading.documents import read_question
     from meshplan.planner.service import estimate_plan
 
     service = server_of(context)
-    document, base = with_settings(read_document(spec), settings or ()), spec.parent
+    document, base = with_settings(read_question(spec), settings or ()), spec.parent
     if service is None:
         made = estimate_plan(document, open_catalog(db, or_shipped=True), base=base)
     else:

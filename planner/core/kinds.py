@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
 from meshplan.planner.core.budget import Budget
+from meshplan.planner.core.reading.doors import SPEC, refuse_other
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -122,7 +123,7 @@ _KINDS = (
         launch=f"{_PLANNER}.launch.training",
         document=f"{_PLANNER}.training.plan_document",
         report=f"{_REPORTS}.training",
-        summary=f"{_REPORTS}.first_screen",
+        summary=f"{_REPORTS}.screens.first_screen",
     ),
     Kind(
         name="serving",
@@ -131,7 +132,7 @@ _KINDS = (
         launch=f"{_PLANNER}.launch.serving",
         document=f"{_PLANNER}.serving.plan_document",
         report=f"{_REPORTS}.serving.plan",
-        summary=f"{_REPORTS}.first_screen",
+        summary=f"{_REPORTS}.screens.first_screen",
     ),
     Kind(name="rank-mapping", service=f"{_PLANNER}.rank_mapping.service"),
     Kind(name="expert-placement", service=f"{_PLANNER}.expert_placement.service"),
@@ -164,8 +165,9 @@ def kind_of(document: Mapping[str, Any]) -> Kind:
     """The kind that a spec names.
 
     Raises:
-        SpecError: it names none, or an unknown one.
+        SpecError: it names none, or an unknown one; or the document is a plan, say, and no spec.
     """
+    refuse_other(document, SPEC, name="FILE")
     name = document.get("kind")
     if isinstance(name, str) and name in KINDS:
         return KINDS[name]

@@ -168,6 +168,12 @@ RELEASES: Mapping[str, Releases] = {
                     source=_VLLM_VALUE.format("0.19.0", "0.18.0"),
                 ),
                 Introduced(
+                    flag="--language-model-only",
+                    since="0.17.0",
+                    before='--limit-mm-per-prompt {{"image":0}}',
+                    source=_VLLM.format("0.17.0", "0.16.0"),
+                ),
+                Introduced(
                     flag="--kv-cache-dtype",
                     value="nvfp4",
                     since="0.20.0",
@@ -229,6 +235,12 @@ def release_of(target: str, version: str) -> str:
     if _number(found.group(1)) < _number(known.oldest):
         raise EmitError(f"--framework-version {version}: releases of {target} were compared from {known.oldest} on")
     return found.group(1)
+
+
+def is_older(target: str, version: str, than: str) -> bool:
+    """Whether the release that runs the files comes before ``than``; the checked one does not."""
+    release = release_of(target, version)
+    return bool(release) and _number(release) < _number(than)
 
 
 def spelled(target: str, version: str, flags: Iterable[Flag]) -> tuple[Flag, ...]:

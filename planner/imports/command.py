@@ -14,6 +14,7 @@ from meshplan.catalogs.errors import Problem, SpecError, why
 from meshplan.catalogs.untrusted.documents import read_text, require_plain
 from meshplan.catalogs.untrusted.limits import MAX_YAML_BYTES
 from meshplan.planner.core.reading.documents import parse_document
+from meshplan.planner.core.reading.doors import hint_of, refuse_other
 from meshplan.planner.emit.terms import Arguments, flattened
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.containers import commands_of, is_manifest, silent_images, task_of
@@ -137,6 +138,7 @@ def _given(
         elif _OURS in content and isinstance(content.get("config"), dict):
             known |= {name: value for name, value in content["config"].items() if isinstance(value, str | int | bool)}
         else:
+            refuse_other(content, "", name=str(path), means="what a framework reads")
             documents |= flattened(content)
     if not are_files:
         script = _command(inputs, variables)
@@ -204,6 +206,8 @@ def _command(inputs: Sequence[str], variables: Mapping[str, str]) -> Script:
     if len(inputs) == 1:
         word = inputs[0]
         if " " not in word.strip():
+            if Path(word).is_dir():
+                raise _refused(f"{word} is a folder; give a file of it")
             raise _refused(f"no file {word!r}; give a file, or the command after --")
         return read_script(word, variables)
     # The caller's shell has split these already; variables before a program stay words of its command line.
@@ -288,6 +292,8 @@ def _read(path: Path) -> dict[str, Any] | str:
         documents = [parse_document(part, is_json=path.suffix == ".json", name=str(path)) for part in parts or [text]]
         # Several objects in one file are what Kubernetes calls a List.
         return documents[0] if len(documents) == 1 else {"apiVersion": "v1", "kind": "List", "items": documents}
+    if path.suffix == ".jsonl" and (rows := hint_of(path)):
+        raise _refused(f"{path} starts nothing{rows}")
     if path.suffix == ".toml":
         try:
             document = tomllib.loads(text)

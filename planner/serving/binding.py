@@ -61,14 +61,15 @@ def binding_constraint(problem: ServingProblem, report: ServingReport) -> Bindin
     if min(missing)[0] > 0.0:
         _, text, shortage = min(missing)
         return Binding(kind=MEMORY, text=text + _on_host(report), shortage=shortage)
-    kinds = priced_workers(problem, role, Counter())
+    kinds = _kinds(problem, role)
     if not kinds:
         return Binding(kind=ALONE, text=_alone(problem, role))
     rate = problem.workload.request_rate_per_s
     most = _capacity(problem, kinds)
     if rate is not None and most < rate:
+        verb = "finishes" if problem.num_devices == 1 else "finish"
         text = (
-            f"capacity: {counted(problem.num_devices, 'device')} finish at most {most:.3g} requests/s within the SLOs, "
+            f"capacity: {counted(problem.num_devices, 'device')} {verb} at most {most:.3g} requests/s within the SLOs, "
             f"asked are {rate:g}"
         )
         return Binding(kind=CAPACITY, text=text, capacity_per_s=most)
@@ -89,7 +90,14 @@ def _layouts(problem: ServingProblem, role: Role) -> Iterator[tuple[str, Layout,
         for quantization in problem.quantizations:
             if not quantization.missing_on(machine.device):
                 for layout in layouts(problem, machine, role):
-                    yield node_type, layout, quantization
+                    if layout.num_devices <= (problem.limits.max_devices or layout.num_devices):
+                        yield node_type, layout, quantization
+
+
+def _kinds(problem: ServingProblem, role: Role) -> list[PricedWorker]:
+    """Kinds of workers of which the devices that may be used hold one."""
+    priced = priced_workers(problem, role, Counter())
+    return [kind for kind in priced if Family(problem=problem, kinds=(kind,)).most(0)]
 
 
 def _violated(problem: ServingProblem, layout: Layout, quantization: Quantization) -> Iterator[LegalityRule]:
@@ -104,9 +112,10 @@ def _pins_text(problem: ServingProblem, role: Role) -> str:
 
 
 def _too_few_devices(problem: ServingProblem, role: Role) -> str:
-    have = max(machine.num_devices for machine in problem.machines.values())
+    have, most = max(machine.num_devices for machine in problem.machines.values()), problem.limits.max_devices
     pins = _pins_text(problem, role)
-    return f"devices: one worker with {pins} needs more than the {counted(have, 'device')} of a node type"
+    where = "of a node type" if most is None or most >= have else "that max_devices allows"
+    return f"devices: one worker with {pins} needs more than the {counted(min(have, most or have), 'device')} {where}"
 
 
 def _binding_rule(problem: ServingProblem, considered: list[tuple[str, Layout, Quantization]]) -> str:
@@ -142,7 +151,7 @@ def _missing(
 
 def _alone(problem: ServingProblem, role: Role) -> str:
     """The SLO that even one request alone violates on every worker, with the least latency that there is."""
-    kinds = priced_workers(replace(problem, slos=()), role, Counter())
+    kinds = _kinds(replace(problem, slos=()), role)
     output = problem.workload.mean_lengths[1]
     least = {
         "tpot": min(float(kind.steady.tpot_s[0]) for kind in kinds),

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.serving.advice import what_if_rows
 from meshplan.planner.serving.binding import (
     ALONE,
@@ -41,14 +44,20 @@ MOST_KINDS = 6
 # The devices are multiplied by these until a plan is found, beginning with what the closed form asks for.
 MORE_DEVICES = (1, 1.25, 2, 4, 8, 16)
 MOST_SEARCHES = 4
+# Bytes of a weight in 16 bits: of these an engine makes narrower ones itself.
+WIDE_BYTES = 2.0
+# Formats of weights that are searched where memory is not what binds: each takes a search of its own.
+MOST_FORMATS = 2
 # Arrivals that no rate serves are made more even by these factors until one does; the last is Poisson's.
 LESS_BURSTY = (2.0, 4.0, math.inf)
 # Limits on latencies of such arrivals that are tried, over the latency of one run.
 MORE_WAITING = (1.0, 1.5, 2.0)
 
 
-def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: int = 0) -> dict[str, Any]:
-    """The part of an infeasible plan's ``solution`` that says what to change.
+def explain_infeasible(
+    problem: ServingProblem, report: ServingReport, *, seed: int = 0, budget: Budget | None = None
+) -> dict[str, Any]:
+    """The part of an infeasible plan's ``solution`` that says what to change, as far as the budget lets it be found.
 
     Returns:
         ``binding_constraint``, ``nearest_miss`` (with its configuration), ``least_change`` (changes, each of which
@@ -56,8 +65,10 @@ def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: 
         that no supported engine runs).
     """
     binding = binding_constraint(problem, report)
-    changes = _Changes(problem=problem, binding=binding, seed=seed)
+    changes = _Changes(problem=problem, binding=binding, seed=seed, budget=budget or Budget(memory_limit_bytes=None))
     found = list(changes.all())
+    if changes.budget.stopped:
+        changes.tried.append(f"no more within the {changes.budget.stopped}")
     text = binding.text
     if changes.comes_in_bursts:
         uneven = problem.workload.burstiness
@@ -81,12 +92,14 @@ class _Changes:
         problem: the question.
         binding: the constraint that binds.
         seed: for drawing the requests.
+        budget: that of the question; once it is spent, nothing more is tried.
         tried: in words; grows.
     """
 
     problem: ServingProblem
     binding: Binding
     seed: int
+    budget: Budget
     tried: list[str] = field(default_factory=list)
 
     def all(self) -> Iterator[dict[str, Any]]:
@@ -98,7 +111,7 @@ class _Changes:
             yield from self._slos()
         if kind == CAPACITY:
             yield from self._lower_rate()
-        if kind == MEMORY:
+        if kind in (MEMORY, ALONE, CAPACITY, LOAD):
             yield from self._formats()
         yield from self._pins()
         if kind in (MEMORY, DEVICES, CAPACITY, LOAD):
@@ -153,6 +166,8 @@ class _Changes:
         if together:
             run, label = min(together, key=lambda one: max(one[0].shown_s(s) / s.limit_s for s in slos))
             late = [slo for slo in slos if not slo.is_met(run.shown_s(slo))]
+            if not late:  # by this run alone: longer ones decide
+                return
             yield {
                 "constraint": " and ".join(_limit_text(slo) for slo in late),
                 "change": " and ".join(f"{slo.key}: {_rounded_up(run.shown_s(slo)):g}" for slo in late),
@@ -177,6 +192,8 @@ class _Changes:
             alone = replace(workload, arrival=Arrival.CLOSED_LOOP, concurrency=1, num_requests=16)
             problem = replace(problem, workload=alone)
         for family in _fastest(problem):
+            if self.budget.stopped:
+                return
             counts = tuple(family.pinned(which) or family.most(which) for which in range(len(family.kinds)))
             if problem.workload.concurrency is not None:
                 counts = tuple(min(count, problem.workload.concurrency) for count in counts)
@@ -230,11 +247,30 @@ class _Changes:
                 return
 
     def _formats(self) -> Iterator[dict[str, Any]]:
-        """The widest weight format of the engine with which a plan is found."""
+        """The widest weight format of the engine with which a plan is found.
+
+        Where memory suffices, only what the engine makes itself of weights in 16 bits: less is read for each token, and
+        more requests fit beside it.
+        """
         problem, asked = self.problem, {one.label for one in self.problem.quantizations}
         cache = problem.quantizations[0].kv_cache
-        named = {scheme: checkpoint_formats(problem.shape, scheme, cache) for scheme in problem.rules.schemes}
-        others = {scheme: one for scheme, one in named.items() if one.label not in asked}
+        schemes: Sequence[str] = problem.rules.schemes
+        if self.binding.kind != MEMORY:
+            is_wide = all(
+                SCHEMES[one].weight_bytes >= WIDE_BYTES for found in problem.quantizations for one in found.schemes
+            )
+            schemes = problem.rules.online if is_wide else ()
+        named = {scheme: checkpoint_formats(problem.shape, scheme, cache) for scheme in schemes}
+        devices = [machine.device for machine in problem.machines.values()]
+        others = {
+            scheme: one
+            for scheme, one in named.items()
+            if one.label not in asked and not all(one.missing_on(device) for device in devices)
+        }
+        if self.binding.kind != MEMORY:
+            others = dict(list(others.items())[:MOST_FORMATS])
+        if not others:
+            return
         self.tried.append(f"weights in {', '.join(others)}")
         for scheme, one in sorted(others.items(), key=lambda item: -SCHEMES[item[0]].weight_bytes):
             found = self._best(replace(problem, quantizations=(one,)))
@@ -285,8 +321,12 @@ class _Changes:
                 yield _change(f"{name}: {limit:g} {unit}", f"{name}: {_rounded_up(used or 0.0):g}", found)
 
     def _best(self, problem: ServingProblem) -> Simulated | None:
-        solution, _ = search_serving(problem, seed=self.seed)
-        return solution.assignment
+        """The best deployment of another question; None where there is none, or no time for it."""
+        found: Simulated | None = None
+        if not self.budget.stopped:
+            with self.budget.keeping(), suppress(SolverError):
+                found = search_serving(problem, seed=self.seed, budget=self.budget)[0].assignment
+        return found
 
 
 def _change(constraint: str, change: str, found: Simulated) -> dict[str, Any]:

@@ -73,10 +73,11 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
     report |= {"num_simulated": len(search.simulated), "is_complete": search.is_complete, "tie": TIE}
     identity = plan_identity(question.document, catalog_content(resolved))
     if solution.assignment is None:
+        reasons = explain_infeasible(resolved.problem, search, seed=question.seed, budget=question.budget)
         return Plan(
             config={},
             predicted={},
-            solution={**report, **explain_infeasible(resolved.problem, search, seed=question.seed)},
+            solution={**report, **reasons},
             provenance=provenance(resolved),
             rejected=tuple(rejected_rows(search)),
             **identity,

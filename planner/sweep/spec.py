@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from meshplan.planner.core.kinds import DEFAULT_TOP
-from meshplan.planner.core.reading.documents import read_document
+from meshplan.planner.core.reading.documents import read_document, read_question
+from meshplan.planner.core.reading.doors import STUDY, refuse_other
 from meshplan.planner.core.reading.spec_fields import Bytes, SpecModel, Whole
 from meshplan.planner.core.reading.spec_reader import read_spec
 
@@ -83,8 +84,10 @@ def read_sweep(path: Path) -> tuple[SweepSpec, dict[str, Any], Path]:
     Raises:
         SpecError: a file is missing or malformed; every problem of the sweep at once.
     """
-    sweep = read_spec(SweepSpec, read_document(path))
+    document = read_document(path)
+    refuse_other(document, STUDY, name=str(path))
+    sweep = read_spec(SweepSpec, document)
     if isinstance(sweep.base, Mapping):
         return sweep, dict(sweep.base), path.parent
     base = path.parent / sweep.base
-    return sweep, read_document(base), base.parent
+    return sweep, read_question(base), base.parent

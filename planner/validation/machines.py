@@ -14,12 +14,15 @@ from meshplan.catalogs.untrusted.documents import DocumentError, parse
 from meshplan.catalogs.untrusted.streams import long_lines
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.mesh import mesh_of
+from meshplan.planner.core.reading.documents import read_document
+from meshplan.planner.core.reading.doors import RUN, refuse_other
 from meshplan.planner.validation.fields import Section, UnsupportedError
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
 
 
+_DOCUMENTS = (".json", ".yaml", ".yml")
 # What messages call them: they are no spec.
 ROWS = "the measured rows"
 
@@ -28,8 +31,15 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     """The rows of a file, blank lines skipped.
 
     Raises:
-        SpecError: unreadable, or a line that is not a JSON object.
+        SpecError: unreadable, or a line that is not a JSON object; or the file is a spec, say, and no rows.
     """
+    if path.suffix in _DOCUMENTS and path.is_file():
+        try:
+            document = read_document(path)
+        except SpecError:
+            pass  # one object a line: no document
+        else:
+            refuse_other(document, RUN, name=str(path), means="measured runs")
     return rows_of(long_lines(path), name=str(path))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshplan.catalogs.errors import UnitError
-from meshplan.catalogs.units import parse_total_tokens
+from meshplan.catalogs.units import parse_tokens, parse_total_tokens
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,11 @@ def test_tokens_of_a_run_are_finite(written: object) -> None:
     with pytest.raises(UnitError) as refused:
         parse_total_tokens(written)
     assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("written", ["4.000", "1.024", "8.192.000", "4.0"])
+def test_a_point_between_thousands_is_not_read_as_a_decimal_one(written: str) -> None:
+    """``--lengths 4.000/1.000`` was a plan for prompts of 4 tokens."""
+    with pytest.raises(UnitError, match=r"4000 or 4k|not a whole number of tokens"):
+        parse_tokens(written, most=None)
+    assert parse_tokens("1.5k", most=None) == 1536  # with a prefix it is a decimal one

@@ -63,6 +63,8 @@ def test_limits_have_units() -> None:
     with pytest.raises(SpecError, match="ttft_p99 is limited twice"):
         slo_of("ttft_p99=2s,ttft_p99_s=3")
     assert slo_of("ttft_p99_s=2,tpot_p95_s=50ms") == {"ttft_p99_s": 2.0, "tpot_p95_s": 0.05}
+    with pytest.raises(SpecError, match=r"ttft_p99: decimals have a point \(0\.5s\)"):
+        slo_of("ttft_p99=0,5s,tpot_p95=50ms")
 
 
 def test_a_question_that_says_neither_or_both_gets_two_commands_to_copy() -> None:

@@ -16,8 +16,8 @@ from hostile import CANARY, HOSTILE_TEXTS, forged, leaves, random_forgery, signe
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import MeshplanError
-from meshplan.cli.reports.first_screen import first_screen, ticket
 from meshplan.cli.reports.plan import report_of
+from meshplan.cli.reports.screens.first_screen import first_screen, ticket
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.launch.registry import TARGETS

@@ -9,6 +9,7 @@ from typing import Any
 from meshplan.catalogs.errors import Problem, SpecError, why
 from meshplan.catalogs.untrusted.documents import DocumentError, parse, read_text
 from meshplan.catalogs.untrusted.limits import MAX_JSON_BYTES, MAX_YAML_BYTES
+from meshplan.planner.core.reading.doors import SPEC, hint_of, refuse_other
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -24,8 +25,22 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
     except (OSError, ValueError) as error:
-        raise _problem(f"cannot read {path}: {why(error)}") from error
-    return parse_document(text, is_json=is_json, name=str(path))
+        raise _problem(f"cannot read {path}: {why(error)}{hint_of(path)}") from error
+    try:
+        return parse_document(text, is_json=is_json, name=str(path))
+    except SpecError as error:
+        raise _problem(f"{error.problems[0].message}{hint_of(path)}") from error
+
+
+def read_question(path: Path) -> dict[str, Any]:
+    """Read the file of a spec; one that another command takes is refused with that command.
+
+    Raises:
+        SpecError: see :func:`read_document`.
+    """
+    document = read_document(path)
+    refuse_other(document, SPEC, name=str(path))
+    return document
 
 
 def read_spec_file(spec: Mapping[str, Any] | str | Path, base: Path | None) -> tuple[Mapping[str, Any], Path]:
@@ -41,7 +56,7 @@ def read_spec_file(spec: Mapping[str, Any] | str | Path, base: Path | None) -> t
     if isinstance(spec, Mapping):
         return spec, base or Path()
     path = Path(spec)
-    return read_document(path), base or path.parent
+    return read_question(path), base or path.parent
 
 
 def parse_document(text: str, *, is_json: bool = False, name: str = "spec") -> dict[str, Any]:

@@ -26,13 +26,15 @@ def serving_overview(job: ServingJob, *, num_hosts: int, start: str = "", notes:
     lines = "\n".join(f"    {line}" for line in stamp(request.plan, job.verified))
     pools = "\n\n".join(_pool_text(name, pool) for name, pool in zip(config.pool_names, config.pools, strict=True))
     listed_notes = "\n".join(f"- {note}" for note in (*job.notes, *notes)) or "- none"
+    is_alone = sum(pool.num_workers for pool in config.pools) == 1
+    router = "" if is_alone else f" Router: {config.router.value}."
     content = f"""# {plain(request.shape.name)} on {counted(config.num_devices, "device")} with {config.engine}
 
 {lines}
 
 {start or _how_to_start(job, num_hosts)}
 
-Checkpoint: `{plain(request.model)}`, {_holds(job)}. Router: {config.router.value}.
+Checkpoint: `{plain(request.model)}`, {_holds(job)}.{router}
 
 {pools}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import ParserVerified
+from meshplan.planner.emit.releases import is_older
 from meshplan.planner.emit.serving import terms
 from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program, transfer_notes
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
@@ -46,6 +47,9 @@ LEAST_LOADED_NOTE = (
     "The router takes the less loaded of two workers drawn at random; the plan assumes the least loaded of all."
 )
 _GIB = 2.0**30
+# The first release that serves with one thread of the host by itself (vllm 0.28.0: utils/torch_utils.py,
+# set_torch_threads_for_runtime, absent in 0.27.0; vllm-project/vllm, pull request 49919).
+_HOLDS_ONE_THREAD_SINCE = "0.28.0"
 _TENSOR = ("--tensor-parallel-size", "-tp")
 _CONTEXT = ("--decode-context-parallel-size", "-dcp")
 _DATA = ("--data-parallel-size", "-dp")
@@ -116,10 +120,14 @@ def _read_task(arguments: Arguments) -> Mapping[str, Any]:
 
 
 def _images(request: ServingRequest, _: Pool) -> Arguments:
-    """Room for the images that a request has; the encoder is split as it was priced (--mm-encoder-tp-mode weights)."""
+    """Room for the images that a request has; the encoder is split as it was priced (--mm-encoder-tp-mode weights).
+
+    A model that sees and is planned for text gets none: a server keeps memory for the largest images otherwise, which
+    the plan does not count.
+    """
     images = (request.plan.spec.get("workload") or {}).get("images")
     if images is None:
-        return {}
+        return {} if request.shape.vision is None else {"--language-model-only": ""}
     most = json.dumps({"image": images.get("per_request", 1)}, separators=(",", ":"))
     return {"--limit-mm-per-prompt": most}
 
@@ -231,8 +239,8 @@ TERMS = (
     _rows.write_only(
         "images",
         _images,
-        "--limit-mm-per-prompt (as many images as a request has)",
-        verified_by="documented argument list",
+        "--limit-mm-per-prompt (as many images as a request has), --language-model-only (none)",
+        verified_by=f"{_PARSER} for none; documented argument list",
     ),
     _rows.write_only("roles", _transfer, "--kv-transfer-config NixlConnector or MooncakeConnector"),
     _rows.max_sequence_length("--max-model-len"),
@@ -250,6 +258,8 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
     environment: dict[str, Argument] = {**kv_stores.vllm_environment(pool)}
     if pool.role in _KV_ROLES:
         environment = _meeting_point(request.config.kv_connector, pool)
+    if _fans_out(request, pool):
+        environment["OMP_NUM_THREADS"] = "1"
     return PoolProgram(
         name=request.pool_name(pool),
         pool=pool,
@@ -260,6 +270,20 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
         follower=(*node, "--headless") if node else (),
         environment=environment,
     )
+
+
+def _fans_out(request: ServingRequest, pool: Pool) -> bool:
+    """Whether operations of the host would run on as many threads as it has cores.
+
+    Where a process has one device, older releases leave PyTorch's threads as they are: operations on more than 32,768
+    elements (penalties, grammars) fan out and wait for each other, 2 to 6 times fewer tokens a second in a container
+    (pull request 49919). Processes of several devices are held to one thread (v1/executor/multiproc_executor.py).
+    Pictures and sound are made ready by threads of the same process, which one would slow down (pull request 45124
+    asks for four): they keep the release's own choice.
+    """
+    sees = (request.plan.spec.get("workload") or {}).get("images") is not None or request.shape.encoder is not None
+    is_one_device = pool.layout.num_devices == pool.layout.attention_data_parallel
+    return is_one_device and not sees and is_older(VLLM.name, request.framework_version, _HOLDS_ONE_THREAD_SINCE)
 
 
 def _meeting_point(connector: KvConnector, pool: Pool) -> dict[str, Argument]:
@@ -310,6 +334,11 @@ def _notes(request: ServingRequest) -> Sequence[str]:
         notes.append(
             "Clients send sound to /v1/audio/transcriptions (multipart: file, model, language); vLLM cuts what is "
             "longer than a window. It needs the packages of vllm[audio]."
+        )
+    if any(_fans_out(request, pool) for pool in config.pools):
+        notes.append(
+            f"OMP_NUM_THREADS=1: before {_HOLDS_ONE_THREAD_SINCE} a server of one device runs operations of the host "
+            "on every core (pull request 49919). It loads weights with one thread, too."
         )
     if any(not pool.limits.cuda_graphs for pool in config.pools):
         notes.append("--enforce-eager switches compilation off as well as CUDA graphs.")

@@ -24,7 +24,7 @@ batch, with C growing by n·tokens_per_step in each, sum in closed form::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -149,6 +149,32 @@ class StepCost:
         if not self.prefill_least_s or batch <= self.graphed_tokens:
             return seconds
         return float((seconds**OVERLAP_POWER + self.prefill_least_s**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER))
+
+    def chunks_s(self, num_seqs: int, context: float, chunk: int, done: int) -> Iterator[float]:
+        """Successive iterations that go on with one prompt, :meth:`step_s` of each to the bit.
+
+        Args:
+            num_seqs: n, decoding requests.
+            context: C of the first; it grows by the tokens that they gain.
+            chunk: tokens of the prompt in each.
+            done: tokens of it that are cached before the first.
+        """
+        batch = -(-num_seqs // self.concurrent_batches) * self.verified_tokens + chunk
+        together = -(-(num_seqs * self.verified_tokens + chunk) // self.pipeline_parallel)
+        outputs = -(-(num_seqs + 1) // self.concurrent_batches)
+        tokens_s = self.dense_s[batch] + self.experts_s[together] + self.outputs_s[outputs]
+        fixed_s, context_s = self.decode_fixed_s[num_seqs], self.decode_context_s[num_seqs]
+        prompt_s, pair_s = self.prefill_fixed_s, self.prefill_pair_s
+        is_launched = self.prefill_least_s and batch > self.graphed_tokens
+        launch = self.prefill_least_s**OVERLAP_POWER
+        grows, attended = num_seqs * self.tokens_per_step, (chunk + 1) / 2
+        while True:
+            seconds = tokens_s + (prompt_s + pair_s * (chunk * (done + attended)))
+            if num_seqs:
+                seconds += fixed_s + context_s * context
+            yield (seconds**OVERLAP_POWER + launch) ** (1.0 / OVERLAP_POWER) if is_launched else seconds
+            context += grows
+            done += chunk
 
     def steps_s(
         self, num_seqs: IntArray, context: FloatArray, num_prompts: IntArray, prompt_tokens: IntArray, pairs: FloatArray

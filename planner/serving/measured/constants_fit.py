@@ -120,6 +120,7 @@ OTHER_LENGTHS = {"ttft_s": 0.36, "tpot_s": 0.2, "latency_s": 0.2, "output_tokens
 OTHER_MODEL = {"ttft_s": 0.63, "tpot_s": 0.3, "latency_s": 0.3, "output_tokens_per_s": 0.3}
 LOSS, OWN_LOSS = Loss(huber=1.5, cauchy=1.0), Loss(huber=1.5)
 STEP = 0.1  # by which constants are perturbed for derivatives, in the logarithm
+REACH = 0.3  # by which they are perturbed up and down for secants
 MAX_MOVE = 1.0  # of a constant in one iteration, in the logarithm
 MOST_OF_CURVE = 3
 REWEIGHTINGS = 24
@@ -251,8 +252,15 @@ class Row:
             if name in values
         ]
 
-    def linear(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Ln f [M] and its derivatives [M, constants] at θ."""
+    def linear(self, theta: FloatArray, *, is_secant: bool = False) -> tuple[FloatArray, FloatArray]:
+        """Ln f [M] and its derivatives [M, constants] at θ.
+
+        Args:
+            theta: θ.
+            is_secant: slopes are those of secants from θ − :data:`REACH` to θ + :data:`REACH`. Requests of a closed
+                loop that are all alike fall into step at some constants and out of it at the next, so that first tokens
+                jump by some per cent on a hair: over a small difference that is most of the slope.
+        """
         here = self.log_predicted(theta)
         slope = np.zeros((len(here), len(theta)))
         is_closed = self.prepared.run.workload.arrival is Arrival.CLOSED_LOOP
@@ -262,9 +270,12 @@ class Row:
                 added = np.array([metric in ("ttft_s", "latency_s") for metric in self.metrics])
                 slope[:, j] = np.where(added & self.prepared.run.workload.has_front_end, np.exp(theta[j] - here), 0.0)
                 continue
-            moved = theta.copy()
-            moved[j] += STEP
-            slope[:, j] = (self.log_predicted(moved) - here) / STEP
+            of_constant = np.arange(len(theta)) == j
+            if is_secant:
+                ends = [self.log_predicted(theta + sign * REACH * of_constant) for sign in (1.0, -1.0)]
+                slope[:, j] = (ends[0] - ends[1]) / (2.0 * REACH)
+            else:
+                slope[:, j] = (self.log_predicted(theta + STEP * of_constant) - here) / STEP
         return here, slope
 
 
@@ -327,7 +338,7 @@ def refined(
     )
 
     def step(theta: FloatArray) -> FloatArray:
-        linear, _ = linearised(rows, lambda _: theta)
+        linear, _ = linearised(rows, lambda _: theta, is_secant=True)
         linear = replace(linear, weight=np.ones_like(linear.weight))
         found = most_probable(linear, prior, OWN_LOSS, rounds=REWEIGHTINGS, start=prior.mean)
         return limited(theta, found, MAX_MOVE)
@@ -370,10 +381,17 @@ def thinned_curves(rows: Sequence[Row]) -> list[Row]:
     return chosen
 
 
-def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> tuple[Linear, list[Row]]:
+def linearised(
+    rows: Sequence[Row], theta: Callable[[Key], FloatArray], *, is_secant: bool = False
+) -> tuple[Linear, list[Row]]:
     """The metrics of the rows, linearised at the θ of their keys, and the row of each; not those that do not fit.
 
     As each key has its own θ, the point of linearisation is 0: residual = ln y − ln f + slope·θ ≈ slope·θ_key.
+
+    Args:
+        rows: the runs.
+        theta: key → where to linearise.
+        is_secant: see :meth:`Row.linear`.
     """
     rows = thinned_curves(rows)
     curves = Counter(row.curve for row in rows)
@@ -381,7 +399,7 @@ def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> tuple
     owners: list[Row] = []
     for row in rows:
         at = theta(row.key)
-        here, slope = row.linear(at)
+        here, slope = row.linear(at, is_secant=is_secant)
         good = np.isfinite(here) & np.isfinite(slope).all(axis=1)
         residuals.append((row.log_measured - here + slope @ at)[good])
         slopes.append(slope[good])

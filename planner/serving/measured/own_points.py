@@ -77,7 +77,8 @@ def predict_from_points(
         chosen = np.random.default_rng(seed).choice(len(curves), sample, replace=False)
         curves = [curves[i] for i in sorted(chosen)]
     splits = [_split(curve, shipped, num_points, seed) for curve in curves]
-    times = OWN_ITERATIONS * len(FITTED) + 2  # that a point is simulated; the others of its curve twice, for less
+    # That a point is simulated, twice for a slope and once between; the others of its curve twice, for less.
+    times = OWN_ITERATIONS * (2 * len(FITTED) + 1) + 2
     machine_code.expect(times * sum(run.run.workload.num_requests or 0 for split in splits for run in split.points))
     log(f"{len(splits)} curves, {sum(len(split.rest) for split in splits)} runs to predict")
     rows, without = _predicted(splits, num_processes)

@@ -13,6 +13,9 @@ has a bracket of rates, [met, violated], with the bound s(violated), and each si
 narrowed further than needed: the first rate tried is the one at which it would equal the incumbent, and a member that
 violates an SLO there is dropped.
 
+*Where nothing has met the SLOs* after :data:`MAX_SIMULATED` simulations in the order of the bound, the deployments
+whose requests alone are answered soonest are simulated on all devices; once one meets them the search goes on.
+
 *Bound.* The least of: the bounds of everything that was not simulated, and of each member with a bracket s(violated).
 """
 
@@ -37,6 +40,9 @@ from meshplan.planner.serving.search.trials import FEWEST, Effort
 
 # Deployments that are simulated at most: a hundred simulations cost about two seconds.
 MAX_SIMULATED = 60
+# Where none of these meets the SLOs so many kinds of workers are tried on all devices: the soonest by the time to the
+# first token and as many by the time between tokens, of workers that do both and of pairs.
+MOST_RESCUERS = 8
 # Deployments that are simulated though the bound already proves the incumbent: the runners-up of the table.
 MIN_SIMULATED = 6
 # Of these, so many should meet every SLO.
@@ -118,9 +124,10 @@ class Branch:
     ) -> None:
         self.problem, self.seed, self.budget, self.on_progress = problem, seed, budget or Budget(), on_progress
         self.order = itertools.count()
+        self.families, self.most_simulated, self.has_rescued = list(families), MAX_SIMULATED, False
         # (bound, what is simpler first among equal bounds, order of arrival, item).
         self.left: list[tuple[float, tuple[float, ...], int, Family | Member | Candidate | Bracket]] = []
-        for family in families:
+        for family in self.families:
             self._put(family.bound, family)
         self.num_members = len(self.left)
         self.num_started = self.num_met = 0
@@ -136,6 +143,31 @@ class Branch:
 
     def run(self) -> tuple[list[Simulated], float]:
         """Every deployment that was simulated, and the bound on all deployments."""
+        self._run()
+        if self.given_up and not self.has_rescued and math.isinf(self.incumbent) and not self.budget.stopped:
+            self._rescue()
+        return self.simulated, min(self.incumbent, self.least_unseen)
+
+    def _rescue(self) -> None:
+        """Simulate what is most likely to meet the SLOs, and look at the rest again where something does."""
+        self.has_rescued = True
+        self.most_simulated = self.num_started + 2 * MOST_RESCUERS
+        for family, counts in _soonest(self.families, MOST_RESCUERS // 4):
+            least = 1 if len(counts) == 1 else counts[0]
+            bound = family.score((least,) if len(counts) == 1 else counts)
+            self._put(bound, Member(family=family, counts=counts, least=least))
+        waiting, self.given_up = self.given_up, []
+        self._run()
+        if math.isinf(self.incumbent):
+            self.given_up += waiting
+            return
+        self.most_simulated = self.num_started + MAX_SIMULATED
+        for bound, item in waiting:
+            self._put(bound, item)
+        self._run()
+
+    def _run(self) -> None:
+        """Simulate what is left, in the order of the bound."""
         while self.left:
             bound, simplicity, _, item = heapq.heappop(self.left)
             proven = self.incumbent <= bound * (1.0 + TIE)
@@ -156,7 +188,6 @@ class Branch:
                 self._start(bound, item)
             if self.on_progress is not None:
                 self.on_progress(self._progress(bound))
-        return self.simulated, min(self.incumbent, self.least_unseen)
 
     @property
     def least_unseen(self) -> float:
@@ -198,7 +229,7 @@ class Branch:
     def _most(self, bound: float, simplicity: tuple[float, ...], *, is_proven: bool) -> int:
         """Deployments that may have been simulated for one more to be."""
         if not is_proven:
-            return MAX_SIMULATED
+            return self.most_simulated
         may_tie = bound <= self.incumbent * (1.0 + SAME) and simplicity < self.simplest
         if may_tie:
             return MAX_TIED
@@ -340,6 +371,28 @@ class Branch:
         if any(slo.metric in ("tpot", "itl") for slo, _ in judged.violated):
             for smaller in smaller_batches(candidate):
                 self._put(smaller.score, smaller)
+
+
+def _soonest(families: Iterable[Family], number: int) -> list[tuple[Family, Counts]]:
+    """Families on all devices: the ``number`` whose workers begin soonest and the ``number`` whose workers generate
+    fastest, with one request running; of workers that do both, and of pairs that prefill and decode.
+    """
+    full = [(family, counts) for family in families if family.fits(counts := _full(family))]
+    found: dict[int, tuple[Family, Counts]] = {}
+    for is_pair in (False, True):
+        group = [one for one in full if one[0].is_disaggregated is is_pair]
+        first = sorted(group, key=lambda one: one[0].kinds[0].first_token_s)
+        between = sorted(group, key=lambda one: float(one[0].kinds[-1].steady.tpot_s[0]))
+        found |= {id(one[0]): one for one in (*first[:number], *between[:number])}
+    return list(found.values())
+
+
+def _full(family: Family) -> Counts:
+    """As many workers as the devices hold; of several kinds the same share of each."""
+    counts = tuple(family.pinned(which) or family.most(which) for which in range(len(family.kinds)))
+    while len(counts) > 1 and min(counts) > 1 and not family.fits(counts):
+        counts = tuple(max(count // 2, 1) for count in counts)
+    return counts
 
 
 def simulate_candidate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> Simulated:

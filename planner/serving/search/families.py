@@ -115,10 +115,11 @@ class Family:
     def simplicity(self, counts: Counts) -> tuple[float, ...]:
         """What an operator would rather not have, the worst first: kinds of workers (attention and FFN apart are two),
         a dearer rent (or, without prices, more devices), partly used nodes, devices cut by MIG, pipeline stages, a
-        router, drafts and how many, power limits.
+        router, attention data-parallel ranks, drafts and how many, power limits.
 
         Of plans that cannot be told apart a team runs tensor parallelism, or copies behind a router, before it splits
-        a model over stages.
+        a model over stages; and one tensor-parallel group before ranks that keep requests of their own and wait for
+        each other at every mixture of experts.
         """
         machines, drafts = self.problem.machines, self.problem.speculation
         idle = sum(
@@ -134,6 +135,7 @@ class Family:
             float(self.kinds[0].placed.machine.instances_per_device),
             float(max(kind.placed.layout.pipeline_parallel for kind in self.kinds)),
             float(sum(counts) > 1),
+            float(max(kind.placed.layout.attention_data_parallel for kind in self.kinds)),
             0.0 if drafts is None else float(drafts.num_draft_tokens),
             max(kind.placed.withheld_share for kind in self.kinds),
         )
@@ -332,7 +334,9 @@ class Family:
 
     @property
     def most_rate(self) -> float:
-        """No member carries more, requests/s."""
+        """No member carries more, requests/s; 0 where there is none."""
+        if self.is_disaggregated and not self.fits(tuple(self.pinned(which) or 1 for which in range(len(self.kinds)))):
+            return 0.0
         most = [self.most(which) for which in range(len(self.kinds))]
         if not self.is_disaggregated:
             return self.rate(tuple(most))
@@ -340,7 +344,8 @@ class Family:
         if len({name for kind in self.kinds for name, _, _ in kind.placed.sides}) > 1:
             return apart
         needed = sum(kind.num_devices / rate for kind, rate in zip(self.kinds, self.rates, strict=True) if rate > 0.0)
-        have = self.kinds[0].placed.machine.num_devices
+        there = self.kinds[0].placed.machine.num_devices
+        have = min(there, self.problem.limits.max_devices or there)
         return min(apart, have / needed) if apart > 0.0 else 0.0
 
     # --- the bound of the family --------------------------------------------------------------------------------------

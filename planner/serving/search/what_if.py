@@ -100,6 +100,7 @@ def _disaggregated_attention(problem: ServingProblem) -> Iterator[WhatIf]:
         for ffn_type, ffn in problem.machines.items():
             have = min(attention.num_devices, ffn.num_devices)
             total = have if attention_type == ffn_type else 2 * have
+            total = min(total, problem.limits.max_devices or total)
             for share in ATTENTION_SHARES:
                 num_attention = max(int(share * total), 1)
                 num_ffn = _ffn_devices(problem, total - num_attention)

@@ -174,6 +174,9 @@ class AttentionRanks:
 
     def fullest(self) -> tuple[int, float]:
         """Prompt tokens of the fullest micro-batch, and attended pairs of the one with most: layers wait for both."""
+        if self.num == 1:
+            spread = min(self.prompts[0], self.stages)
+            return -(-self.tokens[0] // spread), self.pairs[0] / spread
         tokens, pairs = 0, 0.0
         for count, held, attended in zip(self.prompts, self.tokens, self.pairs, strict=True):
             if count:

@@ -2,7 +2,8 @@
 
 Workers advance independently between interactions. A heap orders the next events: requests that leave a worker or
 arrive at a pool, and workers with work to do. A worker's run of decode iterations starts only when no earlier event can
-interrupt it, so that the router always sees the current state of every worker.
+interrupt it, so that the router always sees the current state of every worker. In one pool of open arrivals only the
+next arrival interrupts, so that a worker runs up to it; elsewhere every iteration is an event.
 
 Disaggregated prefill and decode (arXiv:2401.09670, arXiv:2311.18677): the KV cache of a prefilled request,
 kv_bytes_per_token × input, goes over a link that carries one cache after the other at full bandwidth. Link latency is
@@ -213,6 +214,11 @@ class _Cluster:
         self.link_free_s = [0.0] * len(self.workers)
         self.tiers = self._tiers()
         self.following: Iterator[int] = iter(())
+        # Arrivals that no completion starts, in order; the first of them is an event.
+        self.arriving: Iterator[tuple[float, int]] = iter(())
+        self.next_arrival_s = math.inf
+        is_open, has_tiers = requests.concurrency is None, any(tier is not None for tier in self.tiers)
+        self.only_arrivals_interrupt = is_open and len(self.pools) == 1 and not has_tiers
 
     def _tiers(self) -> list[KvTier | None]:
         """The second tier of each worker; those of a pool may share what they hold."""
@@ -258,8 +264,8 @@ class _Cluster:
         requests, events = self.requests, self.events
         first, self.following = in_flight_first(requests, served)
         arrivals = requests.arrival_s.tolist()
-        events.extend((arrivals[request], ARRIVES, request, 0) for request in first)
-        heapq.heapify(events)
+        self.arriving = iter(sorted((arrivals[request], request) for request in first))
+        self._await_next()
         looks = set() if stopping is None else set(stopping.moments(requests.arrival_s))
         while events:
             now, kind, subject, where = heapq.heappop(events)
@@ -270,14 +276,21 @@ class _Cluster:
                 self.workers[where].sent(now)
                 self._wake(where)
             elif kind == ARRIVES:
+                self._await_next()
                 self._arrive(subject, now, where)
                 if stopping is not None and where == 0 and subject in looks:
                     stopping.look(self.state, now)
             elif kind == FETCHED:
                 self._enter(subject, now, where)
             elif self.workers[subject].wake_s == now:
-                self.workers[subject].run(math.nextafter(now, math.inf), lazily=True)
+                until_s = self.next_arrival_s if self.only_arrivals_interrupt else math.nextafter(now, math.inf)
+                self.workers[subject].run(until_s, lazily=True)
                 self._wake(subject)
+
+    def _await_next(self) -> None:
+        self.next_arrival_s, request = next(self.arriving, (math.inf, -1))
+        if request >= 0:
+            heapq.heappush(self.events, (self.next_arrival_s, ARRIVES, request, 0))
 
     def _wake(self, number: int) -> None:
         wake_s = self.workers[number].wake_s

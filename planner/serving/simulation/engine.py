@@ -182,11 +182,12 @@ def finished(requests: Requests, state: RequestState, workers: list[Worker]) -> 
 
 def worker_run(worker: Worker) -> WorkerRun:
     """The iterations of a worker as arrays."""
-    worker.pack()
+    record = worker.record
+    record.pack()
     return WorkerRun(
-        segments=Segments.from_records(worker.packed),
-        gap_s=np.array(worker.gap_s),
-        gap_count=np.array(worker.gap_count),
+        segments=Segments.from_records(record.packed),
+        gap_s=np.array(record.gap_s),
+        gap_count=np.array(record.gap_count),
         kv_capacity_tokens=worker.num_blocks * worker.block,
         num_preemptions=worker.num_preemptions,
     )

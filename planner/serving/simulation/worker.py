@@ -28,11 +28,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable
-
-import numpy as np
+from itertools import islice
 
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import EngineLimits, Role
@@ -40,10 +38,9 @@ from meshplan.planner.serving.simulation.admission import AdmissionQueue, Attent
 from meshplan.planner.serving.simulation.decode_batch import DecodeBatch, steps_to_reach
 from meshplan.planner.serving.simulation.prefix_cache import PrefixCache
 from meshplan.planner.serving.simulation.request_state import RequestState, num_slots
+from meshplan.planner.serving.simulation.run import MOST_RECORDS, Record
 
 Leave = Callable[[int, float], None]
-# Numbers kept as Python objects before they are packed: some megabytes.
-MOST_RECORDS = 100_000
 
 
 class Worker(DecodeBatch):
@@ -109,11 +106,7 @@ class Worker(DecodeBatch):
         self.num_iterations = 0
         self.prefilling: list[list[int]] = []
         self.arrived_with_kv: list[int] = []
-        # Records of segments: a list is quick to append to, an array is small.
-        self.records: list[float] = []
-        self.packed = array("d")
-        self.gap_s, self.gap_count = array("d"), array("d")
-        self.pauses_s: list[list[float]] = []
+        self.record = Record()
         self.num_preemptions = 0
 
     def submit(self, request: int, arrival_s: float) -> None:
@@ -170,7 +163,7 @@ class Worker(DecodeBatch):
                 self._make_room()
             if self.ready and self.role is Role.DECODE:
                 self._take_with_kv()
-            if not ((self.prefilling or self.ready) and self._prefill()) and not self._decode(until_s, lazily):
+            if not ((self.prefilling or self.ready) and self._prefill(until_s)) and not self._decode(until_s, lazily):
                 return
             if self.has_left and self.pauses:
                 self.has_left = False
@@ -216,19 +209,8 @@ class Worker(DecodeBatch):
             self.arrived_with_kv.remove(request)
             state.last_token_s[request] = state.first_token_s[request]
         else:
-            state.last_token_s[request] = self._last_token_s(state.joined_s[request])
+            state.last_token_s[request] = self.record.last_token_s(state.joined_s[request], self.clock)
         self.remove(request)
-
-    def _last_token_s(self, joined_s: float) -> float:
-        """When a decoding request's last token came: at the last decode iteration, or when it joined since."""
-        for group in reversed(self.pauses_s):
-            if group[0] == joined_s:
-                group[1] -= 1
-                return joined_s
-        if not self.pauses_s:
-            return self.clock
-        self.pauses_s[0][1] -= 1
-        return self.pauses_s[0][0]
 
     def _take_with_kv(self) -> None:
         """Admit requests that arrived with their KV cache."""
@@ -248,10 +230,12 @@ class Worker(DecodeBatch):
             self.join(request, 1)
             self.arrived_with_kv.append(request)
 
-    def _prefill(self) -> bool:
-        """One iteration with prompts; False if no prompt can continue or be admitted."""
+    def _prefill(self, until_s: float) -> bool:
+        """One iteration with prompts, or several alike; False if no prompt can continue or be admitted."""
+        if len(self.prefilling) == 1 and self._continue_prompt(min(until_s, self.next_arrival)):
+            return True
         n = self.num_decoding if self.is_chunked else 0
-        batch_budget = self.budget + (-n // self.concurrent_batches) * self.cost.verified_tokens
+        batch_budget = self._batch_budget(n)
         if batch_budget <= 0:
             return False
         ranks, state, num_prompts, ended = self.ranks, self.state, 0, []
@@ -291,6 +275,41 @@ class Worker(DecodeBatch):
         self._end_prefill(n, num_prompts, ended)
         return True
 
+    def _continue_prompt(self, until_s: float) -> bool:
+        """Iterations before ``until_s`` in which one started prompt takes the whole budget and nothing else changes.
+
+        Neither the prompt nor a decode ends in them. False: the next iteration is none of these.
+        """
+        entry, n, segments = self.prefilling[0], self.num_decoding, self.record.segments
+        chunk, left = self._batch_budget(n), entry[2] - entry[1]
+        is_apart = self.is_chunked and not (self.waiting or self.arrived_with_kv)
+        if not 0 < chunk < left or not is_apart or (self.ready and self.concurrent_batches > 1):
+            return False
+        most = min((left - 1) // chunk, self.steps_to_finish() - 1) if n else (left - 1) // chunk
+        context, grows, taken = self.context, n * self.speed, n * (self.speed + self.block)
+        end, done, held = self.clock, entry[1], self.prompt_blocks * self.block
+        for seconds in islice(self.cost.chunks_s(n, context, chunk, done), most):
+            if end >= until_s or (n and context + taken > self.room):
+                break
+            start, end = end, end + seconds
+            segments += (start, end, 1 if n else 0, n, context - n + held, 1, chunk, seconds, n)
+            context += grows
+            done += chunk
+        steps = (done - entry[1]) // chunk
+        if not steps:
+            return False
+        self.clock, self.context, entry[1] = end, context, done
+        self.num_iterations += steps
+        self.waiting.prefilled(self.num_iterations)
+        if n:
+            self.steps += steps
+            self.grown = self.given(self.steps)
+        return True
+
+    def _batch_budget(self, num_decoding: int) -> int:
+        """Prompt tokens of one batch beside the decodes (rule 5)."""
+        return self.budget + (-num_decoding // self.concurrent_batches) * self.cost.verified_tokens
+
     def _enter_rank(self, request: int, rank: int) -> None:
         self.state.attention_rank[request] = rank
         self.ranks.running[rank] += 1
@@ -316,18 +335,19 @@ class Worker(DecodeBatch):
         kv_tokens = self.context - self.num_decoding + self.prompt_blocks * self.block
         steps = 1 if n else 0
         gaps = self.num_decoding - len(self.arrived_with_kv)
-        self.records += (start, end, steps, n, kv_tokens, len(self.prefilling), tokens, seconds, gaps if n else 0)
+        record = self.record
+        record.segments += (start, end, steps, n, kv_tokens, len(self.prefilling), tokens, seconds, gaps if n else 0)
         if n:
             self._grow(1)
-        elif gaps and not self.pauses_s:
-            self.pauses_s.append([start, gaps])
+        elif gaps and not record.pauses:
+            record.pauses.append([start, gaps])
         before = self.num_decoding
         for entry in ended:
             self.prefilling.remove(entry)
             self.release_prompt(entry[2])
             self._first_token(self.state.by_rank[entry[0]], end)
         if self.num_decoding > before and not self.is_chunked:
-            self.pauses_s.append([end, self.num_decoding - before])
+            record.pauses.append([end, self.num_decoding - before])
         if n:
             self._finish()
 
@@ -339,8 +359,7 @@ class Worker(DecodeBatch):
         if state.first_token_s[request] == math.inf:
             state.first_token_s[request] = end
         elif state.last_token_s[request] < math.inf:
-            self.gap_s.append(end - state.last_token_s[request])
-            self.gap_count.append(1)
+            self.record.gap(end - state.last_token_s[request])
         if generated >= state.output_length[request] or self.role is Role.PREFILL:
             self._leave(request, end)
         else:
@@ -351,21 +370,15 @@ class Worker(DecodeBatch):
         self._leave_rank(request)
         self.has_left = True
         self.num_sending += self.holds_slots and self.state.output_length[request] > 1
-        if len(self.records) > MOST_RECORDS:
-            self.pack()
+        self.record.pack(MOST_RECORDS)
         if self.on_leave is not None:
             self.on_leave(request, end)
-
-    def pack(self) -> None:
-        """Move the records to a compact array."""
-        self.packed.frombytes(np.array(self.records, dtype=float).tobytes())
-        self.records.clear()
 
     def _decode(self, until_s: float, lazily: bool) -> bool:
         """Decode until the next event; False where a lazy run would reach beyond its end."""
         n, context, speed, start = self.num_decoding, self.context, self.speed, self.clock
         steps = 1 if self.arrived_with_kv else self.steps_to_finish()
-        pauses = self.pauses_s
+        pauses = self.record.pauses
         is_paused = bool(pauses) and (len(pauses) > 1 or pauses[0][0] != start)
         if is_paused:
             steps = 1
@@ -390,11 +403,10 @@ class Worker(DecodeBatch):
             end = start + steps * (first + half * (steps - 1))
         kv_tokens = context - n + self.prompt_blocks * self.block
         gaps = 0 if is_paused else n - len(self.arrived_with_kv)
-        self.records += (start, end, steps, n, kv_tokens, len(self.prefilling), 0, first, gaps)
+        self.record.segments += (start, end, steps, n, kv_tokens, len(self.prefilling), 0, first, gaps)
         if pauses:
             if is_paused:
-                self.gap_s.extend(end - group[0] for group in pauses)
-                self.gap_count.extend(group[1] for group in pauses)
+                self.record.end_pauses(end)
             pauses.clear()
         self.clock = end
         self.num_iterations += steps
@@ -416,8 +428,7 @@ class Worker(DecodeBatch):
             if first_token_s[request] == math.inf:
                 first_token_s[request] = self.clock
             else:
-                self.gap_s.append(self.clock - first_token_s[request])
-                self.gap_count.append(1)
+                self.record.gap(self.clock - first_token_s[request])
         self.arrived_with_kv.clear()
 
     def _finish(self) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.cli.reports import training
-from meshplan.cli.reports.first_screen import MOST_LINES, first_screen
+from meshplan.cli.reports.screens.first_screen import first_screen
+from meshplan.cli.reports.screens.parts import MOST_LINES
 from meshplan.cli.reports.whole_run.forecast import probability_text
 from meshplan.cli.web.pages.views.training import sections
 from meshplan.planner.core.plan import Plan

@@ -7,6 +7,7 @@ import json
 import random
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,19 @@ def test_usual_plans_are_accepted(vllm, checkpoints, shape, of) -> None:
     )
     for program in emitter.job(request).programs:
         check(vllm, program, request)
+
+
+def test_a_model_that_sees_is_served_for_text_alone(vllm, checkpoints) -> None:
+    seeds = yaml.safe_load(SEED_MODELS.read_text(encoding="utf-8"))["models"]
+    tower = shape_from_config(seeds["gemma-3-27b"]["config"], slug="gemma-3-27b", source="seed").vision
+    assert tower is not None
+    request = serving_request(
+        replace(LLAMA_70B, vision=tower), aggregated("vllm", layout(8)), model_path=checkpoints[LLAMA_70B.slug]
+    )
+    (program,) = emitter.job(request).programs
+    words = command_of(program)
+    assert "--language-model-only" in words
+    check(vllm, program, request)
 
 
 def test_an_encoder_of_sound_neither_cuts_prompts_nor_caches_prefixes(vllm, tmp_path) -> None:

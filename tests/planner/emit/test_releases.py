@@ -105,6 +105,29 @@ def test_several_hosts_are_flags_of_vllm_since_a_release() -> None:
         emit_serving("vllm", replace(serving_request(LLAMA_70B, two_hosts), framework_version="0.11.0"))
 
 
+@pytest.mark.parametrize(
+    ("version", "degrees", "spec", "is_held"),
+    [
+        ("0.27.1", {"tensor": 1}, {}, True),
+        ("0.27.1", {"data": 8, "expert": 8}, {}, True),  # every attention-data rank is a process with one device
+        ("0.27.1", {"tensor": 2}, {}, False),  # with several devices its processes hold one thread each
+        ("0.28.0", {"tensor": 1}, {}, False),
+        ("", {"tensor": 1}, {}, False),
+        ("0.27.1", {"tensor": 1}, {"workload": {"images": {"per_request": 1}}}, False),
+    ],
+)
+def test_an_older_vllm_on_one_device_is_held_to_one_thread(
+    version: str, degrees: dict[str, int], spec: dict[str, Any], is_held: bool
+) -> None:
+    """Operations of the host fan out over all cores there (vllm-project/vllm, pull request 49919)."""
+    request = serving_request(MIXTRAL if "expert" in degrees else LLAMA_70B, aggregated("vllm", layout(**degrees)))
+    plan = replace(request.plan, spec={**request.plan.spec, **spec})
+    made = emit_serving("vllm", replace(request, plan=plan, framework_version=version))
+    script = next(file.content for file in made.artifacts if file.path.name == "launch.sh")
+    assert ("export OMP_NUM_THREADS=1\n" in script) is is_held
+    assert any("OMP_NUM_THREADS" in note for note in made.notes) is is_held
+
+
 def test_an_older_sglang_spells_attention_ranks_its_way() -> None:
     request = serving_request(MIXTRAL, aggregated("sglang", layout(tensor=2, data=4, expert=8)))
     made = emit_serving("sglang", replace(request, framework_version="0.5.12"))

@@ -8,7 +8,9 @@ import pytest
 from serving_questions import load, small, spec
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.service import make_plan
+from meshplan.planner.serving import infeasible, service
 
 
 def test_an_impossible_slo_names_what_would_do(catalog: Catalog) -> None:
@@ -77,3 +79,51 @@ def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
     made = make_plan(small("l4", fixed={"tensor_parallel": 1, "pipeline_parallel": 1}), catalog)
     assert made.solution["binding_constraint"].startswith("memory: ")
     assert "are missing" in made.solution["binding_constraint"]
+
+
+def test_a_pair_of_workers_needs_two_devices(catalog: Catalog) -> None:
+    """Prefill and decode workers apart do not carry what one device does not: the rate is too high for it."""
+    asked = spec(
+        model="qwen3-30b-a3b",
+        workload={"input_length": 2000, "output_length": 500, "request_rate_per_s": 4, "num_requests": 200},
+        slo={"ttft_p95_s": 2, "tpot_p95_s": 0.05},
+        constraints={"max_devices": 1},
+    )
+    solution = make_plan(asked, catalog).solution
+    assert solution["binding_constraint"].startswith("capacity: 1 device finishes at most")
+    changes = [change["change"] for change in solution["least_change"]]
+    assert any(change.startswith("request_rate_per_s") for change in changes)
+    assert any(change.startswith("quantization: [") for change in changes), "half the weights, more requests at once"
+    assert not any(shape["num_devices"] > 1 for shape in solution["what_if"])
+
+
+def test_narrower_weights_are_offered_where_reading_them_takes_too_long(catalog: Catalog) -> None:
+    asked = spec(
+        model="llama-3.1-70b",
+        workload={"input_length": 1000, "output_length": 100, "request_rate_per_s": 0.2, "num_requests": 100},
+        slo={"tpot_p95_s": 0.016},
+        constraints={"max_devices": 4},
+        fixed={"mode": "aggregated"},
+    )
+    solution = make_plan(asked, catalog).solution
+    assert solution["binding_constraint"].startswith("tpot_p95_s")
+    (change,) = [one["change"] for one in solution["least_change"] if one["change"].startswith("quantization")]
+    assert make_plan({**asked, "quantization": [change.split("[")[1].rstrip("]")]}, catalog).config
+
+
+def test_nothing_is_tried_once_the_time_is_over(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds for the whole answer: what would do is looked for as long as there is time."""
+    seen: list[Budget] = []
+
+    def late(*asked: Any, budget: Budget, **settings: Any) -> dict[str, Any]:
+        seen.append(budget)
+        over = Budget(1.0, None, elapsed_s=2.0)
+        return infeasible.explain_infeasible(*asked, budget=over, **settings)
+
+    monkeypatch.setattr(service, "explain_infeasible", late)
+    solution = make_plan(spec(slo={"tpot_p95_s": 0.001}), catalog).solution
+    assert seen, "the question's own budget is handed on"
+    assert solution["status"] == "infeasible"
+    assert solution["binding_constraint"].startswith("tpot_p95_s")
+    assert solution["least_change"] == []
+    assert solution["tried"][-1] == "no more within the time limit of 1 s"

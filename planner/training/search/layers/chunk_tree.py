@@ -12,13 +12,17 @@ with τ seconds of a layer, ρ of its recompute, φ the forward share, e_c what 
 other kinds take that lead the model; in which ways these lie on the first chunks says :mod:`.mixed_kinds`.
 
 *Stages.* All n_1 … n_p with Σ n = L whose stages take less, by their quickest option, than the best step leaves them
-(:func:`~.compositions.compositions`). Each has a bound: the closed form of the pipeline for these times.
+(:func:`~.compositions.compositions`). Each has a bound: the closed form of the pipeline for these times. Where layers
+are of one kind, options are made only of those n that :mod:`.by_counts` leaves: stages of ten chunks have few such.
 
-*Chunks.* Of those that it leaves, a tree over the stages, breadth first. A node holds an option of each of the stages
-0 … s; the later ones take, on each chunk, the least of any option. Its bound is the recurrence over slots for these
-times (:func:`~meshplan.planner.training.pipeline.unlike_chunks.unlike_chunks_s`, ``least``). A stage of unlike chunks
-makes its neighbours wait whatever the others hold: of 16 stages of (2, 2) layers and 64 micro-batches, one with (1, 3)
-costs 4 to 20 % of the pipeline's time, so that few nodes are left on each level.
+*Sifting.* An option is out if the pipeline takes too long with it where all other stages take, on each chunk, the least
+of any of their options; what is left takes more at least, and is sifted again. Options of alike chunks stay.
+
+*Chunks.* Of what is left, a tree over the stages, those of fewest options first, breadth first. A node holds an option
+of each of the first stages; the later ones take, on each chunk, the least of any option. Its bound is the recurrence
+over slots for these times (:func:`~meshplan.planner.training.pipeline.unlike_chunks.unlike_chunks_s`, ``least``). A
+stage of unlike chunks makes its neighbours wait whatever the others hold: of 16 stages of (2, 2) layers and 64
+micro-batches, one with (1, 3) costs 4 to 20 % of the pipeline's time, so that few nodes are left on each level.
 
 *Proof.* The pipeline is priced as the larger of both, of which the closed form alone counts where all chunks of each
 stage are alike. Both grow with each f and b: the closed form is a maximum of sums with weights of 0 or more of such
@@ -34,7 +38,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 from typing import NamedTuple
 
@@ -43,16 +47,20 @@ import numpy as np
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
-from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
+from meshplan.planner.training.pipeline.unlike_chunks import GROUPS, unlike_chunks_s
+from meshplan.planner.training.search.layers.by_counts import held_by_stages
 from meshplan.planner.training.search.layers.compositions import compositions
 from meshplan.planner.training.search.layers.mixed_kinds import MOST_LEADING, first_chunks
 from meshplan.planner.training.search.layers.recurrence import AHEAD
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
 from meshplan.planner.training.search.memory_savers import takes_whole_chunks
 
-# Options of a stage, numbers of layers of all stages that are looked at, nodes of one level, and leaves that are told,
-# at most. Stages of many layers and chunks have millions of options (20 layers on 10 chunks), and no bound then.
-MOST_OPTIONS, MOST_COUNTS, MOST_NODES, MOST_LEAVES = 1_000, 20_000, 4_000, 64
+# Options of a stage, numbers of layers of all stages that are looked at, passes of micro-batches through chunks in all
+# nodes of a tree (a second or two), and leaves that are told, at most. Stages of many layers and chunks have millions
+# of options (20 layers on 10 chunks), and no bound then.
+MOST_OPTIONS, MOST_COUNTS, MOST_PASSES, MOST_LEAVES = 1_000, 20_000, 60_000_000, 64
+# Times that options are sifted: each makes what the others hold at least a little longer.
+MOST_SIFTED = 3
 # Keeps bounds below the estimate, whose sums run in another order.
 ROUNDING = 1e-9
 
@@ -147,6 +155,7 @@ class _Candidate:
         self._main = self._costs.kind_of[-1]
         self.layers = self._costs.kind_of.count(self._main)
         self._most_again = self.layers - 1 + takes_whole_chunks(splits.problem)
+        self._held = held_by_stages(splits, most_s)
         self._known: dict[tuple[int, _Others, int | None], list[_Option]] = {}  # most ways share most stages
 
     def parts(self) -> Iterator[_Part]:
@@ -195,9 +204,11 @@ class _Candidate:
         fewest[0] = 0 if others.kinds else fewest[0]
         layer_s = float(costs.layer_s[self._main, 0])
         most = min(int((self.most_s / self.m - around_s.sum()) / layer_s * (1.0 + ROUNDING)), self.layers)
-        if comb(max(most - sum(fewest), 0) + v, v) > MOST_OPTIONS:
+        held = range(sum(fewest), most + 1)
+        counts = held if self._held is None else sorted(self._held[stage].intersection(held))
+        if sum(comb(count - sum(fewest) + v - 1, v - 1) for count in counts) > MOST_OPTIONS:
             raise _TooManyError
-        for count in range(sum(fewest), most + 1):
+        for count in counts:
             for sizes in _compositions(count, fewest):
                 if others.more_follow and sizes[0]:
                     continue
@@ -231,12 +242,14 @@ class _Part:
         lead: layers of other kinds on each of the first chunks.
         again: r.
         stages: options of each stage.
+        sifts: times that they are still sifted, at most.
     """
 
     candidate: _Candidate
     lead: tuple[int, ...]
     again: int
     stages: Sequence[Sequence[_Option]]
+    sifts: int = MOST_SIFTED
 
     def solve(self) -> tuple[list[Leaf], float]:
         """Leaves of which a pipeline may be of use, with what it takes; and what that of any other split takes.
@@ -248,6 +261,9 @@ class _Part:
             return [], -np.inf
         if not counts.shape[1]:
             return [], np.inf
+        sifted = self._sifted(counts) if self.sifts and self.candidate.split.virtual_pipeline_stages > 1 else None
+        if sifted is not None:
+            return sifted.solve()
         if self.candidate.split.virtual_pipeline_stages == 1:
             found = zip(counts.T.tolist(), least_s.tolist(), strict=True)
             return [Leaf(self._sizes([(count,) for count in one]), seconds) for one, seconds in found], np.inf
@@ -294,28 +310,58 @@ class _Part:
 
     # --- chunks -------------------------------------------------------------------------------------------------------
 
+    def _sifted(self, counts: IntArray) -> _Part | None:
+        """The same without the options that take too long whatever the other stages hold; None where there are none."""
+        lowest, held = self._lowest(counts), [set(own) for own in counts.tolist()]
+        asked = [
+            (stage, index)
+            for stage, options in enumerate(self.stages)
+            for index, option in enumerate(options)
+            if sum(option.sizes) in held[stage]
+        ]
+        forward, backward = (np.repeat(own[..., None], len(asked), axis=2) for own in lowest)
+        for column, (stage, index) in enumerate(asked):
+            forward[:, stage, column] = self.stages[stage][index].forward_s
+            backward[:, stage, column] = self.stages[stage][index].backward_s
+        seconds = unlike_chunks_s(forward, backward, np.full(len(asked), self.candidate.m), least=True)
+        left: list[list[_Option]] = [[] for _ in self.stages]
+        for (stage, index), least_s in zip(asked, seconds.tolist(), strict=True):
+            option = self.stages[stage][index]
+            if least_s < self.candidate.most_s or len(set(option.sizes)) == 1:  # the closed form alone counts then
+                left[stage].append(option)
+        if sum(map(len, left)) == len(asked):
+            return None
+        return replace(self, stages=left, sifts=self.sifts - 1)
+
     def _leaves(self, counts: IntArray) -> list[Leaf] | None:
-        """The leaves of the tree that may be of use; None where a level has too many nodes."""
-        lowest = self._lowest(counts)
+        """The leaves of the tree that may be of use; None where it is too large.
+
+        Stages of which fewest options are left come first.
+        """
+        lowest, order = self._lowest(counts), np.argsort([len(options) for options in self.stages], kind="stable")
         nodes, family = np.zeros((0, 1), dtype=np.int64), np.zeros(1, dtype=np.int64)  # options, [s, N]; counts so far
-        known, seconds = np.zeros(counts.shape[1], dtype=np.int64), np.zeros(1)
-        for stage, options in enumerate(self.stages):
-            _, first, after = np.unique(counts[: stage + 1], axis=1, return_index=True, return_inverse=True)
-            grown, families = [], []
+        known, seconds, looked = np.zeros(counts.shape[1], dtype=np.int64), np.zeros(1), 0
+        chunks = len(order) * self.candidate.split.virtual_pipeline_stages
+        passes = min(self.candidate.m, GROUPS * len(order)) * chunks
+        for place, stage in enumerate(order.tolist()):
+            _, first, after = np.unique(counts[order[: place + 1]], axis=1, return_index=True, return_inverse=True)
+            grown, families = [np.zeros((place + 1, 0), dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
             for number, column in enumerate(first.tolist()):
                 parents = np.flatnonzero(family == known[column])
-                for index, option in enumerate(options):
+                for index, option in enumerate(self.stages[stage]):
                     if sum(option.sizes) == counts[stage, column]:
                         grown.append(np.vstack([nodes[:, parents], np.full(len(parents), index)]))
                         families.append(np.full(len(parents), number))
             nodes, family, known = np.hstack(grown), np.concatenate(families), after.reshape(-1)
-            if nodes.shape[1] > MOST_NODES:
+            looked += nodes.shape[1] * passes
+            if looked > MOST_PASSES:
                 return None
-            seconds = self._least_s(nodes, lowest)
+            seconds = self._least_s(nodes, order, lowest)
             keep = seconds < self.candidate.most_s
             nodes, family, seconds = nodes[:, keep], family[keep], seconds[keep]
             if not len(family):
                 return []
+        nodes = nodes[np.argsort(order)]
         return [
             Leaf(self._sizes([options[i].sizes for options, i in zip(self.stages, node, strict=True)]), least_s)
             for node, least_s in zip(nodes.T.tolist(), seconds.tolist(), strict=True)
@@ -331,10 +377,10 @@ class _Part:
         backward = [np.min([option.backward_s for option in options], axis=0) for options in possible]
         return np.stack(forward, axis=1), np.stack(backward, axis=1)
 
-    def _least_s(self, nodes: IntArray, lowest: tuple[FloatArray, FloatArray]) -> FloatArray:
-        """Bound of the pipeline under each node, [N]."""
+    def _least_s(self, nodes: IntArray, order: IntArray, lowest: tuple[FloatArray, FloatArray]) -> FloatArray:
+        """Bound of the pipeline under each node, [N]: an option of each of the first stages of an order."""
         forward, backward = (np.repeat(own[..., None], nodes.shape[1], axis=2) for own in lowest)
-        for stage, chosen in enumerate(nodes):
+        for stage, chosen in zip(order.tolist(), nodes, strict=False):
             forward[:, stage] = np.stack([option.forward_s for option in self.stages[stage]], axis=1)[:, chosen]
             backward[:, stage] = np.stack([option.backward_s for option in self.stages[stage]], axis=1)[:, chosen]
         return unlike_chunks_s(forward, backward, np.full(nodes.shape[1], self.candidate.m), least=True)

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined, split_layers
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.any_chunks import OpenPipeline, as_one, by_stages
+from meshplan.planner.training.search.layers.by_counts import least_by_counts_s
 from meshplan.planner.training.search.layers.chunk_tree import Closed, closed, may_be_closed
 from meshplan.planner.training.search.layers.every_split import every_split_s
 from meshplan.planner.training.search.layers.least_recompute import (
@@ -30,6 +31,7 @@ from meshplan.planner.training.search.layers.least_recompute import (
 )
 from meshplan.planner.training.search.layers.uneven import UnevenSplits, may_be_uneven
 from meshplan.planner.training.search.objective import Objective
+from meshplan.planner.training.search.report import TIE_WIDTH
 
 # Gain below which no other split is looked for, part of the best objective: a third of what the estimator can tell
 # apart (:data:`meshplan.planner.training.search.report.TIE_WIDTH`). The bound of what is left open says so.
@@ -44,12 +46,17 @@ ROUNDING = 1e-9
 MOST_TRIED = 40
 # Candidates of which every split is looked at, at most: a third of a second each at 16 stages of 2 chunks.
 MOST_CLOSED = 16
+# The same of which the layers of stages alone are looked at, some 0.02 s each.
+MOST_COUNTED = 128
+# How near the best plan must be proven to count as optimal, a little less than what the estimator can tell apart.
+TIED = 0.98 * TIE_WIDTH
 
 # () → objective of the incumbent; (candidates) → the legal ones among them and their smaller sharding groups;
-# (candidates) → None, prices them.
+# (candidates) → None, prices them. (candidate, most s, A, those that take no less) → what no plan of these beats, s.
 Best = Callable[[], float]
 Expand = Callable[[Candidates], Candidates]
 Price = Callable[[Candidates], None]
+Look = Callable[[UnevenSplits, float, float, Candidates], FloatArray]
 
 
 def worthwhile_of(best: Best) -> float:
@@ -271,23 +278,64 @@ class OpenSplits:
         return np.asarray(least.min(axis=0, initial=math.inf))
 
     def _close_the_rest(self, best: Best, price: Price) -> None:
-        """Look at every split of the candidates that are still open, the least bound first, while work is left."""
-        left = MOST_CLOSED
-        for least, splits in sorted(self._still_open, key=lambda item: float(item[0].min())):
-            waiting = may_be_closed(splits)
-            while left and (waiting & (least < worthwhile_of(best))).any():
-                row = int(np.argmin(np.where(waiting, least, np.inf)))
-                most_s = self._most_s(worthwhile_of(best), splits.batch)
-                outside_s = splits.outside_s(most_s)
-                found = closed(splits.take(np.array([row])), float(most_s[row]), float(outside_s[row]))
-                rows = np.flatnonzero(waiting & splits.no_less_than(row, outside_s))
-                bound_s = self._price_leaves(found, splits.batch.take(rows), best, price)
-                sizes = splits.batch.world_size[rows]
-                beyond = bound_s > self.problem.longest_step_s(sizes)
-                least[rows] = np.maximum(least[rows], np.where(beyond, np.inf, self.objective.of(bound_s, sizes)))
-                waiting[rows] = False
-                left -= 1
-            self.bound = min(self.bound, float(least.min()))
+        """Raise the bounds of what is still open, the least first: by the layers of stages, then by every split.
+
+        First as far as the best plan must be proven to count as optimal, which leaves fewer splits to look at, then as
+        far as another is worthwhile. The least that a look does not raise is the bound of the answer: it ends there.
+        """
+
+        def by_counts(splits: UnevenSplits, most_s: float, outside_s: float, batch: Candidates) -> FloatArray:
+            return np.full(len(batch), least_by_counts_s(splits, most_s, outside_s))
+
+        def by_splits(splits: UnevenSplits, most_s: float, outside_s: float, batch: Candidates) -> FloatArray:
+            return self._price_leaves(closed(splits, most_s, outside_s), batch, best, price)
+
+        uncounted = [may_be_closed(splits) for _, splits in self._still_open]
+        counted = looked = 0
+        limits: tuple[Best, ...] = (lambda: best() * (1.0 - TIED), lambda: worthwhile_of(best))
+        for limit in limits:
+            if self._least_open() < limit():
+                unseen = [may_be_closed(splits) for _, splits in self._still_open]
+                counted += self._raise(limit, by_counts, uncounted, MOST_COUNTED - counted, ends=False)
+                looked += self._raise(limit, by_splits, unseen, MOST_CLOSED - looked, ends=True)
+            if self._least_open() < limit():
+                break
+        self.bound = min(self.bound, self._least_open())
+
+    def _least_open(self) -> float:
+        return min((float(least.min()) for least, _ in self._still_open), default=math.inf)
+
+    def _raise(self, limit: Best, look: Look, waiting: Sequence[BoolArray], most: int, *, ends: bool) -> int:
+        """Look at candidates that are still open below a limit, the least bound first; how many were looked at.
+
+        Args:
+            limit: objective beyond which bounds are of no use.
+            look: raises the bound of a candidate and of all that take no less.
+            waiting: of each entry that is still open, which candidates were not looked at, [n]; changed in place.
+            most: looks.
+            ends: no more looks once one does not raise the least bound.
+        """
+        for looks in range(most):
+            heads = [
+                float(least[own].min(initial=math.inf))
+                for (least, _), own in zip(self._still_open, waiting, strict=True)
+            ]
+            if min(heads, default=math.inf) >= limit():
+                return looks
+            which = int(np.argmin(heads))
+            (least, splits), own = self._still_open[which], waiting[which]
+            row = int(np.argmin(np.where(own, least, np.inf)))
+            most_s = self._most_s(limit(), splits.batch)
+            outside_s = splits.outside_s(most_s)
+            rows = np.flatnonzero(own & splits.no_less_than(row, outside_s))
+            few = splits.batch.take(rows)
+            bound_s = look(splits.take(np.array([row])), float(most_s[row]), float(outside_s[row]), few)
+            beyond = bound_s > self.problem.longest_step_s(few.world_size)
+            least[rows] = np.maximum(least[rows], np.where(beyond, np.inf, self.objective.of(bound_s, few.world_size)))
+            own[rows] = False
+            if ends and least[row] <= heads[which]:
+                return looks + 1
+        return most
 
     def _price_leaves(self, found: Closed, batch: Candidates, best: Best, price: Price) -> FloatArray:
         """Price the splits that may win; no other split of the candidates is faster than what is returned, s [n]."""

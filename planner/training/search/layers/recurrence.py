@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.search.layers.idle import least_idle_s
+from meshplan.planner.training.pipeline.idle import least_idle_s
 from meshplan.planner.training.search.layers.least_recompute import stage_recompute_s
 from meshplan.planner.training.search.layers.stage_costs import SplitCosts, StageCosts, StageTable
 

@@ -10,9 +10,9 @@ because the embedding and the head are there.
 
 *Bound.* A stage does all its micro-batches, after the first one has passed the stages before it and before the last one
 passes back: T ≥ A + max_i (m·t_i + φ/v·Σ_{h<i} t_h), with φ = 1 in (interleaved) 1F1B and GPipe, 0 where a schedule may
-hide it (in 1F1B it also idles for the stages after it, :mod:`.idle`), and A the messages, fixed overhead, optimizer and
-exposed gradient reduction of the fullest stage, of ⌈L/p⌉ layers or more. Also T ≥ A + mean t·(m + β'(p − 1))
-(:func:`~.closed_forms.least_bubble`), which holds for any split.
+hide it (in 1F1B it also idles for the stages after it, :mod:`~meshplan.planner.training.pipeline.idle`), and A the
+messages, fixed overhead, optimizer and exposed gradient reduction of the fullest stage, of ⌈L/p⌉ layers or more. Also
+T ≥ A + mean t·(m + β'(p − 1)) (:func:`~.closed_forms.least_bubble`), which holds for any split.
 
 *Method.* A dynamic programme over the stages (:mod:`.recurrence`), exact, for many candidates at once. Where stages
 expose different amounts of gradient reduction, x_i, the programme runs once for each limit on x_i. Its splits, with

@@ -18,6 +18,7 @@ from serving_cases import (
 )
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.models.vision import VisionTower
 from meshplan.planner.emit.serving import sglang, trtllm, vllm
 from meshplan.planner.emit.serving.request import HostType, WorkerMemory
 from meshplan.planner.launch.registry import emit_serving, engine_names
@@ -91,6 +92,24 @@ def test_each_engine_says_where_prefixes_go() -> None:
     assert said["sglang"]["--hicache-size"] == ["107"]
     assert "--enable-hierarchical-cache" in said["sglang"]
     assert trtllm.options(request, config.pools[0])["kv_cache_config"]["host_cache_size"] == 100 * 2**30
+
+
+def test_vllm_keeps_no_room_for_images_that_no_request_has() -> None:
+    """Gemma 3 sees; planned for text it would be started with an encoder's cache that the plan does not count."""
+    tower = VisionTower(
+        num_layers=27, hidden_size=1152, intermediate_size=4304, gated_mlp=False, parameters=4e8, merger_parameters=1e7,
+        patch_size=14, merged=4, image_size=896,
+    )  # fmt: skip
+    config = aggregated("vllm", layout(4))
+    for shape, flags in (
+        (LLAMA_70B, set()),
+        (replace(LLAMA_70B, vision=tower), {("--language-model-only",)}),
+    ):
+        request = serving_request(shape, config)
+        written = set(vllm.arguments(request, config.pools[0]))
+        assert {flag for flag in written if flag[0] in ("--language-model-only", "--limit-mm-per-prompt")} == flags
+    older = vllm.arguments(replace(request, framework_version="0.16.0"), config.pools[0])
+    assert ("--limit-mm-per-prompt", '{"image":0}') in older
 
 
 def test_vllm_keeps_room_for_the_images_of_a_request() -> None:

@@ -154,6 +154,7 @@ def test_a_single_worker_serves_clients_itself(tmp_path: Path) -> None:
     (note,) = start(tmp_path, request, "0")
     assert value(note, "--port") == "9000"
     assert not (tmp_path / "out" / "router.sh").exists()
+    assert "Router" not in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_worker_over_two_hosts(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from planted_serving import PLANTED, prepared
 from meshplan.catalogs.constants.checks import calibration_problems
 from meshplan.catalogs.constants.serving import OwnLoad, ServingCalibration, ServingConstants
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
 from meshplan.planner.serving.measured.constants_fit import FITTED, NOISE, PARAMETERS, Row, solve
 from meshplan.planner.serving.measured.prediction import PreparedRun
@@ -104,6 +105,23 @@ def test_static_batches_pass_no_front_end(reader: MachineReader) -> None:
     assert at_a_rate.predicted(slow)["ttft_s"] == pytest.approx(at_a_rate.predicted(PLANTED)["ttft_s"] + 1.0)
     _, slope = Row(batch, NOISE).linear(PARAMETERS.vector(PLANTED))
     assert not slope[:, list(FITTED).index("first_token_offset_s")].any()
+
+
+def test_a_slope_is_the_trend_and_not_the_hair_on_which_requests_fall_into_step(
+    reader: MachineReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First tokens that jump by 4 % within 10 % of an offset and rise by a tenth of it over all."""
+    (run,) = prepared(reader, (8,), "a")
+    row, offset, trend, hair = Row(run, NOISE), list(FITTED).index("first_token_offset_s"), 0.1, 0.02
+
+    def in_step(theta: FloatArray) -> FloatArray:
+        return np.array([trend * theta[offset] + hair * np.sin(30.0 * theta[offset]), 0.0])
+
+    monkeypatch.setattr(row, "log_predicted", in_step)
+    for milliseconds in np.linspace(5.0, 15.0, 41):
+        at = PARAMETERS.vector(replace(PLANTED, first_token_offset_s=1e-3 * milliseconds))
+        _, slope = row.linear(at, is_secant=True)
+        assert slope[0, offset] == pytest.approx(trend, abs=0.07)
 
 
 def test_one_point_of_a_curve_helps_the_rest(reader: MachineReader) -> None:

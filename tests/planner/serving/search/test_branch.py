@@ -12,11 +12,13 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.core.budget import Budget
+from meshplan.planner.core.solution import Status
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.problem import MAX_UTILIZATION, ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.search import branch
 from meshplan.planner.serving.search.branch import TIE, Branch, simulate_candidate
 from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of
 from meshplan.planner.serving.search.families import Family, families
@@ -107,6 +109,23 @@ def test_stages_are_less_simple_than_copies_behind_a_router(catalog: Catalog) ->
     assert rank[4, 1] < rank[1, 4]
 
 
+def test_of_ties_one_tensor_parallel_group_comes_before_attention_ranks(catalog: Catalog) -> None:
+    """Mixtral on two GPUs under a load that both carry: everyone starts it with two-way tensor parallelism."""
+    workload = {"input_length": 2000, "output_length": 300, "num_requests": NUM_REQUESTS, "request_rate_per_s": 1}
+    asked = {"slo": {"tpot_p95_s": 0.05}, "constraints": {"max_devices": 2}, "fixed": {"mode": "aggregated"}}
+    problem = problem_of(catalog, model="mixtral-8x7b", workload=workload, **asked)
+    ranks = [simulate_candidate(problem, one) for one in deployments(problem) if _is(one, tensor=1, data=2)]
+    chosen = search_serving(problem)[0].assignment
+    assert chosen is not None
+    assert _is(chosen.candidate, tensor=2, data=1)
+    assert any(abs(one.score - chosen.score) <= TIE * chosen.score for one in ranks), "no tie: the rule decides nothing"
+
+
+def _is(candidate: Candidate, *, tensor: int, data: int) -> bool:
+    layout = candidate.config.pools[0].layout
+    return (layout.tensor_parallel, layout.attention_data_parallel) == (tensor, data)
+
+
 def test_a_deployment_that_meets_its_slo_at_no_rate_is_judged_where_it_violates_it(catalog: Catalog) -> None:
     problem = problem_of(catalog, model="llama-3.1-70b", slo={"ttft_p99_s": 3.0, "itl_p99_s": 0.03})
     violated = [simulate_candidate(problem, candidate) for candidate in deployments(problem)[:3]]
@@ -163,3 +182,20 @@ def test_what_was_given_up_is_looked_at_again_when_longer_runs_lower_the_best(ca
     assert not rivals or len(again) >= num_first
     assert min((bound for bound, _ in branch.given_up), default=math.inf) * (1.0 + TIE) >= branch.incumbent
     assert len({id(one.candidate) for one in again}) == len(again)
+
+
+def test_a_plan_is_found_though_the_first_deployments_violate_the_slos(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs the fewest devices by its bound is simulated first, and may all be too slow under load."""
+    workload = {"input_length": 2000, "output_length": 300, "num_requests": NUM_REQUESTS, "request_rate_per_s": 3}
+    asked = {"workload": workload, "slo": {"ttft_p99_s": 0.35}, "objective": "num_devices"}
+    problem = problem_of(catalog, model="llama-3.1-70b", fixed={"mode": "aggregated"}, **asked)
+    monkeypatch.setattr(branch, "MAX_SIMULATED", 4)
+    with monkeypatch.context() as without:
+        without.setattr(Branch, "_rescue", lambda self: None)
+        assert search_serving(problem)[0].assignment is None, "the question does not need a rescue"
+    solution, report = search_serving(problem)
+    assert solution.assignment is not None
+    assert not solution.assignment.judged.violated
+    assert report.is_complete is (solution.status is Status.OPTIMAL)

@@ -10,7 +10,8 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SolverError, SpecError
-from meshplan.cli.reports.first_screen import MOST_LINES, first_screen
+from meshplan.cli.reports.screens.first_screen import first_screen
+from meshplan.cli.reports.screens.parts import MOST_LINES
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import estimate_plan, make_plan

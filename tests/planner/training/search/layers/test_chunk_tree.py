@@ -16,6 +16,7 @@ from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.layers.by_counts import least_by_counts_s
 from meshplan.planner.training.search.layers.chunk_tree import closed, may_be_closed
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
 from meshplan.planner.training.search.templates import make_templates, pipeline_splits, template_candidates
@@ -26,8 +27,10 @@ LEADING = replace(
 )
 # Shape, stages, chunks of each, micro-batches, and how close to the exact step a bound counts as tight: exposed
 # gradients differ from split to split; what a fifth group of micro-batches adds is bounded by the first stage's way.
+LONGER = replace(DENSE, slug="longer", num_hidden_layers=7)
 CASES = [(LEADING, 3, 2, 9, 0.03), (LEADING, 3, 2, 15, 0.08), (DENSE, 2, 2, 6, 0.03), (DENSE, 3, 1, 9, 0.03)]
-NAMES = ["leading layers", "many groups", "alike chunks", "one chunk"]
+CASES += [(LONGER, 2, 3, 6, 0.03)]
+NAMES = ["leading layers", "many groups", "alike chunks", "one chunk", "unlike chunks of one kind"]
 
 
 def candidates_of(problem: TrainingProblem, p: int, v: int, m: int) -> Candidates:
@@ -93,7 +96,10 @@ def test_no_split_beats_what_is_left_of_it(shape: ModelShape, p: int, v: int, m:
             for share in (1.0, 1.1):
                 most_s = np.full(len(batch), share * best_s[row])
                 outside_s = splits.outside_s(most_s)
-                found = closed(splits.take(np.array([row])), float(most_s[row]), float(outside_s[row]))
+                one = splits.take(np.array([row]))
+                found = closed(one, float(most_s[row]), float(outside_s[row]))
+                counted_s = least_by_counts_s(one, float(most_s[row]), float(outside_s[row]))
+                assert counted_s <= min(best_s[row], most_s[row]) * (1.0 + 1e-9)
                 known = dict(found.leaves)
                 for sizes, steps in exact.items():
                     least_s = known.get(sizes, found.beyond_s)
@@ -118,3 +124,15 @@ def test_a_stage_of_millions_of_options_has_no_bound() -> None:
     problem = problem_of(replace(DENSE, num_hidden_layers=80), num_devices=4, global_batch_size=8)
     splits = UnevenSplits(problem, candidates_of(problem, 4, 10, 8)).take(np.array([0]))
     assert closed(splits, 1e9, 0.0) == ([], -np.inf)
+
+
+def test_layers_of_stages_bound_what_has_too_many_options() -> None:
+    """Seven layers on three stages of two chunks: the slowest stage holds three, whatever its chunks."""
+    problem = problem_of(LONGER, num_devices=3, global_batch_size=12)
+    batch = candidates_of(problem, 3, 2, 12)
+    splits = UnevenSplits(problem, batch).take(np.array([0]))
+    costs = splits.stages.costs()
+    outside_s = float(splits.outside_s(np.array([1e9]))[0])
+    bound_s = least_by_counts_s(splits, 1e9, outside_s)
+    assert bound_s - outside_s >= 12 * 3 * costs.layer_s[0, 0]
+    assert bound_s <= min(float(steps[:, 0].min()) for _, steps, _ in priced(problem, batch))

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from meshplan.planner.training.estimator.priced import candidates_of, price
 from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
+from meshplan.planner.training.pipeline.idle import least_idle_s
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.layers import uneven
 from meshplan.planner.training.search.layers.compositions import chunks_of, compositions
-from meshplan.planner.training.search.layers.idle import least_idle_s
 
 # The embedding and the LM head weigh as much as several layers: the stage with most gradients is not the slowest.
 SHAPE = replace(DENSE, num_hidden_layers=8, vocab_size=128_000)
