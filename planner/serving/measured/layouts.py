@@ -47,6 +47,16 @@ def stated_limits(asked: Section) -> dict[str, int]:
     return {name: asked.whole(name) for name in STATED_LIMITS if asked.states(name)}
 
 
+def stated_memory_share(asked: Section) -> float | None:
+    """Share of a device's memory that the row says its server was given (vLLM); None where it does not say."""
+    if not asked.states("gpu_memory_utilization"):
+        return None
+    share = asked.number("gpu_memory_utilization")
+    if share > 1.0:
+        raise asked.wrong("gpu_memory_utilization", "a share of the device's memory, at most 1")
+    return share
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """What all pools of a measured run share.
@@ -59,6 +69,7 @@ class Server:
         quantization: number formats.
         benchmark: the run as the benchmark's launch scripts know it.
         stated: limits of the scheduler that the row states, by the keys of :data:`STATED_LIMITS`.
+        memory_share: of :func:`stated_memory_share`.
     """
 
     shape: ModelShape
@@ -68,6 +79,7 @@ class Server:
     quantization: Quantization
     benchmark: BenchmarkRun
     stated: Mapping[str, int] = field(default_factory=dict)
+    memory_share: float | None = None
 
 
 def observed_formats(
@@ -141,6 +153,8 @@ def _pool(server: Server, role: Role, section: Section) -> Pool:
     base, workload = server.recipe, server.workload
     started = benchmark_run(server.benchmark, section, role)
     recipe = started_as(base, started)
+    if server.memory_share is not None:
+        recipe = replace(recipe, memory_fraction=server.memory_share, memory_fraction_of="total")
     layout = _layout(
         section, server.shape, spread=spreads_attention(base, started), experts=expert_parallel(base, started)
     )

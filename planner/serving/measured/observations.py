@@ -26,6 +26,7 @@ from meshplan.planner.serving.measured.layouts import (
     observed_formats,
     observed_pools,
     stated_limits,
+    stated_memory_share,
 )
 from meshplan.planner.serving.measured.workloads import observed_workload, unused_keys
 from meshplan.planner.serving.problem.config import KvConnector, Role, Router, ServingConfig
@@ -132,7 +133,6 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         first = recipe = started_as(recipe, benchmark_run(run, degrees, Role.MIXED))
     quantization, filled = observed_formats(row, asked, shape, first)
     stated = stated_limits(asked)
-    recipe = _with_stated_share(recipe, asked)
     server = Server(
         shape=shape,
         machine=machine,
@@ -141,6 +141,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         quantization=quantization,
         benchmark=run,
         stated=stated,
+        memory_share=stated_memory_share(asked),
     )
     pools = observed_pools(server, degrees, disaggregated=disaggregated)
     if has_caveat(row, NCCL_MARK):
@@ -166,16 +167,6 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         steady_window=asked.whole("max_num_seqs") if asked.flag("steady_state", default=False) else None,
         num_before=num_before(asked),
     )
-
-
-def _with_stated_share(recipe: EngineRecipe, asked: Section) -> EngineRecipe:
-    """The engine with the share of the device's memory that its server was given (vLLM, ``gpu_memory_utilization``)."""
-    if not asked.states("gpu_memory_utilization"):
-        return recipe
-    share = asked.number("gpu_memory_utilization")
-    if share > 1.0:
-        raise asked.wrong("gpu_memory_utilization", "a share of the device's memory, at most 1")
-    return replace(recipe, memory_fraction=share, memory_fraction_of="total")
 
 
 def _connector(framework: str) -> KvConnector:

@@ -107,7 +107,7 @@ def _requested(
         return made(
             length_ratio=LENGTH_RATIO if has_caveat(row, VARIED_MARK) else 1.0,
             concurrency=concurrency,
-            num_requests=PROMPTS_PER_CONCURRENCY * concurrency,
+            num_requests=asked.whole("num_requests", PROMPTS_PER_CONCURRENCY * concurrency),
         )
     if arrival is Arrival.STATIC_BATCH:
         size = asked.whole("batch_size")

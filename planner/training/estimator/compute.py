@@ -212,7 +212,10 @@ class ComputeModel(MixingCosts):
         traffic = self._traffic
         streamed = traffic.norm * shape.norms_per_block + traffic.residual
         elements = streamed * shape.hidden_size * self.sharded_tokens * kind.num_blocks
-        inside = traffic.norm * shape.normed_elements if kind.has_attention and kind.form is None else 0.0
+        # torch.compile makes one pass of the norm of queries and keys and their rotation.
+        compiled = self.calibration.recipe.is_fsdp and not self.workload.is_eager
+        normed = kind.has_attention and kind.form is None and not compiled
+        inside = traffic.norm * shape.normed_elements * normed
         if kind.form is not None:
             elements = elements + kind.form.streamed_elements * self.sharded_tokens
             inside += traffic.rotary * (kind.form.num_heads + kind.form.num_key_value_heads) * kind.form.key_dim

@@ -2,8 +2,9 @@
 
 Counted from the operators' definitions, 16-bit activations:
 
-- norm, of the stream of residuals or of queries and keys: one read and one write fused; in PyTorch eager
-  ``torch.nn.RMSNorm`` is cast 2+4, square 4+4, mean 4, scale 4+4, cast 4+2, weight 2+2 = 36 bytes per element;
+- norm, of the stream of residuals or of queries and keys: one read and one write fused (of queries and keys none under
+  torch.compile, which joins it to the rotation); in PyTorch eager ``torch.nn.RMSNorm`` is cast 2+4, square 4+4, mean 4,
+  scale 4+4, cast 4+2, weight 2+2 = 36 bytes per element;
 - residual addition: 2+2+2 bytes either way;
 - rotary embedding: 2+2 fused; eager in complex fp32: cast 2+4, product 4+4, cast 4+2 = 20 bytes;
 - gated activation: two reads and a write fused; eager 2+2 for the function and 2+2+2 for the product;

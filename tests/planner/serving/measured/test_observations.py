@@ -82,6 +82,19 @@ def test_limits_that_a_row_states_are_those_that_are_simulated(reader: MachineRe
     assert "temperature" in named.unused
 
 
+def test_a_closed_loop_is_as_long_as_its_row_says(reader: MachineReader) -> None:
+    row = next(row for row in ROWS if row["workload"].get("concurrency") and not row["workload"].get("disaggregated"))
+    assert served_run(with_value(row, ("workload", "num_requests"), 77), reader).workload.num_requests == 77
+
+
+def test_the_memory_that_a_server_was_given_is_its_budget(reader: MachineReader) -> None:
+    row = next(row for row in ROWS if row["workload"].get("concurrency") and not row["workload"].get("disaggregated"))
+    given = served_run(with_value(row, ("workload", "gpu_memory_utilization"), 0.5), reader)
+    assert given.config.pools[0].limits.memory_fraction == 0.5
+    with pytest.raises(UnsupportedError, match="gpu_memory_utilization"):
+        served_run(with_value(row, ("workload", "gpu_memory_utilization"), 92), reader)
+
+
 def test_a_time_per_token_is_over_the_tokens_that_were_asked_for(reader: MachineReader) -> None:
     row = copy.deepcopy(dict(ROWS[0]))
     row["measured"], row["derived"] = {"tpot_s": 0.011, "ttft_s": 0.1}, {"tpot_s": 0.008}
