@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from meshplan.catalogs.untrusted.commas import without_comma
 from meshplan.catalogs.untrusted.limits import MAX_ALIAS_EXPANSION, MAX_ALIASES, MAX_DEPTH, MAX_DIGITS
 from meshplan.catalogs.untrusted.text import control_character
 
@@ -45,6 +47,7 @@ class _StrictLoader(_BASE):  # type: ignore[misc]  # either of two safe loaders
     """Safe YAML without duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        _refuse_decimal_commas(node)
         seen: set[str] = set()
         for key_node, _ in node.value:
             is_merge = key_node.tag == f"{_TAG}merge"
@@ -55,6 +58,19 @@ class _StrictLoader(_BASE):  # type: ignore[misc]  # either of two safe loaders
             seen.add(key)
         pairs: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
         return pairs
+
+
+def _refuse_decimal_commas(node: yaml.MappingNode) -> None:
+    """``{limit: 2,5}`` is a limit of 2 and a key 5 without a value: inside braces a comma ends an entry."""
+    if not node.flow_style:
+        return
+    for (key, value), (rest, nothing) in pairwise(node.value):
+        is_missing = nothing.tag == f"{_TAG}null" and nothing.value == ""
+        are_scalars = isinstance(key, yaml.ScalarNode) and isinstance(rest, yaml.ScalarNode)
+        if is_missing and are_scalars and value.tag == f"{_TAG}int" and rest.value[:1].isdigit():
+            fix = without_comma(f"{value.value},{rest.value}")
+            line = rest.start_mark.line + 1
+            raise _Refused(f"line {line}: {key.value}: a comma inside braces ends an entry{fix}")
 
 
 def _read_integer(loader: Any, node: yaml.ScalarNode) -> int:

@@ -17,6 +17,7 @@ from meshplan.cli.asking import (
     GpusOption,
     LengthsOption,
     ModelOption,
+    QuestionCommand,
     RateOption,
     SequenceOption,
     SloOption,
@@ -51,7 +52,7 @@ _OBJECTIVES = {
 _TARGETS = {"training": "megatron", "serving": "vllm"}
 
 
-@app.command()
+@app.command(cls=QuestionCommand)
 def init(
     *,
     model: ModelOption = None,

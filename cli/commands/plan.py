@@ -21,6 +21,7 @@ from meshplan.cli.asking import (
     LengthsOption,
     ModelOption,
     ObjectiveOption,
+    QuestionCommand,
     RateOption,
     SequenceOption,
     SetOption,
@@ -98,7 +99,7 @@ DownloadOption = Annotated[
 FullOption = Annotated[bool, typer.Option("--full", help="The whole report, not the first screen alone.")]
 
 
-@app.command()
+@app.command(cls=QuestionCommand)
 def plan(
     context: typer.Context,
     spec: SpecOrOptions = None,

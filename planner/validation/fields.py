@@ -6,15 +6,22 @@ a measurement below zero.
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
+
+from meshplan.catalogs.errors import did_you_mean
 
 Choice = TypeVar("Choice")
 # No count of a run is larger (tokens of a sequence, sequences of a batch, devices); products of two stay exact.
 MOST = 100_000_000
 # Characters of a wrong value that a message repeats.
 SHOWN = 60
+# Similarity (difflib: twice the characters in common over those of both) from which on a key is another one misspelt;
+# difflib's own 0.6 takes kv_cache_dtype for trace_type. Ends that frameworks' flags have and keys here do not.
+SIMILAR = 0.75
+FLAG_ENDS = ("_size", "_degree")
 
 
 class UnsupportedError(Exception):
@@ -32,6 +39,21 @@ def shown(value: object) -> str:
     except ValueError:  # Python refuses to print integers of thousands of digits
         return "an enormous number"
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def misnamed(key: str, values: Mapping[str, Any], known: Collection[str]) -> str:
+    """What a key of a section that nothing reads may mean, to be put behind it: the closest known one, unless it is
+    stated, too.
+
+    >>> misnamed("tensor_parallel_size", {}, {"tensor_parallel", "data_parallel"})
+    "; did you mean 'tensor_parallel'?"
+    >>> misnamed("cpu_kv_blocks", {"kv_blocks": 4}, {"kv_blocks"}), misnamed("kv_cache_dtype", {}, {"trace_type"})
+    ('', '')
+    """
+    bare = next((key.removesuffix(end) for end in FLAG_ENDS if key.endswith(end)), key)
+    found = [difflib.get_close_matches(form, sorted(known), n=1, cutoff=SIMILAR) for form in (bare, key)]
+    meant = next((names for names in found if names), [])
+    return did_you_mean([name for name in meant if values.get(name) is None])
 
 
 def row_id(row: Mapping[str, Any]) -> str:
@@ -72,6 +94,17 @@ class Section:
             raise UnsupportedError(f"{name} must be an object, is {shown(value)}")
         self.name = name
         self.values: Mapping[str, Any] = value
+
+    def refuse_misnamed(self, known: Collection[str]) -> None:
+        """Refuse a key that is nearly one of ``known``, which the section lacks: it would be taken as not stated.
+
+        Raises:
+            UnsupportedError: with the key that is read.
+        """
+        for key in sorted(self.values.keys() - set(known)):
+            hint = misnamed(key, self.values, known) if self.states(key) else ""
+            if hint:
+                raise UnsupportedError(f"{self.name}.{shown(key)[1:-1]} is not read{hint}")
 
     def states(self, key: str) -> bool:
         """Whether the row has a value for ``key``."""

@@ -33,6 +33,9 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     Raises:
         SpecError: unreadable, or a line that is not a JSON object; or the file is a spec, say, and no rows.
     """
+    if path.is_dir():
+        message = f"is a folder; give its files of measured runs, such as {path / '*.jsonl'}"
+        raise SpecError([Problem(path=str(path), message=message)], of=ROWS)
     if path.suffix in _DOCUMENTS and path.is_file():
         try:
             document = read_document(path)

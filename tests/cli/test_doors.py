@@ -93,3 +93,7 @@ def test_a_folder_of_a_plan_names_its_file(meshplan: Command, files: Path) -> No
     done = meshplan("import", files)
     assert done.code == 2
     assert "is a folder; give a file of it" in done.err
+    for command in ("validate", "calibrate"):
+        done = meshplan(command, files)
+        assert done.code == 2
+        assert f"{files}: is a folder; give its files of measured runs, such as {files / '*.jsonl'}" in done.err

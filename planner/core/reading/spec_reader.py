@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
 from meshplan.catalogs.units import parse_total_tokens
+from meshplan.catalogs.untrusted.commas import without_comma
 from meshplan.planner.core.reading.spec_fields import TOTAL_TOKENS, SpecModel, TimeInSeconds, Whole
 
 
@@ -130,7 +131,7 @@ def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:
     given = error.get("input")
     if isinstance(given, str | int | float | bool) and repr(given) not in message:
         message = f"{message} (given: {given!r})"
-    return Problem(path=path, message=message)
+    return Problem(path=path, message=f"{message}{without_comma(given)}")
 
 
 def _known_keys(model: type[SpecModel], path: list[Any]) -> list[str]:

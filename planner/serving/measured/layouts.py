@@ -33,6 +33,11 @@ from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
 # Limits of the scheduler that a row may state under ``workload``, by their names there → as fields of EngineLimits.
 STATED_LIMITS = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_batched_tokens"}
+# Keys of ``parallelism``, or of a pool's part of it.
+DEGREES = frozenset(
+    {"tensor_parallel", "pipeline_parallel", "data_parallel", "attention_data_parallel", "context_parallel"}
+    | {"expert_parallel", "expert_tensor_parallel", "num_workers", "max_batch_size", "prefill", "decode"}
+)
 # What "fp8" of a published checkpoint is, by the beginning and end of its name → formats of attention and of the rest:
 # Qwen scales in blocks of 128 (vllm-project/vllm, issue 17569; rows of others say so of the same checkpoint), Meta
 # quantises feed-forward layers alone (arXiv:2407.21783, §6.2; that the first and the last stay wide is left out).
@@ -40,6 +45,17 @@ PUBLISHED_FP8: Mapping[tuple[str, str], tuple[str, str]] = {
     ("Qwen/", "-FP8"): ("fp8_block", "fp8_block"),
     ("meta-llama/", "-405B-Instruct-FP8"): ("bf16", "fp8"),
 }
+
+
+def refuse_misnamed_degrees(degrees: Section) -> None:
+    """Refuse a row whose degrees have the names of flags: unread they would count as 1.
+
+    Raises:
+        UnsupportedError: ``parallelism.tensor_parallel_size``, say.
+    """
+    parts = [Section(degrees.values, name, required=False) for name in ("prefill", "decode")]
+    for section in (degrees, *parts):
+        section.refuse_misnamed(DEGREES)
 
 
 def stated_limits(asked: Section) -> dict[str, int]:

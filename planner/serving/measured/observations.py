@@ -25,6 +25,7 @@ from meshplan.planner.serving.measured.layouts import (
     benchmark_run,
     observed_formats,
     observed_pools,
+    refuse_misnamed_degrees,
     stated_limits,
     stated_memory_share,
 )
@@ -102,6 +103,7 @@ def served_run(
 def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[str, Requests]) -> ServedRun:
     sections = ("model", "hardware", "framework", "parallelism", "workload")
     model, hardware, framework, degrees, asked = (Section(row, name) for name in sections)
+    refuse_misnamed_degrees(degrees)
     disaggregated = asked.flag("disaggregated", default=False)
     title = str(Section(row, "source", required=False).values.get("title", ""))
     # Disaggregated rows print the release of the orchestrator, not of the engine.

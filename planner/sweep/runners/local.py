@@ -11,9 +11,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
@@ -105,7 +105,8 @@ class LocalRunner:
     def _new(self) -> _Process:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(theirs, self._setting), daemon=True)
-        process.start()
+        with _interrupts_held():
+            process.start()
         theirs.close()
         return _Process(process=process, pipe=ours)
 
@@ -123,6 +124,19 @@ class LocalRunner:
         else:
             one.end()
         return question.digest, outcome
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back until a process is started, which inherits that it is held: it would be interrupted while it
+    imports, before it can ask to be left alone, and print its traceback.
+    """
+    resource_tracker.ensure_running()  # as `start` does, and in starting lets what is held go
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(pipe: Connection, setting: Setting) -> None:

@@ -41,6 +41,16 @@ ROW_KEYS = {
     "flash_attention": "flash_attention",
     "expert_group_size": "expert_group_size",
 }
+# Keys of ``parallelism``: choices of a plan, switches, and what says them in another way or says more.
+CHOICES = frozenset(
+    {*ROW_KEYS.values(), "tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel"}
+    | {"expert_parallel", "expert_tensor_parallel", "sequence_parallel", "virtual_pipeline_stages", "num_microbatches"}
+    | {"micro_batch_size", "per_device_batch_size", "local_batch_size", "global_batch_size", "pipeline_schedule"}
+    | {"zero_stage", "fsdp", "zero1_group_size", "fsdp_group_size", "data_parallel_over_slices", "mixed_precision_mode"}
+    | {"activation_recompute", "activation_offload", "cpu_offload", "drops_tokens", "torch_compile", "method"}
+    | {"async_tensor_parallel", "tensor_parallel_comm_overlap", "gradient_reduce_precision"}
+    | {"layers_per_stage", "stages"}
+)
 # Words of published tables for modules that selective recompute repeats → Megatron-Core's names.
 MODULE_WORDS = {
     "norm": LAYER_NORM,
@@ -110,8 +120,12 @@ def with_published_choices(row: Mapping[str, Any], benchmark: TrainingBenchmark)
 
     Returns:
         The section, and the keys that the scripts filled.
+
+    Raises:
+        UnsupportedError: a degree under the name of a framework's flag; unread it would count as 1.
     """
     stated = Section(row, "parallelism")
+    stated.refuse_misnamed(CHOICES)
     unstated = {key: value for key, value in choices_of(benchmark).items() if not stated.states(key)}
     return Section({"parallelism": {**stated.values, **unstated}}, "parallelism"), tuple(unstated)
 

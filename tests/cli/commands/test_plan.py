@@ -38,6 +38,37 @@ def test_a_plan_is_printed_stored_and_tagged(meshplan: Command, spec: Path, data
     assert [(row["plan_id"], row["tag"], row["name"]) for row in listed] == [(plan_id, "first", "a try")]
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "values", "fix"),
+    [
+        ("plan", "--gpus", ("8xH100", "8xA100"), "join them: --gpus 8xH100,8xA100"),
+        ("plan", "--slo", ("ttft_p99=2s", "tpot_p95=50ms"), "join them: --slo ttft_p99=2s,tpot_p95=50ms"),
+        ("init", "--gpus", ("8xH100", "8xA100"), "join them: --gpus 8xH100,8xA100"),
+        ("init", "--model", ("llama-3.1-8b", "llama-3.1-70b"), "keep one"),
+    ],
+)
+def test_of_two_values_none_is_lost_without_a_word(
+    meshplan: Command, database: Path, command: str, option: str, values: tuple[str, str], fix: str
+) -> None:
+    options = {"--model": ["llama-3.1-8b"], "--gpus": ["8xH100"], "--rate": ["1"], option: values}
+    outcome = meshplan(command, *(word for name, each in options.items() for value in each for word in (name, value)))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert option in outcome.err
+    assert f"given more than once, and only the last would count; {fix}" in " ".join(outcome.err.split())
+
+
+def test_a_number_with_a_comma_is_written_out(meshplan: Command, spec: Path) -> None:
+    for text, fix in (("4,000", "thousands have no comma: 4000"), ("2,5", "a decimal has a point: 2.5")):
+        outcome = meshplan("plan", spec, "--set", f"workload.sequence_length='{text}'")
+        assert outcome.code == 2
+        assert f"; {fix}" in " ".join(outcome.err.split())
+
+
+def test_settings_and_switches_may_be_given_again(meshplan: Command, spec: Path) -> None:
+    overrides = ("--set", "objective=num_devices", "--set", "workload.sequence_length=2k")
+    assert meshplan("plan", spec, *overrides, "--no-store", "--no-store").code == 0
+
+
 def test_a_tag_that_cannot_be_is_refused_before_the_search(meshplan: Command, spec: Path, database: Path) -> None:
     """The search may take minutes, and its plan would not be stored."""
     outcome = meshplan("plan", spec, "--tag", "latest")

@@ -149,6 +149,25 @@ class Killed(LocalRunner):
                     os.kill(one.process.pid, signal.SIGKILL)
 
 
+def test_ctrl_c_while_a_process_starts_is_left_to_the_parent(
+    store: Catalog, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal sends it to all processes; one that was still importing printed its traceback."""
+    study = open_study(write_sweep(tmp_path), store)
+    runner = local(study, store)
+    try:
+        runner.start(study.questions[0])
+        (starting,) = runner._busy.values()
+        assert starting.process.pid is not None
+        os.kill(starting.process.pid, signal.SIGINT)
+        ((digest, outcome),) = runner.ended(300.0)
+    finally:
+        runner.close()
+    assert (digest, outcome.died) == (study.questions[0].digest, None)
+    assert "Traceback" not in capfd.readouterr().err
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # our own is heard again
+
+
 @pytest.mark.parametrize(("times", "failed"), [(1, 0), (studies.MOST_DEATHS, 1)])
 def test_a_process_that_is_killed_loses_nothing(store: Catalog, tmp_path: Path, times: int, failed: int) -> None:
     text = "kind: sweep\nbase: base.yaml\nover: {workload.global_batch_size: [64, 128]}\n"

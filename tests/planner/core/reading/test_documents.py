@@ -45,6 +45,14 @@ def test_scalars_are_read_as_in_yaml_1_2(text: str, value: object) -> None:
     assert type(read) is type(value)
 
 
+def test_a_list_and_a_key_without_a_value_are_no_decimals() -> None:
+    assert parse_document("a: [2,5]\nb: {c: 2, d}\nf: {2b: ~, 5c}\n") == {
+        "a": [2, 5],
+        "b": {"c": 2, "d": None},
+        "f": {"2b": None, "5c": None},
+    }
+
+
 @given(st.dictionaries(TEXTS, JSON_VALUES, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_json_comes_back_as_it_was(document: dict[str, object]) -> None:
@@ -62,6 +70,10 @@ def test_yaml_and_json_of_one_question_have_one_digest() -> None:
     [
         ("a: 1\na: 2\n", "'a' appears twice"),
         ("a: {b: 1, c: {d: 1, d: 2}}\n", "'d' appears twice"),
+        ("a: 1\nslo: {ttft_p99_s: 2,5}\n", r"line 2: ttft_p99_s: a comma .* a decimal has a point: 2\.5$"),
+        ("a: {ttft: 2,05 s, itl: 3,5}", r"ttft: a comma .* a decimal has a point: 2\.05 s$"),
+        ("a: {rate: 2,500}", "rate: a comma .* thousands have no comma: 2500$"),
+        ("a: {b: 2, [5]}", "not YAML"),
         ("a: .nan", "JSON cannot express"),
         ("a: .inf", "JSON cannot express"),
         ("a: 1e999", "JSON cannot express"),

@@ -66,6 +66,18 @@ def test_every_key_takes_every_kind_of_junk(row: Mapping[str, Any], reader: Mach
                 assert served_run(broken, reader).config.num_devices >= 1
 
 
+@pytest.mark.parametrize("row", rows_by_arrival(), ids=lambda row: row["id"])
+@pytest.mark.parametrize("key", ["tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"])
+def test_a_degree_under_the_name_of_a_flag_does_not_count_as_1(
+    row: Mapping[str, Any], key: str, reader: MachineReader
+) -> None:
+    meant = key.removeprefix("enable_").removesuffix("_size")
+    part = ("parallelism", "decode") if row["workload"].get("disaggregated") else ("parallelism",)
+    renamed = with_value(with_value(row, (*part, meant), None), (*part, key), 2)
+    with pytest.raises(UnsupportedError, match=rf"{part[-1]}\.{key} is not read; did you mean '{meant}'\?"):
+        served_run(renamed, reader)
+
+
 def test_what_a_row_leaves_out_is_listed(reader: MachineReader) -> None:
     row = next(row for row in ROWS if row["workload"].get("concurrency"))
     assert {"max_num_seqs", "max_batched_tokens"} <= set(served_run(row, reader).filled)

@@ -109,3 +109,13 @@ def test_scripts_fill_what_a_row_leaves_out_and_nothing_else() -> None:
     choices, filled = with_published_choices(observed, observed_benchmark(observed, "bf16", Phase.PRETRAINING))
     assert choices.values == {"activation_recompute": "full", "expert_parallel": 64}
     assert filled == ("expert_parallel",)
+
+
+@pytest.mark.parametrize("key", ["tensor_model_parallel_size", "tensor_parallel_degree", "tensor_parallel_size"])
+def test_a_degree_under_the_name_of_a_flag_does_not_count_as_1(key: str) -> None:
+    observed = row(parallelism={key: 8})
+    benchmark = observed_benchmark(observed, "bf16", Phase.PRETRAINING)
+    with pytest.raises(UnsupportedError, match=rf"parallelism.{key} is not read; did you mean 'tensor_parallel'\?"):
+        with_published_choices(observed, benchmark)
+    both = row(parallelism={key: 8, "tensor_parallel": 8})
+    assert with_published_choices(both, benchmark)[0].whole("tensor_parallel") == 8
