@@ -137,12 +137,15 @@ class _Stages:
             if counts is None:
                 raise _TooManyError
             at = np.arange(len(seconds))[:, None], counts
+            stages_s, shares = seconds[at], np.full(counts.shape, share)
+            # Layers of another kind may fill a stage by themselves, which takes no time then.
+            np.divide(share * plain_s[at], stages_s, out=shares, where=stages_s > 0.0)
             pipelines_s = staged_pipeline_s(
                 split.schedule,
                 virtual_pipeline_stages=chunks,
                 num_microbatches=np.full(counts.shape[1], m),
-                stages_s=seconds[at],
-                forward_share=share * plain_s[at] / seconds[at],
+                stages_s=stages_s,
+                forward_share=shares,
             )
             is_open = pipelines_s < self.most_s
             if is_open.any():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.planner.core.arrays import BoolArray, FloatArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined, split_layers
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
@@ -48,6 +48,9 @@ MOST_TRIED = 40
 MOST_CLOSED = 16
 # The same of which the layers of stages alone are looked at, some 0.02 s each.
 MOST_COUNTED = 128
+# Where the splits up to a limit are too many to tell, a look goes half as far from the known bound, so often at most: a
+# bound on a part of the way is one, too.
+MOST_AIMS = 4
 # How near the best plan must be proven to count as optimal, a little less than what the estimator can tell apart.
 TIED = 0.98 * TIE_WIDTH
 
@@ -325,17 +328,29 @@ class OpenSplits:
             which = int(np.argmin(heads))
             (least, splits), own = self._still_open[which], waiting[which]
             row = int(np.argmin(np.where(own, least, np.inf)))
-            most_s = self._most_s(limit(), splits.batch)
-            outside_s = splits.outside_s(most_s)
-            rows = np.flatnonzero(own & splits.no_less_than(row, outside_s))
-            few = splits.batch.take(rows)
-            bound_s = look(splits.take(np.array([row])), float(most_s[row]), float(outside_s[row]), few)
-            beyond = bound_s > self.problem.longest_step_s(few.world_size)
-            least[rows] = np.maximum(least[rows], np.where(beyond, np.inf, self.objective.of(bound_s, few.world_size)))
+            aim = limit()
+            for _ in range(MOST_AIMS):
+                rows, bound_s = self._looked(splits, row, own, aim, look)
+                if np.isfinite(bound_s).any():
+                    break
+                aim = (heads[which] + aim) / 2.0
+            devices = splits.batch.world_size[rows]
+            beyond = bound_s > self.problem.longest_step_s(devices)
+            least[rows] = np.maximum(least[rows], np.where(beyond, np.inf, self.objective.of(bound_s, devices)))
             own[rows] = False
             if ends and least[row] <= heads[which]:
                 return looks + 1
         return most
+
+    def _looked(
+        self, splits: UnevenSplits, row: int, own: BoolArray, aim: float, look: Look
+    ) -> tuple[IntArray, FloatArray]:
+        """A candidate and those of ``own`` that take no less; what a look no further than ``aim`` says of them, s."""
+        most_s = self._most_s(aim, splits.batch)
+        outside_s = splits.outside_s(most_s)
+        rows = np.flatnonzero(own & splits.no_less_than(row, outside_s))
+        one = splits.take(np.array([row]))
+        return rows, look(one, float(most_s[row]), float(outside_s[row]), splits.batch.take(rows))
 
     def _price_leaves(self, found: Closed, batch: Candidates, best: Best, price: Price) -> FloatArray:
         """Price the splits that may win; no other split of the candidates is faster than what is returned, s [n]."""

@@ -136,3 +136,17 @@ def test_layers_of_stages_bound_what_has_too_many_options() -> None:
     bound_s = least_by_counts_s(splits, 1e9, outside_s)
     assert bound_s - outside_s >= 12 * 3 * costs.layer_s[0, 0]
     assert bound_s <= min(float(steps[:, 0].min()) for _, steps, _ in priced(problem, batch))
+
+
+def test_layers_of_another_kind_may_fill_a_stage_by_themselves() -> None:
+    """The second stage may hold none of the main kind, and takes no time then: 0/0 ruled such splits out before."""
+    problem = problem_of(LEADING, num_devices=3, global_batch_size=9)
+    batch = candidates_of(problem, 3, 1, 9)
+    splits = UnevenSplits(problem, batch)
+    best_s = np.min([steps.min(axis=0) for _, steps, _ in priced(problem, batch)], axis=0)
+    most_s = 2.0 * best_s
+    outside_s = splits.outside_s(most_s)
+    for row in range(len(batch)):
+        one = splits.take(np.array([row]))
+        with np.errstate(invalid="raise"):
+            assert least_by_counts_s(one, float(most_s[row]), float(outside_s[row])) <= best_s[row]
