@@ -338,7 +338,7 @@ class ModelShape:
 
     @property
     def norms_per_block(self) -> float:
-        """Norms over h of an attention or MLP block: one before it, and one behind it in Gemma 2 and 3.
+        """Norms over h of one of a layer's two blocks, attention or MLP: one before it, in Gemma 2 and 3 one behind it.
 
         A norm that both blocks share is run once and read by both; a decoder's third norm is its cross-attention's.
         """

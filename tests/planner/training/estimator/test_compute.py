@@ -179,3 +179,35 @@ def test_experts_do_the_work_of_the_visited_ones() -> None:
     assert cost == pytest.approx(
         flops / (rate * constants.gemm_efficiency * constants.expert_gemm_efficiency), rel=0.06
     )
+
+
+def _more_bytes(problem: TrainingProblem, changed: TrainingProblem) -> float:
+    """What the element-wise operators of a layer move more in their forward pass, bytes a token."""
+    models = [model_of(one) for one in (problem, changed)]
+    before, after = (model.elementwise(DENSE_LAYER).forward_s[0] for model in models)
+    rate = models[0].device.memory_bandwidth_bytes_per_s * models[0].calibration.time.memory_op_efficiency
+    return float((after - before) * rate / models[0].tokens[0])
+
+
+@pytest.mark.parametrize(("eager", "compiled", "each"), [(True, False, 36), (False, False, 4), (False, True, 0)])
+def test_norms_of_queries_and_keys_move_what_their_operators_do(eager: bool, compiled: bool, each: int) -> None:
+    """Operator by operator 36 bytes an element; a kernel of their own 2 + 2; joined to the rotation nothing more."""
+    problem = problem_of(DENSE)
+    recipe = replace(problem.calibration.recipe, is_fsdp=compiled)
+    problem = replace(
+        problem,
+        workload=replace(problem.workload, is_eager=eager),
+        calibration=replace(problem.calibration, recipe=recipe),
+    )
+    normed = replace(problem, shape=replace(problem.shape, qk_norm=True))
+    elements = (DENSE.num_attention_heads + DENSE.num_key_value_heads) * DENSE.head_dim
+    assert _more_bytes(problem, normed) == pytest.approx(each * elements, abs=1e-3)
+
+
+@pytest.mark.parametrize(("eager", "each"), [(True, 36), (False, 4)])
+def test_norms_behind_blocks_move_what_those_before_them_do(eager: bool, each: int) -> None:
+    problem = problem_of(DENSE)
+    problem = replace(problem, workload=replace(problem.workload, is_eager=eager))
+    four, shared = (replace(problem, shape=replace(problem.shape, norms_per_layer=count)) for count in (4, 1))
+    assert _more_bytes(problem, four) == pytest.approx(2 * each * DENSE.hidden_size, rel=1e-6)
+    assert _more_bytes(problem, shared) == 0.0

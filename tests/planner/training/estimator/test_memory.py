@@ -436,3 +436,17 @@ def test_gradients_are_whole_until_fsdp_synchronises(phase: Phase) -> None:
             assert more == pytest.approx(
                 each * DENSE.num_parameters * (1.0 if phase is Phase.LORA else 7 / 8), rel=0.02
             )
+
+
+@pytest.mark.parametrize(("eager", "each"), [(False, 2.0), (True, 6.0)])
+def test_norms_behind_blocks_are_kept(eager: bool, each: float) -> None:
+    """Two more in a layer: each keeps its input, one by one in fp32, and what it made of it."""
+    problem = problem_of(DENSE, num_devices=1)
+    problem = replace(problem, workload=replace(problem.workload, is_eager=eager))
+    four = replace(problem, shape=replace(problem.shape, norms_per_layer=4))
+    config = configured(problem)
+    two_bytes, four_bytes = (price(one, config).stages[0].components["activations"] for one in (problem, four))
+    tokens = config.micro_batch_size * config.sequence_length
+    factor = problem.calibration.memory.activation_factor
+    more = 2 * each * DENSE.hidden_size * DENSE.num_hidden_layers * tokens * factor
+    assert four_bytes - two_bytes == pytest.approx(more)
