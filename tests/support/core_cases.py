@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from emit_cases import H100
 from hypothesis import strategies as st
 
@@ -15,6 +16,9 @@ from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, RecurrentMixer
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.training.estimator.candidates import Candidates
+from meshplan.planner.training.estimator.priced import candidates_of
+from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.layers import split_layers_evenly
@@ -141,6 +145,24 @@ def problem_of(
         fixed=fixed or {},
         search_over=frozenset(search_over),
     )
+
+
+def assert_rows_see_no_other(problem: TrainingProblem, configs: Sequence[TrainingConfig]) -> None:
+    """A batch of one layout of layers costs, row by row, what batches of one cost."""
+    single = [candidates_of(problem, config) for config in configs]
+    names = [name for name in Candidates.__slots__ if name != "split"]
+    together = Candidates(
+        split=single[0].split, **{name: np.concatenate([getattr(one, name) for one in single]) for name in names}
+    )
+    args = (problem.shape, problem.machine, problem.workload)
+    batch = estimate_training(*args, together, problem.calibration)
+    for row, one in enumerate(single):
+        alone = estimate_training(*args, one, problem.calibration)
+        assert batch.step_s[row] == alone.step_s[0]
+        assert batch.safe_bytes[row] == alone.safe_bytes[0]
+        assert {name: values[row] for name, values in batch.breakdown_s.items()} == {
+            name: values[0] for name, values in alone.breakdown_s.items()
+        }
 
 
 def configured(problem: TrainingProblem, **choices: Any) -> TrainingConfig:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import random
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL, QWEN3_4B
-from serving_cases import aggregated, disaggregated, layout, pool, random_config, serving_request
+from serving_cases import aggregated, disaggregated, layout, pool, serving_request
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.serving import sglang as emitter
@@ -22,7 +22,7 @@ from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role
 from meshplan.planner.serving.problem.engines import SGLANG
 
 sys.path.insert(0, str(Path(__file__).parent))
-from commands import command_of
+from commands import command_of, random_jobs
 
 pytestmark = pytest.mark.launchers
 
@@ -80,22 +80,11 @@ def test_usual_plans_are_accepted(sglang, checkpoints, shape, of) -> None:
 
 
 def test_random_plans_are_accepted_with_their_number_of_devices(sglang, checkpoints) -> None:
-    draw = random.Random(9)
     accepted: Counter[str] = Counter()
-    while accepted.total() < NUM_RANDOM_PLANS:
-        shape = draw.choice(SHAPES)
-        config = random_config(draw, SGLANG, shape)
-        longest = draw.choice((None, 8192, 32768))
-        request = serving_request(
-            shape, config, model_path=checkpoints[shape.slug], max_sequence_length=longest, quantized_checkpoint=False
-        )
-        try:
-            job = emitter.job(request)
-        except CannotExpressError:
-            continue
+    for request, job in islice(random_jobs(SGLANG, emitter.job, SHAPES, checkpoints), NUM_RANDOM_PLANS):
         for program in job.programs:
             check(sglang, program, request)
-        accepted[shape.slug] += 1
+        accepted[request.shape.slug] += 1
     assert len(accepted) == len(SHAPES)  # every model among them
 
 

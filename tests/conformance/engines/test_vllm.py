@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import random
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import yaml
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL, QWEN3_4B
-from serving_cases import aggregated, disaggregated, layout, pool, random_config, serving_request
+from serving_cases import aggregated, disaggregated, layout, pool, serving_request
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.config import shape_from_config
@@ -26,7 +26,7 @@ from meshplan.planner.serving.problem.engines import VLLM
 from meshplan.planner.serving.problem.quantization import Quantization
 
 sys.path.insert(0, str(Path(__file__).parent))
-from commands import command_of
+from commands import command_of, random_jobs
 
 pytestmark = pytest.mark.launchers
 
@@ -120,22 +120,11 @@ def test_an_encoder_of_sound_neither_cuts_prompts_nor_caches_prefixes(vllm, tmp_
 
 
 def test_random_plans_are_accepted_with_their_number_of_devices(vllm, checkpoints) -> None:
-    draw = random.Random(9)
     accepted: Counter[str] = Counter()
-    while accepted.total() < NUM_RANDOM_PLANS:
-        shape = draw.choice(SHAPES)
-        config = random_config(draw, VLLM, shape)
-        longest = draw.choice((None, 8192, 32768))
-        request = serving_request(
-            shape, config, model_path=checkpoints[shape.slug], max_sequence_length=longest, quantized_checkpoint=False
-        )
-        try:
-            job = emitter.job(request)
-        except CannotExpressError:
-            continue
+    for request, job in islice(random_jobs(VLLM, emitter.job, SHAPES, checkpoints), NUM_RANDOM_PLANS):
         for program in job.programs:
             check(vllm, program, request)
-        accepted[shape.slug] += 1
+        accepted[request.shape.slug] += 1
     assert len(accepted) == len(SHAPES)  # every model among them
 
 

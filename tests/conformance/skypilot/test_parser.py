@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import random
-import warnings
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,26 +18,6 @@ pytestmark = pytest.mark.launchers
 NUM_RANDOM_PLANS = 500
 
 
-@pytest.fixture(scope="module")
-def sky(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # SkyPilot writes into the home folder when it is imported.
-        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setenv("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
-        import sky as module
-
-        yield module
-
-
-def read(sky: Any, text: str, folder: Path) -> Any:
-    path = folder / "task.yaml"
-    path.write_text(text)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return sky.Task.from_yaml(str(path))
-
-
 def task_text(**choices: Any) -> str:
     request = request_for(LLAMA_70B, config_for(LLAMA_70B, **choices), hosts=(), image="registry.example/train:1")
     emitted = emit("skypilot", request, framework="megatron")
@@ -49,11 +28,11 @@ def test_version_is_the_one_that_the_files_name() -> None:
     assert importlib.metadata.version("skypilot") == emitter.VERIFIED.version
 
 
-def test_random_plans_are_accepted_with_their_number_of_devices(sky: Any, tmp_path: Path) -> None:
+def test_random_plans_are_accepted_with_their_number_of_devices(read_task: Callable[[str], Any]) -> None:
     draw = random.Random(2)
     for _ in range(NUM_RANDOM_PLANS):
         tensor, data = draw.choice((1, 2, 4, 8)), draw.choice((8, 16, 24))
-        task = read(sky, task_text(tensor_parallel=tensor, data_parallel=data), tmp_path)
+        task = read_task(task_text(tensor_parallel=tensor, data_parallel=data))
         (resources,) = task.resources
         assert task.num_nodes * resources.accelerators["H100"] == tensor * data
         assert resources.image_id == {None: "docker:registry.example/train:1"}
@@ -71,8 +50,8 @@ def test_random_plans_are_accepted_with_their_number_of_devices(sky: Any, tmp_pa
         ("workdir: .", "workdir: [1]"),
     ],
 )
-def test_mutations_are_refused(sky: Any, tmp_path: Path, old: str, new: str) -> None:
+def test_mutations_are_refused(read_task: Callable[[str], Any], old: str, new: str) -> None:
     text = task_text(data_parallel=8)
     assert old in text
     with pytest.raises((ValueError, TypeError, AssertionError)):
-        read(sky, text.replace(old, new), tmp_path)
+        read_task(text.replace(old, new))

@@ -5,18 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from core_cases import DENSE, HYBRID, LATENT, MOE, WINDOWED, configured, machine_with, problem_of
+from core_cases import (
+    DENSE,
+    HYBRID,
+    LATENT,
+    MOE,
+    WINDOWED,
+    assert_rows_see_no_other,
+    configured,
+    machine_with,
+    problem_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
 from meshplan.catalogs.models.layers.recurrent import Mixer
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.training.estimator.candidates import Candidates
-from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
-from meshplan.planner.training.estimator.step import estimate_training
+from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES
 from meshplan.planner.training.problem.frameworks.accelerate import ACCELERATE
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
@@ -206,18 +213,8 @@ def test_recompute_repeats_the_forward_exchange() -> None:
 
 def test_rows_of_different_styles_do_not_see_each_other() -> None:
     problem = question(devices=32)
-    single = [candidates_of(problem, split(problem, style, 8)) for style in CONTEXT_PARALLEL_STYLES]
-    single.append(candidates_of(problem, configured(problem, data_parallel=8)))
-    names = [name for name in Candidates.__slots__ if name != "split"]
-    together = Candidates(
-        split=single[0].split, **{name: np.concatenate([getattr(one, name) for one in single]) for name in names}
-    )
-    args = (problem.shape, problem.machine, problem.workload)
-    batch = estimate_training(*args, together, problem.calibration)
-    for row, one in enumerate(single):
-        alone = estimate_training(*args, one, problem.calibration)
-        assert batch.step_s[row] == alone.step_s[0]
-        assert batch.safe_bytes[row] == alone.safe_bytes[0]
+    configs = [split(problem, style, 8) for style in CONTEXT_PARALLEL_STYLES]
+    assert_rows_see_no_other(problem, [*configs, configured(problem, data_parallel=8)])
 
 
 # --- rules ---

@@ -6,18 +6,15 @@ import math
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
 import pytest
-from core_cases import DENSE, LATENT, MOE, configured, machine_with, problem_of, questions
+from core_cases import DENSE, LATENT, MOE, assert_rows_see_no_other, configured, machine_with, problem_of, questions
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe, TimeConstants
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import candidates_of, price, training_model
-from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import Phase, TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.switches import Launches, TrainingPractice
 from meshplan.planner.training.search.objective import work_device_s
@@ -179,22 +176,9 @@ def test_a_batch_is_many_batches_of_one() -> None:
         {"data_parallel": 16, "data_parallel_shard": 4, "expert_parallel": 4, "expert_tensor_parallel": 2},
     ]
     for stages in (1, 2):
-        single = [candidates_of(problem, configured(problem, pipeline_parallel=stages, **choice)) for choice in choices]
-        names = [name for name in Candidates.__slots__ if name != "split"]
-        together = Candidates(
-            split=single[0].split, **{name: np.concatenate([getattr(one, name) for one in single]) for name in names}
+        assert_rows_see_no_other(
+            problem, [configured(problem, pipeline_parallel=stages, **choice) for choice in choices]
         )
-        args = (problem.shape, problem.machine, problem.workload)
-        batch = estimate_training(*args, together, problem.calibration)
-        for row, one in enumerate(single):
-            alone = estimate_training(*args, one, problem.calibration)
-            assert batch.step_s[row] == alone.step_s[0]
-            assert batch.safe_bytes[row] == alone.safe_bytes[0]
-            assert {name: values[row] for name, values in batch.breakdown_s.items()} == {
-                name: values[0] for name, values in alone.breakdown_s.items()
-            }
-        taken = together.take(np.array([3, 1]))
-        assert estimate_training(*args, taken, problem.calibration).step_s.tolist() == batch.step_s[[3, 1]].tolist()
 
 
 @settings(deadline=None)
