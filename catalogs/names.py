@@ -48,6 +48,16 @@ GPU_SHORT_NAMES: Mapping[str, str] = {
     "b200": "b200-sxm-180gb",
     "b200-sxm": "b200-sxm-180gb",
     "4090": "rtx-4090",
+    "v5e": "tpu-v5e",
+    # Product names of NVIDIA's driver, as nvidia-smi prints them and Kubernetes nodes are labelled.
+    "a100-sxm4-80gb": "a100-sxm-80gb",
+    "a100-sxm4-40gb": "a100-sxm-40gb",
+    "a100-80gb-pcie": "a100-pcie-80gb",
+    "a800-sxm4-80gb": "a800-sxm-80gb",
+    "h100-80gb-hbm3": "h100-sxm-80gb",
+    "gh200-480gb": "gh200",
+    "rtx-pro-6000-blackwell-server-edition": "rtx-pro-6000",
+    "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000",
 }
 _MAKERS = re.compile(r"^(nvidia|amd|intel|google|aws|geforce|instinct|tesla)-")
 
@@ -117,10 +127,12 @@ def _endings_dropped(name: str) -> list[str]:
 
 
 def hardware_name(written: str, known: Iterable[str]) -> str | None:
-    """The device or node type that a name means, capitals and the maker's name aside; None where none can be meant.
+    """The device or node type that a name means; None where none, or more than one, can be meant.
+
+    Capitals, the maker's name, and hyphens or spaces between the parts do not matter.
 
     Args:
-        written: such as ``H100``, ``NVIDIA L40S``, ``DGX_H100``.
+        written: such as ``H100``, ``NVIDIA L40S``, ``RTX4090``, ``DGX_H100``.
         known: names of the catalog.
     """
     names = set(known)
@@ -132,4 +144,7 @@ def hardware_name(written: str, known: Iterable[str]) -> str | None:
     for candidate in (name, GPU_SHORT_NAMES.get(name, ""), f"rtx-{name}"):
         if candidate in names:
             return candidate
-    return None
+    joined = name.replace("-", "")
+    meant = {slug for slug in names if slug.replace("-", "") == joined}
+    meant |= {slug for short, slug in GPU_SHORT_NAMES.items() if short.replace("-", "") == joined and slug in names}
+    return meant.pop() if len(meant) == 1 else None

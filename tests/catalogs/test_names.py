@@ -82,11 +82,29 @@ def test_every_name_of_the_catalog_means_itself(sources: dict[str, str]) -> None
         ("4090", "rtx-4090"),
         ("AMD Instinct MI300X", "mi300x"),
         ("Tesla T4", "t4"),
+        ("RTX4090", "rtx-4090"),
+        ("RTXA6000", "rtx-a6000"),
+        ("Gaudi 3", "gaudi3"),
+        ("A100 80 GB", "a100-sxm-80gb"),
+        ("v5e", "tpu-v5e"),
+        # as the driver says it: nvidia-smi -L, and the label nvidia.com/gpu.product of a Kubernetes node
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA-A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA A800-SXM4-80GB", "a800-sxm-80gb"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
     ],
 )
 def test_a_gpu_as_people_say_it(written: str, slug: str, seed_catalog: Catalog) -> None:
     assert hardware_name(written, (device.slug for device in seed_catalog.devices())) == slug
     assert seed_catalog.device(written).slug == slug
+
+
+def test_hyphens_are_left_out_only_where_one_entry_remains() -> None:
+    assert hardware_name("ab1", ("a-b1", "c")) == "a-b1"
+    assert hardware_name("ab1", ("a-b1", "ab-1")) is None
+    assert hardware_name("L40", ("l40s", "l4")) is None
 
 
 def test_node_types_and_models_are_looked_up_by_any_spelling(seed_catalog: Catalog) -> None:
