@@ -22,6 +22,7 @@ from meshplan.cli.completion import complete_gpus, complete_model
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.hardware import NodeType
+    from meshplan.catalogs.models.diffusion import DiffusionModel
 
 # Prompt and answer of the first of the three scenarios of InferenceX (SemiAnalysis): 1k / 1k.
 ASSUMED_LENGTHS = "1024/1024"
@@ -55,14 +56,17 @@ LengthsOption = Annotated[
     ),
 ]
 RateOption = Annotated[
-    float | None, typer.Option("--rate", metavar="R", help="Serving: requests/s that arrive.", show_default=False)
+    float | None,
+    typer.Option("--rate", metavar="R", help="Serving, images: requests/s that arrive.", show_default=False),
 ]
 ConcurrencyOption = Annotated[
     int | None, typer.Option("--concurrency", metavar="N", help="Serving: requests in flight.", show_default=False)
 ]
 SloOption = Annotated[
     str | None,
-    typer.Option("--slo", metavar="SLO", help="Serving: ttft_p99=2s,tpot_p95=50ms.", show_default=False),
+    typer.Option(
+        "--slo", metavar="SLO", help="Serving: ttft_p99=2s,tpot_p95=50ms; images: latency=10s.", show_default=False
+    ),
 ]
 SequenceOption = Annotated[
     str | None,
@@ -80,7 +84,7 @@ ObjectiveOption = Annotated[
     str | None, typer.Option("--objective", help="What the plan is best at; default throughput.", show_default=False)
 ]
 TargetOption = Annotated[
-    str | None, typer.Option("--target", help="Framework or engine; default megatron, vllm.", show_default=False)
+    str | None, typer.Option("--target", help="Framework or engine; default megatron, vllm, xdit.", show_default=False)
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -92,6 +96,8 @@ SetOption = Annotated[
     ),
 ]
 
+# Options about tokens and sequences, which images and videos do not have.
+_OF_LANGUAGE = ("lengths", "concurrency", "sequence_length", "batch", "tokens")
 # Options whose one value holds several things → how it is written.
 _SEVERAL_IN_ONE = {"gpus": "8xH100,8xA100", "slo": "ttft_p99=2s,tpot_p95=50ms"}
 _GROUP = re.compile(
@@ -161,12 +167,31 @@ class Asked:
         """An option that only training has was given."""
         return any(one is not None for one in (self.sequence_length, self.batch, self.tokens))
 
+    def pictures(self) -> DiffusionModel | None:
+        """The diffusion model that the question names; None where it names none."""
+        from meshplan.catalogs.errors import UnknownEntryError
+        from meshplan.catalogs.models.diffusion import diffusion_model  # start-up: --help reads no model
+
+        try:
+            return diffusion_model(self.model or "")
+        except UnknownEntryError:
+            return None
+
     def kind(self) -> str:
-        """``training`` or ``serving``, by the options that only one of them has.
+        """``diffusion`` by the model, else ``training`` or ``serving`` by the options that only one of them has.
 
         Raises:
-            SpecError: they say both, or nothing.
+            SpecError: they say both, or nothing, or what the model has not.
         """
+        if (pictures := self.pictures()) is not None:
+            others = [f"--{name.replace('_', '-')}" for name in _OF_LANGUAGE if getattr(self, name) is not None]
+            if others:
+                raise _problem(
+                    others[0],
+                    f"{pictures.name} makes images or videos, it has no {' and '.join(others)}; it has --rate (items/s), --slo "
+                    "latency=10s and --set workload.steps=30 (width, height, frames)",
+                )
+            return "diffusion"
         from meshplan.planner.serving.problem.engines import ENGINES  # start-up: --help must not load the planner
 
         serving = self.says_serving or self.target in ENGINES
@@ -195,11 +220,12 @@ class Asked:
         constraints: dict[str, Any] = {"target": self.target} if self.target else {}
         if most is not None:
             constraints["max_devices"] = most
+        sections = {"serving": self._serving, "training": self._training, "diffusion": self._diffusion}
         return {
             "kind": kind,
             "model": self.model,
             "cluster": cluster,
-            **(self._serving() if kind == "serving" else self._training()),
+            **sections[kind](),
             **({"objective": self.objective} if self.objective else {}),
             **({"constraints": constraints} if constraints else {}),
         }
@@ -235,6 +261,24 @@ class Asked:
         if self.tokens is not None:
             workload["num_training_tokens"] = self.tokens
         return {"workload": workload}
+
+    def _diffusion(self) -> dict[str, Any]:
+        from meshplan.catalogs.models.diffusion import diffusion_model  # start-up: as above
+
+        model = diffusion_model(str(self.model))
+        size = model.defaults
+        workload: dict[str, Any] = {"width": size.width, "height": size.height, "steps": size.steps}
+        frames = ""
+        if model.is_video:
+            workload["frames"] = size.frames
+            frames = f" × {size.frames} frames"
+        self.assumed.append(
+            f"{size.width} × {size.height} pixels{frames}, {size.steps} steps, as {model.name} makes unless told "
+            "(--set workload.steps=…)"
+        )
+        if self.rate is not None:
+            workload["request_rate_per_s"] = self.rate
+        return {"workload": workload, **({"slo": slo_of(self.slo)} if self.slo is not None else {})}
 
 
 def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: Catalog) -> tuple[dict[str, Any], Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,11 @@ from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.facts import ruling_facts
 
 if TYPE_CHECKING:
+    from meshplan.catalogs.constants.machines.small_machines import SmallMachine
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.facts import Fact
     from meshplan.catalogs.hardware import Device, Link, NodeType, Price
+    from meshplan.catalogs.models.diffusion import DiffusionModel
 
 Row = Mapping[str, Any]
 # The dtype whose peak stands for a device in a listing; older devices lack the first.
@@ -26,6 +29,8 @@ class Section(StrEnum):
     LINKS = "links"
     NODES = "nodes"
     MODELS = "models"
+    DIFFUSION_MODELS = "diffusion-models"
+    MACHINES = "machines"
     PRICES = "prices"
 
 
@@ -55,6 +60,10 @@ def _rows(catalog: Catalog, section: Section) -> list[Row]:
             return [_node_row(node) for node in catalog.node_types()]
         case Section.MODELS:
             return list(catalog.models())
+        case Section.DIFFUSION_MODELS:
+            return [_diffusion_row(model) for model in _diffusion_models().values()]
+        case Section.MACHINES:
+            return [asdict(machine) for machine in _machines().values()]
         case Section.PRICES:
             return [_price_row(price, node.slug) for node in catalog.node_types() for price in node.prices]
 
@@ -84,7 +93,14 @@ def described(catalog: Catalog, name: str) -> dict[str, Any]:
     if any(model["slug"] == name for model in models):
         model = next(model for model in models if model["slug"] == name)
         return {"kind": "model", **model, "config": catalog.model(name)}
-    raise UnknownEntryError("catalog entry", name, [*known, *(model["slug"] for model in models)])
+    models_of_images, machines = _diffusion_models(), _machines()
+    if name in models_of_images:
+        return _described_whole("diffusion_model", models_of_images[name])
+    if name in machines:
+        return _described_whole("machine", machines[name])
+    raise UnknownEntryError(
+        "catalog entry", name, [*known, *(model["slug"] for model in models), *models_of_images, *machines]
+    )
 
 
 def described_as_written(catalog: Catalog, name: str) -> dict[str, Any]:
@@ -96,12 +112,33 @@ def described_as_written(catalog: Catalog, name: str) -> dict[str, Any]:
     try:
         return described(catalog, name)
     except UnknownEntryError as unknown:
-        for meant in (catalog.device, catalog.node_type, catalog.link, catalog.model_shape):
+        from meshplan.catalogs.models.diffusion import diffusion_model  # start-up: as below
+
+        for meant in (catalog.device, catalog.node_type, catalog.link, catalog.model_shape, diffusion_model):
             try:
                 return described(catalog, meant(name).slug)
             except UnknownEntryError:
                 continue
         raise unknown from None
+
+
+def _diffusion_models() -> Mapping[str, DiffusionModel]:
+    from meshplan.catalogs.models.diffusion import diffusion_models  # start-up: --help reads no YAML
+
+    return diffusion_models()
+
+
+def _machines() -> Mapping[str, SmallMachine]:
+    from meshplan.catalogs.constants.machines.small_machines import small_machines  # start-up: as above
+
+    return small_machines()
+
+
+def _described_whole(kind: str, entry: DiffusionModel | SmallMachine) -> dict[str, Any]:
+    """What ships as a whole, each figure under the entry's one source."""
+    values = asdict(entry)
+    texts = {name: values.pop(name) for name in ("slug", "name", "source")}
+    return {"kind": kind, **texts, "values": values}
 
 
 def _described_node(catalog: Catalog, node: NodeType) -> dict[str, Any]:
@@ -162,6 +199,21 @@ def _link_row(link: Link) -> Row:
         "technology": link.technology,
         "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
         "latency_s": link.latency_s,
+    }
+
+
+def _diffusion_row(model: DiffusionModel) -> Row:
+    size = model.defaults
+    return {
+        "slug": model.slug,
+        "name": model.name,
+        "makes": "videos" if model.is_video else "images",
+        "parameters": model.parameters,
+        "height": size.height,
+        "width": size.width,
+        "frames": size.frames,
+        "steps": size.steps,
+        "source": model.source,
     }
 
 

@@ -1,4 +1,4 @@
-"""``meshplan catalog``: what hardware, links, node types, models and prices exist, and where each number comes from."""
+"""``meshplan catalog``: what hardware, node types, models and prices exist, and where each number comes from."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def list_entries(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """List devices, links, nodes, models or prices; of several facts for one number the one in effect is shown."""
+    """List a section of the catalog; of several facts for one number the one in effect is shown."""
     show_rows(entry_rows(open_catalog(db, or_shipped=True), section, search=search), LISTINGS[section], form)
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Slug of a device, link, node type or model.")],
+    name: Annotated[str, typer.Argument(help="Slug of any section's entry.")],
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show one entry: every number with value, evidence level, source, date, number of samples and spread."""
     catalog = open_catalog(db, or_shipped=True)
     entry = described_as_written(catalog, name)
-    if form in (Format.JSON, Format.YAML) or entry["kind"] == "model":
+    if form in (Format.JSON, Format.YAML) or "facts" not in entry:
         show_document(entry, form)
         return
     texts = ", ".join(value for key, value in entry.items() if isinstance(value, str) and key not in ("kind", "slug"))
@@ -233,6 +233,10 @@ def _place(row: Row) -> str:
     return row["provider"] if row["region"] == "any" else f"{row['provider']} {row['region']}"
 
 
+def _billions(parameters: float) -> str:
+    return f"{parameters / 1e9:.1f} B"
+
+
 _DEVICE_COLUMNS = (
     Column(key="slug", title="Device"),
     Column(key="architecture", title="Generation"),
@@ -259,6 +263,22 @@ _MODEL_COLUMNS = (
     Column(key="slug", title="Model"),
     Column(key="name", title="Name"),
     Column(key="family", title="Family"),
+)
+_DIFFUSION_COLUMNS = (
+    Column(key="slug", title="Model"),
+    Column(key="makes", title="Makes"),
+    Column(key="parameters", title="Parameters", right=True, text=_billions),
+    Column(key="width", title="Pixels", right=True, derive=lambda row: f"{row['width']} × {row['height']}"),
+    Column(key="frames", title="Frames", right=True),
+    Column(key="steps", title="Steps", right=True),
+)
+_MACHINE_COLUMNS = (
+    Column(key="slug", title="Machine"),
+    Column(key="name", title="Name"),
+    Column(key="cores", title="Cores", right=True),
+    Column(key="memory_bytes", title="Memory", right=True, text=format_bytes),
+    Column(key="memory_bandwidth_bytes_per_s", title="Bandwidth", right=True, text=format_bandwidth),
+    Column(key="source", title="", footnote=True, wrap=False),
 )
 _DIFFERENCE_COLUMNS = (
     Column(key="kind", title="Kind"),
@@ -297,5 +317,7 @@ LISTINGS = {
     Section.LINKS: _LINK_COLUMNS,
     Section.NODES: _NODE_COLUMNS,
     Section.MODELS: _MODEL_COLUMNS,
+    Section.DIFFUSION_MODELS: _DIFFUSION_COLUMNS,
+    Section.MACHINES: _MACHINE_COLUMNS,
     Section.PRICES: _PRICE_COLUMNS,
 }

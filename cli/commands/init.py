@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-# What stands beside a line of the spec: key → comment. The second table is for keys of the last section alone.
+# What stands beside a line of the spec: key → comment; below, what a kind says otherwise.
 _COMMENTS = {
     "model": "a name of `meshplan catalog list models`, a Hugging Face id, or the path of a config.json",
     "type": "`meshplan catalog list nodes`",
@@ -45,11 +45,21 @@ _COMMENTS = {
     "slo": "{ttft,tpot,itl,e2e}_{mean,p50,p90,p95,p99}_s, in seconds",
     "target": "the plan obeys its rules, and --out writes its files",
 }
+_COMMENTS_OF_IMAGES = {
+    "model": "a name of `meshplan catalog list diffusion-models`, or its Hugging Face id",
+    "width": "pixels",
+    "height": "pixels",
+    "steps": "of denoising",
+    "request_rate_per_s": "items; replicas are as many as carry it",
+    "slo": "latency_s: from the start of a batch to its decoded pictures; usd_per_item",
+}
+_VERBS = {"training": "Train", "serving": "Serve", "diffusion": "Make images or videos with"}
 _OBJECTIVES = {
     "training": "throughput            # or usd_per_run, num_devices, energy",
     "serving": "throughput_per_device # or usd_per_million_tokens, num_devices, max_request_rate, energy",
+    "diffusion": "latency               # or throughput_per_device, usd_per_item, num_devices, energy",
 }
-_TARGETS = {"training": "megatron", "serving": "vllm"}
+_TARGETS = {"training": "megatron", "serving": "vllm", "diffusion": "xdit"}
 
 
 @app.command(cls=QuestionCommand)
@@ -97,6 +107,9 @@ def _ask(asked: Asked) -> None:
     """Ask for what the options leave open."""
     asked.model = asked.model or _prompt("Which model (Hugging Face id, catalog name, config.json)?")
     asked.gpus = asked.gpus or _prompt("Which GPUs (16xH100, 2xdgx-h100)?")
+    if asked.pictures() is not None:
+        asked.slo = asked.slo or _prompt("Limit of the latency (empty for none)?", "latency=10s") or None
+        return
     if not (asked.says_serving or asked.says_training):
         purpose = _prompt("Train or serve?", "serve").lower()
         if purpose.startswith("t"):
@@ -124,8 +137,8 @@ def spec_text(document: Mapping[str, Any]) -> str:
         "objective": document.get("objective", ""),
         "constraints": {"target": _TARGETS[kind], **document.get("constraints", {})},
     }
-    verb = "Train" if kind == "training" else "Serve"
-    lines = [f"# {verb} {document['model']}: meshplan plan FILE --out plans"]
+    comments = _COMMENTS | (_COMMENTS_OF_IMAGES if kind == "diffusion" else {})
+    lines = [f"# {_VERBS[kind]} {document['model']}: meshplan plan FILE --out plans"]
     for key, value in whole.items():
         if key == "objective" and not value:
             lines.append(f"\nobjective: {_OBJECTIVES[kind]}")
@@ -133,10 +146,10 @@ def spec_text(document: Mapping[str, Any]) -> str:
         section = yaml_text({key: value}, allow_unicode=True, width=1000).rstrip().splitlines()
         if isinstance(value, dict) or key == "objective":
             lines.append("")
-        lines += [_commented(line) for line in section]
+        lines += [_commented(line, comments) for line in section]
     return "\n".join(lines) + "\n"
 
 
-def _commented(line: str) -> str:
+def _commented(line: str, comments: Mapping[str, str]) -> str:
     key = line.strip().removeprefix("- ").partition(":")[0]
-    return f"{line:<32} # {_COMMENTS[key]}" if key in _COMMENTS else line
+    return f"{line:<32} # {comments[key]}" if key in comments else line

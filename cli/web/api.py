@@ -354,7 +354,7 @@ def post_validate(measured: Annotated[str, Depends(rows)], service: Using) -> Re
 
 @router.get("/catalog/{section}", responses=answers(200))
 def get_entries(section: Section, service: Using, search: str = "") -> Response:
-    """Devices, links, nodes, models or prices."""
+    """All entries of a section."""
     rows = [dict(row) for row in entry_rows(service.catalog, section, search=search)]
     return respond(document_answer({section.value: rows}))
 

@@ -115,7 +115,9 @@ def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem
     if isinstance(devices, Mapping):
         places.append(("cluster.devices.type", devices.get("type"), catalog.device))
     model = document.get("model")
-    if isinstance(model, str) and "/" not in model and not model.endswith(".json"):
+    if document.get("kind") == "diffusion":
+        places.append(("model", model, diffusion_model))
+    elif isinstance(model, str) and "/" not in model and not model.endswith(".json"):
         places.append(("model", model, catalog.model))
     problems = Problems()
     for path, name, look_up in places:

@@ -15,6 +15,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.cli.asking import Asked, cluster_of, slo_of, with_settings
 from meshplan.planner.core.reading.spec_reader import plain_numbers
+from meshplan.planner.diffusion.problem.spec import read_diffusion_spec
 from meshplan.planner.training.problem.spec import TrainingSpec
 
 
@@ -71,6 +72,21 @@ def test_a_question_that_says_neither_or_both_gets_two_commands_to_copy() -> Non
     for asked in (Asked(model="m", gpus="8xH100"), Asked(model="m", gpus="8xH100", rate=1.0, batch="4M")):
         with pytest.raises(SpecError, match=r"To serve: .* To train: "):
             asked.kind()
+
+
+def test_a_model_of_images_asks_for_images(catalog: Catalog) -> None:
+    asked = Asked(model="black-forest-labs/FLUX.1-dev", gpus="4xL40S", rate=0.2, slo="latency=20s")
+    document = asked.document(catalog)
+    assert document["kind"] == "diffusion"
+    assert document["workload"] == {"width": 1024, "height": 1024, "steps": 50, "request_rate_per_s": 0.2}
+    assert document["slo"] == {"latency_s": 20.0}
+    assert read_diffusion_spec(document).constraints.max_devices == 4
+    assert len(asked.assumed) == 1
+    assert Asked(model="wan2.1-t2v-14b", gpus="8xH100").document(catalog)["workload"]["frames"] == 81
+    with pytest.raises(
+        SpecError, match=r"--lengths: FLUX.1 dev makes images or videos, it has no --lengths and --batch"
+    ):
+        Asked(model="flux.1-dev", gpus="8xH100", lengths="1/1", batch="4").document(catalog)
 
 
 @pytest.mark.parametrize("lengths", ["1000", "/1000", "4k/", ""])
@@ -145,21 +161,24 @@ def test_half_a_question_is_refused_in_words(arguments: tuple[str, ...], meshpla
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("model", "options"),
     [
-        ("--batch", "64", "--sequence-length", "8k"),
-        ("--rate", "2", "--lengths", "1000/100", "--slo", "ttft_p99=2s"),
-        ("--rate", "2", "--target", "sglang"),
+        ("llama-3.2-1b", ("--batch", "64", "--sequence-length", "8k")),
+        ("llama-3.2-1b", ("--rate", "2", "--lengths", "1000/100", "--slo", "ttft_p99=2s")),
+        ("llama-3.2-1b", ("--rate", "2", "--target", "sglang")),
+        ("flux.1-dev", ("--rate", "0.1", "--slo", "latency=20s")),
     ],
 )
-def test_init_writes_a_spec_that_can_be_planned(options: tuple[str, ...], meshplan: Command, tmp_path: Path) -> None:
+def test_init_writes_a_spec_that_can_be_planned(
+    model: str, options: tuple[str, ...], meshplan: Command, tmp_path: Path
+) -> None:
     spec = tmp_path / "question.yaml"
-    outcome = meshplan("init", "--model", "llama-3.2-1b", "--gpus", "2xH100", *options, spec)
+    outcome = meshplan("init", "--model", model, "--gpus", "2xH100", *options, spec)
     assert outcome.code == 0
     assert f"meshplan plan {spec}" in outcome.out
-    assert yaml.safe_load(spec.read_text())["model"] == "llama-3.2-1b"
+    assert yaml.safe_load(spec.read_text())["model"] == model
     assert meshplan("plan", spec, "--no-store").code == 0
-    again = meshplan("init", "--model", "llama-3.2-1b", "--gpus", "2xH100", *options, spec)
+    again = meshplan("init", "--model", model, "--gpus", "2xH100", *options, spec)
     assert (again.code, "--force" in again.err) == (6, True)
 
 

@@ -30,7 +30,7 @@ _MOST_FIELDS = 40
 _SEE_OTHER = 303
 _OBJECTIVES = (
     "throughput", "usd_per_run", "throughput_per_device", "usd_per_million_tokens", "num_devices", "max_request_rate",
-    "energy",
+    "energy", "latency", "usd_per_item",
 )  # fmt: skip
 
 
@@ -63,7 +63,11 @@ Fields = Annotated[dict[str, str], Depends(form_fields)]
 
 def names(service: Service) -> dict[str, list[str]]:
     """What completes the fields."""
-    models = [str(row["slug"]) for row in entry_rows(service.catalog, Section.MODELS)]
+    models = [
+        str(row["slug"])
+        for section in (Section.MODELS, Section.DIFFUSION_MODELS)
+        for row in entry_rows(service.catalog, section)
+    ]
     nodes = [str(row["slug"]) for row in entry_rows(service.catalog, Section.NODES)]
     devices = [str(row["slug"]) for row in entry_rows(service.catalog, Section.DEVICES)]
     return {

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 Command = Callable[..., Any]
-SECTIONS = ("devices", "links", "nodes", "models", "prices")
+SECTIONS = ("devices", "links", "nodes", "models", "diffusion-models", "machines", "prices")
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -29,7 +29,8 @@ def test_every_section_lists_in_every_format(meshplan: Command, section: str, fo
         count = len(list(csv.reader(io.StringIO(done.out)))) - 1
     else:
         return
-    assert count >= {"devices": 25, "links": 20, "nodes": 40, "models": 0, "prices": 15}[section]
+    least = {"devices": 25, "links": 20, "nodes": 40, "diffusion-models": 11, "machines": 3, "prices": 15}
+    assert count >= least.get(section, 0)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -49,6 +50,18 @@ def test_a_model_is_listed_and_shown_in_every_format(meshplan: Command, tmp_path
     shown = meshplan("catalog", "show", "tiny", "--format", form)
     assert (shown.code, shown.err) == (0, "")
     assert "hidden_size" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("name", "slug", "kind"),
+    [("FLUX.1-dev", "flux.1-dev", "diffusion_model"), ("raspberry-pi-5", "raspberry-pi-5", "machine")],
+)
+def test_what_ships_whole_is_shown_with_its_source(meshplan: Command, name: str, slug: str, kind: str) -> None:
+    entry = meshplan("catalog", "show", name, "--format", "json").json
+    assert (entry["kind"], entry["slug"]) == (kind, slug)
+    assert entry["source"]
+    assert "parameters" in entry["values"] or "cores" in entry["values"]
+    assert entry["source"].split()[0][:40] in meshplan("catalog", "show", name).out.replace("\n", "")
 
 
 def test_show_tells_where_every_number_comes_from(meshplan: Command) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import Problem, SpecError, UnknownEntryError
+from meshplan.catalogs.models.diffusion import diffusion_model
 from meshplan.cli.asking import ASSUMED_BATCH, ASSUMED_LENGTHS, ASSUMED_SEQUENCE, Asked
 from meshplan.cli.commands.init import spec_text
 from meshplan.cli.web.asking import check_question
@@ -23,7 +24,7 @@ from meshplan.planner.launch.registry import engine_names, framework_names
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
 
-SERVE, TRAIN = "serve", "train"
+SERVE, TRAIN, MAKE = "serve", "train", "make"
 _HERE = Path(__file__).parents[1] / "examples"
 # The whole examples, for the editor; tests hold them against those at the root of the project.
 EXAMPLE_TEXTS = {file.stem: file.read_text(encoding="utf-8") for file in sorted(_HERE.glob("*.yaml"))}
@@ -37,7 +38,7 @@ class Field:
         name: as in :class:`~meshplan.cli.asking.Asked`, and in the page's address.
         label: for people.
         hint: what may be written.
-        purpose: ``serve`` or ``train`` where only that has it; empty for both.
+        purposes: which of ``serve``, ``train`` and ``make`` (images or videos) have it; empty for all.
         assumed: what an empty field means.
         listed: the list of names that complete it.
     """
@@ -45,26 +46,41 @@ class Field:
     name: str
     label: str
     hint: str
-    purpose: str = ""
+    purposes: tuple[str, ...] = ()
     assumed: str = ""
     listed: str = ""
 
 
 FIELDS = (
-    Field(name="model", label="Model", hint="a name of the catalog, such as llama-3.1-70b", listed="models"),
+    Field(name="model", label="Model", hint="a name of the catalog: llama-3.1-70b, flux.1-dev", listed="models"),
     Field(name="gpus", label="GPUs", hint="16xH100, nodes: 2xdgx-h100, several types: 8xA100,8xH100", listed="devices"),
-    Field(name="lengths", label="Tokens in / out", hint="4000/1000", purpose=SERVE, assumed=ASSUMED_LENGTHS),
-    Field(name="rate", label="Requests a second", hint="5; empty: as many as it takes", purpose=SERVE),
-    Field(name="slo", label="Latency limits", hint="ttft_p99=3s,tpot_p95=50ms", purpose=SERVE),
+    Field(name="lengths", label="Tokens in / out", hint="4000/1000", purposes=(SERVE,), assumed=ASSUMED_LENGTHS),
+    Field(name="rate", label="Requests a second", hint="5; empty: as many as it takes", purposes=(SERVE, MAKE)),
     Field(
-        name="sequence_length", label="Tokens of a sequence", hint="8192 or 8k", purpose=TRAIN, assumed=ASSUMED_SEQUENCE
+        name="slo",
+        label="Latency limits",
+        hint="ttft_p99=3s,tpot_p95=50ms; of images: latency=10s",
+        purposes=(SERVE, MAKE),
     ),
     Field(
-        name="batch", label="Batch of a step", hint="512 sequences, or 4M tokens", purpose=TRAIN, assumed=ASSUMED_BATCH
+        name="sequence_length",
+        label="Tokens of a sequence",
+        hint="8192 or 8k",
+        purposes=(TRAIN,),
+        assumed=ASSUMED_SEQUENCE,
     ),
-    Field(name="tokens", label="Tokens of the run", hint="1e12 or 15T; empty: not asked", purpose=TRAIN),
-    Field(name="objective", label="Best at", hint="empty: throughput", listed="objectives"),
-    Field(name="target", label="Framework or engine", hint="megatron, vllm, …", listed="targets"),
+    Field(
+        name="batch",
+        label="Batch of a step",
+        hint="512 sequences, or 4M tokens",
+        purposes=(TRAIN,),
+        assumed=ASSUMED_BATCH,
+    ),
+    Field(name="tokens", label="Tokens of the run", hint="1e12 or 15T; empty: not asked", purposes=(TRAIN,)),
+    Field(name="objective", label="Best at", hint="empty: throughput, of images: latency", listed="objectives"),
+    Field(
+        name="target", label="Framework or engine", hint="megatron, vllm, …", purposes=(SERVE, TRAIN), listed="targets"
+    ),
 )
 EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "training": {
@@ -93,6 +109,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "objective": "throughput_per_device",
         "target": "vllm",
     },
+    "images": {"purpose": MAKE, "model": "flux.1-dev", "gpus": "1xdgx-h100", "slo": "latency=10s"},
 }
 # The beginning of a problem's path → the field that it is shown at.
 _FIELD_OF = {
@@ -117,11 +134,11 @@ def form_view(fields: Mapping[str, str], catalog: Catalog) -> dict[str, Any]:
         fields: of :data:`FIELDS`, and ``purpose``.
         catalog: in which names are looked up.
     """
-    purpose = TRAIN if fields.get("purpose") == TRAIN else SERVE
+    purpose = fields["purpose"] if fields.get("purpose") in (TRAIN, MAKE) else SERVE
     given = {
         field.name: text
         for field in FIELDS
-        if field.purpose in ("", purpose) and (text := fields.get(field.name, "").strip() or field.assumed)
+        if purpose in (field.purposes or (purpose,)) and (text := fields.get(field.name, "").strip() or field.assumed)
     }
     command = "meshplan plan " + " ".join(
         f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in given.items()
@@ -135,6 +152,7 @@ def form_view(fields: Mapping[str, str], catalog: Catalog) -> dict[str, Any]:
 
 
 def _asked(given: Mapping[str, str], purpose: str) -> Asked:
+    _check_model(given.get("model", ""), purpose)
     targets, target = engine_names() if purpose == SERVE else framework_names(), given.get("target")
     if target is not None and target not in targets:
         message = f"must be one of {', '.join(targets)}, not {target!r}"
@@ -146,6 +164,23 @@ def _asked(given: Mapping[str, str], purpose: str) -> Asked:
         message = f"{rate!r} is no number of requests a second"
         raise SpecError([Problem(path="--rate", message=message)]) from None
     return Asked(**{**given, "rate": number})  # type: ignore[arg-type]  # every other option is text
+
+
+def _check_model(model: str, purpose: str) -> None:
+    """A model that makes images is for that purpose, and no other is.
+
+    Raises:
+        SpecError: at the model's field.
+    """
+    try:
+        pictures = diffusion_model(model).name
+    except UnknownEntryError as error:
+        if purpose == MAKE and model:
+            raise SpecError([Problem(path="model", message=str(error))]) from None
+        return
+    if purpose != MAKE:
+        message = f"{pictures} makes images or videos: choose that above"
+        raise SpecError([Problem(path="model", message=message)])
 
 
 def text_view(text: str, catalog: Catalog) -> dict[str, Any]:

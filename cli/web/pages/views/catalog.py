@@ -33,7 +33,7 @@ def entry_view(document: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         document: as ``meshplan catalog show`` prints it.
     """
-    told = {"kind", "facts", "prices", "config"}
+    told = {"kind", "facts", "prices", "config", "values"}
     return {
         "name": str(document["slug"]),
         "kind": str(document["kind"]).replace("_", " "),
@@ -41,6 +41,7 @@ def entry_view(document: Mapping[str, Any]) -> dict[str, Any]:
         "facts": [_fact(fact) for fact in document.get("facts", ())],
         "prices": [{key: _text(value) for key, value in price.items()} for price in document.get("prices", ())],
         "config": [(key, _text(value)) for key, value in sorted((document.get("config") or {}).items())],
+        "figures": [(key.replace("_", " "), _figure(key, value)) for key, value in document.get("values", {}).items()],
         "measured": any(evidence.level_of(fact["level"]) == evidence.MEASURED for fact in document.get("facts", ())),
     }
 
@@ -58,6 +59,17 @@ def _fact(fact: Mapping[str, Any]) -> dict[str, Any]:
         "date": str(fact["date"] or ""),
         "source": str(fact["source"]),
     }
+
+
+def _figure(key: str, value: Any) -> str:
+    """A number with its unit; of nested records the numbers by their names."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name.replace('_', ' ')} {_figure(name, one)}" for name, one in value.items() if one != "")
+    if isinstance(value, list | tuple):
+        return "; ".join(_figure(key, one) for one in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return format_value(key, value) if isinstance(value, int | float) else _text(value)
 
 
 def _text(value: Any) -> str:

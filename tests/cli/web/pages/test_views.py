@@ -110,12 +110,33 @@ def catalog(settings: Settings) -> Catalog:
 def test_examples_are_those_of_the_project(catalog: Catalog) -> None:
     for name, text in ask.EXAMPLE_TEXTS.items():
         assert text == (ROOT / f"{name}.yaml").read_text()
+        assert ask.text_view(text, catalog)["errors"] == []
     view = ask.form_view(ask.EXAMPLES["training"], catalog)
     assert view["errors"] == []
     written, shipped = (yaml.safe_load(text) for text in (view["yaml"], ask.EXAMPLE_TEXTS["example"]))
     assert read_training_spec(written) == read_training_spec(shipped)
     served = ask.form_view(ask.EXAMPLES["serving"], catalog)
     assert yaml.safe_load(served["yaml"]) == yaml.safe_load(ask.EXAMPLE_TEXTS["serving"])
+    made = ask.form_view(ask.EXAMPLES["images"], catalog)
+    assert made["errors"] == []
+    assert yaml.safe_load(made["yaml"])["kind"] == "diffusion"
+    assert made["command"] == "meshplan plan --model flux.1-dev --gpus 1xdgx-h100 --slo latency=10s"
+
+
+@pytest.mark.parametrize(
+    ("example", "model", "words"),
+    [
+        ("serving", "flux.1-dev", "makes images or videos"),
+        ("training", "FLUX.1-dev", "makes images or videos"),
+        ("images", "llama-3.1-70b", "unknown diffusion model"),
+    ],
+)
+def test_a_model_for_another_purpose_is_said_at_the_model(
+    catalog: Catalog, example: str, model: str, words: str
+) -> None:
+    (error,) = ask.form_view({**ask.EXAMPLES[example], "model": model}, catalog)["errors"]
+    assert error["field"] == "model"
+    assert words in error["message"]
 
 
 @pytest.mark.parametrize(
