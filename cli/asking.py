@@ -188,8 +188,8 @@ class Asked:
             if others:
                 raise _problem(
                     others[0],
-                    f"{pictures.name} makes images or videos, it has no {' and '.join(others)}; it has --rate (items/s), --slo "
-                    "latency=10s and --set workload.steps=30 (width, height, frames)",
+                    f"{pictures.name} makes images or videos and has no {' and '.join(others)}; it has --rate "
+                    "(items/s), --slo latency=10s and --set workload.steps=30 (width, height, frames)",
                 )
             return "diffusion"
         from meshplan.planner.serving.problem.engines import ENGINES  # start-up: --help must not load the planner

@@ -84,7 +84,7 @@ def test_a_model_of_images_asks_for_images(catalog: Catalog) -> None:
     assert len(asked.assumed) == 1
     assert Asked(model="wan2.1-t2v-14b", gpus="8xH100").document(catalog)["workload"]["frames"] == 81
     with pytest.raises(
-        SpecError, match=r"--lengths: FLUX.1 dev makes images or videos, it has no --lengths and --batch"
+        SpecError, match=r"--lengths: FLUX.1 dev makes images or videos and has no --lengths and --batch"
     ):
         Asked(model="flux.1-dev", gpus="8xH100", lengths="1/1", batch="4").document(catalog)
 
