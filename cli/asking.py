@@ -18,14 +18,20 @@ from typer.core import TyperCommand, TyperOption
 
 from meshplan.catalogs.errors import Problem, SpecError, UnitError
 from meshplan.cli.completion import complete_gpus, complete_model
+from meshplan.cli.gpus import cluster_of
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.catalogs.hardware import NodeType
     from meshplan.catalogs.models.diffusion import DiffusionModel
+    from meshplan.catalogs.models.shapes import ModelShape
 
 # Prompt and answer of the first of the three scenarios of InferenceX (SemiAnalysis): 1k / 1k.
 ASSUMED_LENGTHS = "1024/1024"
+# A text to embed or rerank: what BERT reads at most (Devlin et al., arXiv:1810.04805, section 3.1).
+ASSUMED_TEXT = "512"
+# A request to a model that hears: a window of Whisper (Radford et al., arXiv:2212.04356, section 2.2), its prompt of
+# four tokens, and an answer of 75 words (150 a minute, as people talk) of 4/3 tokens (OpenAI: 100 tokens ≈ 75 words).
+ASSUMED_SOUND_S, ASSUMED_SPEECH = 30, "4/100"
 # Llama 3 began its pre-training with 4,096 tokens a sequence and 4M tokens a step (arXiv:2407.21783, section 3.4.1).
 ASSUMED_SEQUENCE, ASSUMED_BATCH = "4096", "4M"
 
@@ -52,7 +58,10 @@ GpusOption = Annotated[
 LengthsOption = Annotated[
     str | None,
     typer.Option(
-        "--lengths", metavar="IN/OUT", help="Serving: tokens of a prompt and an answer, 4000/1000.", show_default=False
+        "--lengths",
+        metavar="IN/OUT",
+        help="Serving: tokens of a prompt and an answer, 4000/1000; of a text to embed, 512.",
+        show_default=False,
     ),
 ]
 RateOption = Annotated[
@@ -100,14 +109,8 @@ SetOption = Annotated[
 _OF_LANGUAGE = ("lengths", "concurrency", "sequence_length", "batch", "tokens")
 # Options whose one value holds several things → how it is written.
 _SEVERAL_IN_ONE = {"gpus": "8xH100,8xA100", "slo": "ttft_p99=2s,tpot_p95=50ms"}
-_GROUP = re.compile(
-    r"\s*(?P<count>\d{1,7})\s*[xX×*]\s*(?P<name>[\w. -]+?)\s*|"
-    r"\s*(?P<name2>[\w. -]+?)\s*[xX×*]\s*(?P<count2>\d{1,7})\s*"
-)
 _DECIMAL_COMMA = re.compile(r"(?P<key>\w+)\s*=\s*(?P<whole>\d+),(?P<rest>\d[^,]*)")
 _SLO = re.compile(r"\s*(?P<key>[a-z0-9_]+?)(?P<unit>_s)?\s*=\s*(?P<limit>[^=]+?)\s*")
-# Makers' own node types come before those of one cloud, and boards with the fastest links before PCIe cards.
-_PREFERRED = ("dgx-", "hgx-", "gb200-", "gb300-", "hls-")
 
 
 class QuestionCommand(TyperCommand):
@@ -202,7 +205,8 @@ class Asked:
             raise _problem(
                 "",
                 f"the options ask for {what}. To serve: --model {model} --gpus {gpus} --rate 5 --slo ttft_p99=2s. "
-                f"To train: --model {model} --gpus {gpus} --sequence-length 8k --batch 4M",
+                f"To train: --model {model} --gpus {gpus} --sequence-length 8k --batch 4M. Images and videos need no "
+                "further option: models of `meshplan catalog list diffusion-models`",
             )
         return "serving" if serving else "training"
 
@@ -220,7 +224,7 @@ class Asked:
         constraints: dict[str, Any] = {"target": self.target} if self.target else {}
         if most is not None:
             constraints["max_devices"] = most
-        sections = {"serving": self._serving, "training": self._training, "diffusion": self._diffusion}
+        sections = {"serving": lambda: self._serving(catalog), "training": self._training, "diffusion": self._diffusion}
         return {
             "kind": kind,
             "model": self.model,
@@ -230,15 +234,8 @@ class Asked:
             **({"constraints": constraints} if constraints else {}),
         }
 
-    def _serving(self) -> dict[str, Any]:
-        lengths = self.lengths
-        if lengths is None:
-            lengths = ASSUMED_LENGTHS
-            self.assumed.append(f"{lengths} tokens in and out (--lengths IN/OUT)")
-        prompt, _, output = lengths.partition("/")
-        if not prompt.strip() or not output.strip():
-            raise _problem("--lengths", f"{lengths!r} is not read; write tokens of a prompt and an answer: 4000/1000")
-        workload: dict[str, Any] = {"input_length": _number(prompt), "output_length": _number(output)}
+    def _serving(self, catalog: Catalog) -> dict[str, Any]:
+        workload = self._requests(shape_of(str(self.model), catalog))
         if self.rate is not None:
             workload["request_rate_per_s"] = self.rate
         if self.concurrency is not None:
@@ -247,6 +244,25 @@ class Asked:
         if self.slo is not None:
             section["slo"] = slo_of(self.slo)
         return section
+
+    def _requests(self, shape: ModelShape | None) -> dict[str, Any]:
+        """What a request asks for, by what the model does: answers, vectors or scores of texts, transcripts."""
+        lengths = self.lengths
+        if lengths is None:
+            lengths, words = assumed_lengths(shape)
+            self.assumed.append(f"{lengths} {words}")
+        if shape is not None and makes_no_tokens(shape):
+            if "/" in lengths:
+                raise _problem(
+                    "--lengths", f"{shape.name} makes no tokens: write those of a text alone: {ASSUMED_TEXT}"
+                )
+            scores = shape.pooling is not None and shape.pooling.num_labels > 0
+            return {"task": "rerank" if scores else "embed", "input_length": _number(lengths)}
+        prompt, _, output = lengths.partition("/")
+        if not prompt.strip() or not output.strip():
+            raise _problem("--lengths", f"{lengths!r} is not read; write tokens of a prompt and an answer: 4000/1000")
+        sound = {"audio": {"seconds": ASSUMED_SOUND_S}} if shape is not None and _hears(shape) else {}
+        return {**sound, "input_length": _number(prompt), "output_length": _number(output)}
 
     def _training(self) -> dict[str, Any]:
         sequence, batch = self.sequence_length, self.batch
@@ -281,6 +297,32 @@ class Asked:
         return {"workload": workload, **({"slo": slo_of(self.slo)} if self.slo is not None else {})}
 
 
+def assumed_lengths(shape: ModelShape | None) -> tuple[str, str]:
+    """What ``--lengths`` is where nothing is said, and the words for it."""
+    if makes_no_tokens(shape):
+        return ASSUMED_TEXT, "tokens of a text (--lengths N)"
+    if shape is not None and _hears(shape):
+        return ASSUMED_SPEECH, f"tokens in and out for {ASSUMED_SOUND_S} s of sound (--lengths IN/OUT)"
+    return ASSUMED_LENGTHS, "tokens in and out (--lengths IN/OUT)"
+
+
+def makes_no_tokens(shape: ModelShape | None) -> bool:
+    """Whether it is an embedding model or a reranker."""
+    return shape is not None and (shape.bidirectional or shape.pooling is not None)
+
+
+def _hears(shape: ModelShape) -> bool:
+    return shape.encoder is not None and shape.encoder.audio is not None
+
+
+def shape_of(model: str, catalog: Catalog) -> ModelShape | None:
+    """The shape of a model; None where it is not known, which whoever reads the spec will say."""
+    from meshplan.planner.cluster.lookup import look_up_shape  # start-up: --help must not load the planner
+    from meshplan.planner.core.problems import Problems
+
+    return look_up_shape(model, catalog, Path(), Problems())
+
+
 def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: Catalog) -> tuple[dict[str, Any], Path]:
     """The spec from a file, from standard input (``-``) or from options, with ``--set`` applied; and its folder.
 
@@ -302,63 +344,6 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
     else:
         document, base = read_question(spec), spec.parent
     return with_settings(document, settings), base
-
-
-def cluster_of(text: str, catalog: Catalog) -> tuple[dict[str, Any], int | None]:
-    """The cluster that ``16xH100`` or ``2xdgx-h100,8xA100`` means, and the most devices where a node is not full.
-
-    GPUs stand in the maker's own nodes (H100 → dgx-h100), as many as are needed.
-
-    Raises:
-        SpecError: a group cannot be read, or names nothing in the catalog.
-    """
-    groups: dict[str, int] = {}
-    most, there = 0, 0
-    for part in text.split(","):
-        match = _GROUP.fullmatch(part)
-        if match is None:
-            raise _problem("--gpus", f"{part.strip()!r} is not read; write 16xH100, or 2xdgx-h100 for whole nodes")
-        count, name = int(match["count"] or match["count2"]), str(match["name"] or match["name2"])
-        node, devices = _node_of(name, count, catalog)
-        nodes = -(-devices // node.num_devices)
-        groups[node.slug] = groups.get(node.slug, 0) + nodes
-        most, there = most + devices, there + nodes * node.num_devices
-    return {"nodes": [{"type": slug, "count": count} for slug, count in groups.items()]}, (
-        most if most < there else None
-    )
-
-
-def _node_of(name: str, count: int, catalog: Catalog) -> tuple[NodeType, int]:
-    """The node type in which ``count`` GPUs or nodes of that name stand, and the number of GPUs."""
-    from meshplan.catalogs.errors import UnknownEntryError, closest_names, did_you_mean
-
-    if count < 1:
-        raise _problem("--gpus", f"{count} of {name}: at least 1")
-    try:
-        node = catalog.node_type(name)
-    except UnknownEntryError:
-        pass
-    else:
-        return node, count * node.num_devices
-    try:
-        device = catalog.device(name)
-    except UnknownEntryError:
-        known = [one.slug for one in catalog.devices()] + [one.slug for one in catalog.node_types()]
-        hint = did_you_mean(closest_names(name, known))
-        raise _problem("--gpus", f"no GPU and no node type is called {name!r}{hint}") from None
-    nodes = [node for node in catalog.node_types() if node.device.slug == device.slug]
-    if not nodes:
-        raise _problem(
-            "--gpus", f"no node type of the catalog holds {device.slug}: describe it in a spec (cluster.devices)"
-        )
-    return min(nodes, key=lambda node: _preference(node, count)), count
-
-
-def _preference(node: NodeType, count: int) -> tuple[bool, bool, bool, str]:
-    """Small is better: nodes with a network where several are needed, the makers' own, then those of no cloud."""
-    joined = node.scale_out_link is not None or count <= node.num_devices
-    clouds = ("aws-", "azure-", "gcp-", "lambda-", "coreweave-", "oci-")
-    return not joined, not node.slug.startswith(_PREFERRED), node.slug.startswith(clouds), node.slug
 
 
 def _number(text: str) -> int | str:

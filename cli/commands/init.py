@@ -10,7 +10,6 @@ import typer
 
 from meshplan.cli.asking import (
     ASSUMED_BATCH,
-    ASSUMED_LENGTHS,
     ASSUMED_SEQUENCE,
     Asked,
     BatchOption,
@@ -22,12 +21,17 @@ from meshplan.cli.asking import (
     SequenceOption,
     SloOption,
     TargetOption,
+    assumed_lengths,
+    makes_no_tokens,
+    shape_of,
 )
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from meshplan.catalogs.database.repository import Catalog
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -88,9 +92,9 @@ def init(
         batch=batch,
         target=target,
     )
-    if sys.stdin.isatty():
-        _ask(asked)
     catalog = open_catalog(db)
+    if sys.stdin.isatty():
+        _ask(asked, catalog)
     text = spec_text(asked.document(catalog))
     for assumption in asked.assumed:
         sys.stderr.write(f"assumed: {assumption}\n")
@@ -103,23 +107,26 @@ def init(
     sys.stdout.write(f"wrote {out}; next:\n  meshplan plan {out}\n")
 
 
-def _ask(asked: Asked) -> None:
+def _ask(asked: Asked, catalog: Catalog) -> None:
     """Ask for what the options leave open."""
     asked.model = asked.model or _prompt("Which model (Hugging Face id, catalog name, config.json)?")
     asked.gpus = asked.gpus or _prompt("Which GPUs (16xH100, 2xdgx-h100)?")
     if asked.pictures() is not None:
         asked.slo = asked.slo or _prompt("Limit of the latency (empty for none)?", "latency=10s") or None
         return
+    shape = shape_of(asked.model, catalog)
     if not (asked.says_serving or asked.says_training):
-        purpose = _prompt("Train or serve?", "serve").lower()
+        purpose = "serve" if makes_no_tokens(shape) else _prompt("Train or serve?", "serve").lower()
         if purpose.startswith("t"):
             asked.sequence_length = _prompt("Tokens of a sequence?", ASSUMED_SEQUENCE)
         else:
-            asked.lengths = _prompt("Tokens of a prompt / of an answer?", ASSUMED_LENGTHS)
+            lengths, words = assumed_lengths(shape)
+            asked.lengths = _prompt(f"{words.partition(' (')[0].capitalize()}?", lengths)
     if asked.says_training:
         asked.batch = asked.batch or _prompt("Sequences of one optimizer step, or its tokens?", ASSUMED_BATCH)
     elif asked.slo is None:
-        asked.slo = _prompt("Latency limits (empty for none)?", "ttft_p99=2s,tpot_p95=50ms") or None
+        usual = "e2e_p99=1s" if makes_no_tokens(shape) else "ttft_p99=2s,tpot_p95=50ms"
+        asked.slo = _prompt("Latency limits (empty for none)?", usual) or None
 
 
 def _prompt(text: str, default: str | None = None) -> str:

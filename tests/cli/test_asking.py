@@ -13,7 +13,8 @@ from command_line import SPEC, Command
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.cli.asking import Asked, cluster_of, slo_of, with_settings
+from meshplan.cli.asking import Asked, slo_of, with_settings
+from meshplan.cli.gpus import cluster_of
 from meshplan.planner.core.reading.spec_reader import plain_numbers
 from meshplan.planner.diffusion.problem.spec import read_diffusion_spec
 from meshplan.planner.training.problem.spec import TrainingSpec
@@ -46,7 +47,13 @@ def test_gpus_stand_in_nodes_of_their_maker(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("16xH1000", "did you mean"), ("H100", "16xH100"), ("0xH100", "at least 1")]
+    ("text", "words"),
+    [
+        ("16xH1000", "did you mean"),
+        ("H100", "16xH100"),
+        ("0xH100", "at least 1"),
+        ("4xraspberry-pi-5", "raspberry-pi-5 is a machine at home: ask in a file with kind: edge"),
+    ],
 )
 def test_gpus_that_cannot_be_read_say_why(text: str, words: str, catalog: Catalog) -> None:
     with pytest.raises(SpecError, match=words):
@@ -87,6 +94,29 @@ def test_a_model_of_images_asks_for_images(catalog: Catalog) -> None:
         SpecError, match=r"--lengths: FLUX.1 dev makes images or videos and has no --lengths and --batch"
     ):
         Asked(model="flux.1-dev", gpus="8xH100", lengths="1/1", batch="4").document(catalog)
+
+
+@pytest.mark.parametrize(
+    ("model", "lengths", "workload"),
+    [
+        ("BAAI/bge-m3", None, {"task": "embed", "input_length": 512}),
+        ("bge-m3", "2k", {"task": "embed", "input_length": "2k"}),
+        ("BAAI/bge-reranker-v2-m3", None, {"task": "rerank", "input_length": 512}),
+        ("openai/whisper-large-v3", None, {"audio": {"seconds": 30}, "input_length": 4, "output_length": 100}),
+        ("openai/whisper-large-v3", "4/50", {"audio": {"seconds": 30}, "input_length": 4, "output_length": 50}),
+    ],
+)
+def test_models_that_do_not_chat_are_asked_for_what_they_do(
+    model: str, lengths: str | None, workload: dict[str, Any], catalog: Catalog
+) -> None:
+    asked = Asked(model=model, gpus="1xL4", rate=2.0, lengths=lengths)
+    assert asked.document(catalog)["workload"] == {**workload, "request_rate_per_s": 2.0}
+    assert len(asked.assumed) == (lengths is None)
+
+
+def test_a_model_that_embeds_has_no_answer_to_count(catalog: Catalog) -> None:
+    with pytest.raises(SpecError, match=r"--lengths: BGE M3 makes no tokens: write those of a text alone: 512"):
+        Asked(model="bge-m3", gpus="1xL4", rate=2.0, lengths="512/1").document(catalog)
 
 
 @pytest.mark.parametrize("lengths", ["1000", "/1000", "4k/", ""])

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, UnknownEntryError
 from meshplan.catalogs.models.diffusion import diffusion_model
-from meshplan.cli.asking import ASSUMED_BATCH, ASSUMED_LENGTHS, ASSUMED_SEQUENCE, Asked
+from meshplan.cli.asking import (
+    ASSUMED_BATCH,
+    ASSUMED_LENGTHS,
+    ASSUMED_SEQUENCE,
+    Asked,
+    assumed_lengths,
+    shape_of,
+)
 from meshplan.cli.commands.init import spec_text
 from meshplan.cli.web.asking import check_question
 from meshplan.planner.cluster.lookup import unknown_names
@@ -39,7 +46,7 @@ class Field:
         label: for people.
         hint: what may be written.
         purposes: which of ``serve``, ``train`` and ``make`` (images or videos) have it; empty for all.
-        assumed: what an empty field means.
+        assumed: what an empty field means for most models.
         listed: the list of names that complete it.
     """
 
@@ -54,7 +61,13 @@ class Field:
 FIELDS = (
     Field(name="model", label="Model", hint="a name of the catalog: llama-3.1-70b, flux.1-dev", listed="models"),
     Field(name="gpus", label="GPUs", hint="16xH100, nodes: 2xdgx-h100, several types: 8xA100,8xH100", listed="devices"),
-    Field(name="lengths", label="Tokens in / out", hint="4000/1000", purposes=(SERVE,), assumed=ASSUMED_LENGTHS),
+    Field(
+        name="lengths",
+        label="Tokens in / out",
+        hint="4000/1000; of a text to embed: 512",
+        purposes=(SERVE,),
+        assumed=ASSUMED_LENGTHS,
+    ),
     Field(name="rate", label="Requests a second", hint="5; empty: as many as it takes", purposes=(SERVE, MAKE)),
     Field(
         name="slo",
@@ -140,6 +153,8 @@ def form_view(fields: Mapping[str, str], catalog: Catalog) -> dict[str, Any]:
         for field in FIELDS
         if purpose in (field.purposes or (purpose,)) and (text := fields.get(field.name, "").strip() or field.assumed)
     }
+    if not fields.get("lengths", "").strip() and purpose == SERVE:
+        given["lengths"] = assumed_lengths(shape_of(given.get("model", ""), catalog))[0]
     command = "meshplan plan " + " ".join(
         f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in given.items()
     )

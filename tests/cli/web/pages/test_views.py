@@ -123,6 +123,13 @@ def test_examples_are_those_of_the_project(catalog: Catalog) -> None:
     assert made["command"] == "meshplan plan --model flux.1-dev --gpus 1xdgx-h100 --slo latency=10s"
 
 
+def test_a_form_asks_a_model_that_embeds_for_vectors(catalog: Catalog) -> None:
+    view = ask.form_view({"model": "bge-m3", "gpus": "1xL4", "rate": "20"}, catalog)
+    assert view["errors"] == []
+    assert yaml.safe_load(view["yaml"])["workload"]["task"] == "embed"
+    assert "--lengths 512" in view["command"]
+
+
 @pytest.mark.parametrize(
     ("example", "model", "words"),
     [

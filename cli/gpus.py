@@ -1,0 +1,82 @@
+"""``--gpus``: ``16xH100`` or ``2xdgx-h100,8xA100`` → the nodes of a spec's cluster."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import Problem, SpecError
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.catalogs.hardware import NodeType
+
+_GROUP = re.compile(
+    r"\s*(?P<count>\d{1,7})\s*[xX×*]\s*(?P<name>[\w. -]+?)\s*|"
+    r"\s*(?P<name2>[\w. -]+?)\s*[xX×*]\s*(?P<count2>\d{1,7})\s*"
+)
+# Makers' own node types come before those of one cloud, and boards with the fastest links before PCIe cards.
+_PREFERRED = ("dgx-", "hgx-", "gb200-", "gb300-", "hls-")
+
+
+def cluster_of(text: str, catalog: Catalog) -> tuple[dict[str, Any], int | None]:
+    """The cluster that ``16xH100`` or ``2xdgx-h100,8xA100`` means, and the most devices where a node is not full.
+
+    GPUs stand in the maker's own nodes (H100 → dgx-h100), as many as are needed.
+
+    Raises:
+        SpecError: a group cannot be read, or names nothing in the catalog.
+    """
+    groups: dict[str, int] = {}
+    most, there = 0, 0
+    for part in text.split(","):
+        match = _GROUP.fullmatch(part)
+        if match is None:
+            raise _problem(f"{part.strip()!r} is not read; write 16xH100, or 2xdgx-h100 for whole nodes")
+        count, name = int(match["count"] or match["count2"]), str(match["name"] or match["name2"])
+        node, devices = _node_of(name, count, catalog)
+        nodes = -(-devices // node.num_devices)
+        groups[node.slug] = groups.get(node.slug, 0) + nodes
+        most, there = most + devices, there + nodes * node.num_devices
+    return {"nodes": [{"type": slug, "count": count} for slug, count in groups.items()]}, (
+        most if most < there else None
+    )
+
+
+def _node_of(name: str, count: int, catalog: Catalog) -> tuple[NodeType, int]:
+    """The node type in which ``count`` GPUs or nodes of that name stand, and the number of GPUs."""
+    from meshplan.catalogs.errors import UnknownEntryError, closest_names, did_you_mean
+
+    if count < 1:
+        raise _problem(f"{count} of {name}: at least 1")
+    try:
+        node = catalog.node_type(name)
+    except UnknownEntryError:
+        pass
+    else:
+        return node, count * node.num_devices
+    try:
+        device = catalog.device(name)
+    except UnknownEntryError:
+        from meshplan.catalogs.constants.machines.small_machines import small_machines
+
+        if name.lower() in small_machines():
+            raise _problem(f"{name} is a machine at home: ask in a file with kind: edge") from None
+        known = [one.slug for one in catalog.devices()] + [one.slug for one in catalog.node_types()]
+        hint = did_you_mean(closest_names(name, known))
+        raise _problem(f"no GPU and no node type is called {name!r}{hint}") from None
+    nodes = [node for node in catalog.node_types() if node.device.slug == device.slug]
+    if not nodes:
+        raise _problem(f"no node type of the catalog holds {device.slug}: describe it in a spec (cluster.devices)")
+    return min(nodes, key=lambda node: _preference(node, count)), count
+
+
+def _preference(node: NodeType, count: int) -> tuple[bool, bool, bool, str]:
+    """Small is better: nodes with a network where several are needed, the makers' own, then those of no cloud."""
+    joined = node.scale_out_link is not None or count <= node.num_devices
+    clouds = ("aws-", "azure-", "gcp-", "lambda-", "coreweave-", "oci-")
+    return not joined, not node.slug.startswith(_PREFERRED), node.slug.startswith(clouds), node.slug
+
+
+def _problem(message: str) -> SpecError:
+    return SpecError([Problem(path="--gpus", message=message)], of="the question")
