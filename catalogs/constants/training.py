@@ -150,6 +150,7 @@ class FrameworkRecipe:
         flash_attention: attention scores never leave the chip; otherwise they are stored (5·a·s²·b bytes a layer).
         attention_library: whose kernels fuse attention, a name of
             :func:`~meshplan.catalogs.constants.attention_kernels.attention_libraries`.
+        masks_windows: PyTorch's attention gets windows of the model as masks, which no flash kernel takes.
         fused_softmax: where scores are stored, one kernel scales, masks, normalises and drops them.
         dropout_masks: dropout after attention and MLP keeps its masks.
         weight_bytes: size of one parameter as used in compute.
@@ -216,6 +217,7 @@ class FrameworkRecipe:
 
     flash_attention: bool = True
     attention_library: str = "transformer-engine"
+    masks_windows: bool = False
     fused_softmax: bool = False
     dropout_masks: bool = False
     weight_bytes: float = 2.0
