@@ -10,9 +10,9 @@ reach alone on this generation, η the calibrated ``attention_kernel_efficiency`
 
 *Windows as masks* (``masks_windows`` of a recipe). transformers hands PyTorch's attention a mask wherever a window is
 no longer than the sequence (5.17, masking_utils.py, ``_ignore_causal_mask_sdpa``: only ``kv_length <
-local_attention_size`` may leave it out), and no flash kernel takes one (torch.nn.functional.scaled_dot_product_attention).
-The memory-efficient kernel that is left multiplies the whole square of s keys, and reads of the mask one element a
-score, for every head and pass::
+local_attention_size`` may leave it out), and no flash kernel takes one (its docstring there; PyTorch's documents of
+scaled_dot_product_attention). The memory-efficient kernel that is left multiplies the whole square of s keys, and
+reads of the mask one element a score, for every head and pass::
 
     forward = 4·T·s·a·d/t / (peak·f·η) + 2·T·s·a/t / memory rate
 
