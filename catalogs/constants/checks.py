@@ -93,6 +93,7 @@ def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:
     else:
         for kind, errors in by_kind.items():
             yield from _widths(f"model_error_p90.{kind}", errors, "models")
+    yield from () if serves else _by_way(document.get("way_error_p90", {}))
     basis = document.get("basis", {} if serves else "")
     if serves and not (isinstance(basis, Mapping) and all(isinstance(text, str) for text in (*basis, *basis.values()))):
         yield f"basis must map metrics to texts, not {basis!r}"
@@ -106,6 +107,19 @@ def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:
         yield f"generations must be a list of names, not {generations!r}"
     if not serves and not isinstance(basis, str):
         yield f"basis must be a text, not {basis!r}"
+
+
+def _by_way(by_kind: object) -> Iterator[str]:
+    """Problems of the widths that depend on the way in which plans work."""
+    if not isinstance(by_kind, Mapping) or not set(by_kind) <= set(KINDS_OF_WORK):
+        yield f"way_error_p90 must map kinds of work to errors by model and way, not {by_kind!r}"
+        return
+    for kind, by_model in by_kind.items():
+        if not isinstance(by_model, Mapping):
+            yield f"way_error_p90.{kind} must map models to errors by way, not {by_model!r}"
+            continue
+        for model, errors in by_model.items():
+            yield from _widths(f"way_error_p90.{kind}.{model or 'others'}", errors, "ways")
 
 
 def _by_kernels(by_kernels: object) -> Iterator[str]:

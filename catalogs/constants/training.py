@@ -150,6 +150,7 @@ class FrameworkRecipe:
         flash_attention: attention scores never leave the chip; otherwise they are stored (5·a·s²·b bytes a layer).
         attention_library: whose kernels fuse attention, a name of
             :func:`~meshplan.catalogs.constants.attention_kernels.attention_libraries`.
+        masks_windows: PyTorch's attention gets windows of the model as masks, which no flash kernel takes.
         fused_softmax: where scores are stored, one kernel scales, masks, normalises and drops them.
         dropout_masks: dropout after attention and MLP keeps its masks.
         weight_bytes: size of one parameter as used in compute.
@@ -216,6 +217,7 @@ class FrameworkRecipe:
 
     flash_attention: bool = True
     attention_library: str = "transformer-engine"
+    masks_windows: bool = False
     fused_softmax: bool = False
     dropout_masks: bool = False
     weight_bytes: float = 2.0
@@ -289,6 +291,8 @@ class Calibration:
             names; :data:`OTHER_KERNELS` → ``error_p90`` and ``error_basis`` for kernels that no run of the fit has.
         cluster_error_p90: the same on a cluster that runs of other models are known from.
         model_error_p90: of a set of one cluster, kind of work → model → the same for a model that own runs are of.
+        way_error_p90: of a set of one cluster, kind of work → model, empty for the others → way that own runs work in
+            (:mod:`meshplan.planner.training.problem.ways`) → the same for plans that work in it, too.
         start_error_p90: of a set of one cluster, what ``error_p90`` was before its own runs; empty elsewhere.
         basis: what the set was fitted to, as seen from whoever uses it: a :class:`Basis`.
         memory_basis: what the safe bound of the memory rests on, in words.
@@ -313,6 +317,7 @@ class Calibration:
     by_kernels: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     cluster_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
     model_error_p90: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    way_error_p90: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     start_error_p90: Mapping[str, float] = field(default_factory=dict)
     basis: str = Basis.LITERATURE.value
     memory_basis: str = ""
@@ -368,9 +373,20 @@ class Calibration:
             model: slug of the model.
         """
         known = {kind: by_model[model] for kind, by_model in self.model_error_p90.items() if model in by_model}
-        if not known and model not in self.model_time:
+        if not known and model not in self.model_time and not self.way_error_p90:
             return self
-        return replace(self, time=self.model_time.get(model, self.time), error_p90={**self.error_p90, **known})
+        ways = {kind: {"": by_model.get(model, by_model.get("", {}))} for kind, by_model in self.way_error_p90.items()}
+        time = self.model_time.get(model, self.time)
+        return replace(self, time=time, error_p90={**self.error_p90, **known}, way_error_p90=ways)
+
+    def half_width(self, kind: str, way: str) -> float:
+        """Half-width of the interval of a step time; of the model that :meth:`for_model` named, where it did.
+
+        Args:
+            kind: of work.
+            way: that the plan works in.
+        """
+        return self.way_error_p90.get(kind, {}).get("", {}).get(way, self.error_p90[kind])
 
     def with_time(self, **constants: Constant) -> Calibration:
         """A copy with other time constants."""
@@ -378,7 +394,7 @@ class Calibration:
 
     def to_document(self) -> dict[str, Any]:
         """Plain JSON, all constants by name; what only some sets have is left out elsewhere."""
-        of_some = ("by_kernels", "model_time", "model_error_p90", "start_error_p90")
+        of_some = ("by_kernels", "model_time", "model_error_p90", "way_error_p90", "start_error_p90")
         return {key: value for key, value in asdict(self).items() if value or key not in of_some}
 
     @classmethod

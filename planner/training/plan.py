@@ -23,6 +23,7 @@ from meshplan.planner.training.estimator.operators.products import gemm_curve, p
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.training.problem.schedules import SCHEDULES
+from meshplan.planner.training.problem.ways import way_of
 from meshplan.planner.training.resolve import Resolved
 from meshplan.planner.training.search.mapping.mapping_report import mapping_document, rank_table
 from meshplan.planner.training.search.mapping.placement import Placement
@@ -51,16 +52,21 @@ def config_from_document(document: Mapping[str, Any]) -> TrainingConfig:
     return TrainingConfig(**{**values, "layers_per_chunk": tuple(values["layers_per_chunk"])})
 
 
+def half_width(problem: TrainingProblem, config: TrainingConfig) -> float:
+    """Half-width of the interval of a plan's step time."""
+    return problem.calibration.half_width(problem.kind_of_work, way_of(problem.workload, config))
+
+
 def time_interval(
-    problem: TrainingProblem, value: float, *, schedule: str = "none", unmeasured_share: float = 0.0
+    problem: TrainingProblem, value: float, *, config: TrainingConfig, unmeasured_share: float = 0.0
 ) -> Interval:
     """A time or a rate with the calibration's held-out 90th percentile of error as a factor either way.
 
     A pipeline schedule without measured runs adds :data:`UNMEASURED_SCHEDULE_ERROR`, a part of the step that nobody
     measured (``unmeasured_share`` of it) adds itself: it may take twice as long.
     """
-    spread = 1.0 + problem.calibration.error_p90[problem.kind_of_work]
-    if not SCHEDULES[schedule].validated:
+    spread = 1.0 + half_width(problem, config)
+    if not SCHEDULES[config.pipeline_schedule].validated:
         spread += UNMEASURED_SCHEDULE_ERROR
     spread += unmeasured_share
     return Interval(value=value, low=value / spread, high=value * spread)
@@ -89,8 +95,7 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
             times["usd_per_run"] = priced.step_s * steps * price * devices / SECONDS_PER_HOUR
     unmeasured = unmeasured_share(problem, priced)
     metrics = {
-        name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=unmeasured)
-        for name, value in times.items()
+        name: time_interval(problem, value, config=config, unmeasured_share=unmeasured) for name, value in times.items()
     }
     energy = energy_j_per_step(problem, priced, metrics["iteration_s"])
     if energy is not None:
@@ -228,7 +233,7 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
             "framework": calibration.framework,
             "architecture": calibration.architecture,
             "num_runs": calibration.num_runs,
-            "time_error_p90": calibration.error_p90[problem.kind_of_work],
+            "time_error_p90": half_width(problem, priced.config),
             "time_error_basis": calibration.error_basis.get(problem.kind_of_work, ""),
             "basis": calibration.basis,
             "memory_basis": calibration.memory_basis,

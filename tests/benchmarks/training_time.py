@@ -3,7 +3,8 @@
     python tests/benchmarks/training_time.py OBSERVATIONS.jsonl...
 
 Prints errors (plain, and with each source weighing the same), how often intervals hold, pooled and for each framework
-beside the 99 % band of its number of runs, mixtures of experts, and the order of plans of one question, all of it with
+(beside the 99 % band of its number of runs, as if they were independent and as correlated as runs of one model and
+device are), mixtures of experts, and the order of plans of one question, all of it with
 constants that were fitted without the source. Takes eight minutes of CPU, most of them for the folds.
 """
 
@@ -58,11 +59,16 @@ def report(folds: dict[str, tuple[HeldOut, ...]], runs: Iterable[ObservedRun]) -
     errors("mixtures of experts, source held out (asked 10 % median)", experts)
     for name, items in (("source", source), ("framework", framework), ("mixtures of experts", experts)):
         print(f"inside the interval, {name}: {inside(items):.1%} (asked {'85' if items is experts else '85-95'} %)")
+    correlation = correlation_inside(source)
+    print(
+        f"two runs of one model and device: being inside has correlation {correlation:.2f} about the framework's share"
+    )
     for key, members in grouped(source, lambda item: item.key[0]).items():
-        least, most = band(len(members))
-        share = inside(members)
-        verdict = "" if least <= share <= most else "below" if share < least else "above"
-        print(f"  {key:24s} {len(members):4d} runs {share:6.1%}  band {least:.0%}-{most:.0%} {verdict}")
+        share, count = inside(members), independent(members, correlation)
+        print(
+            f"  {key:24s} {len(members):4d} runs {share:6.1%}  {verdict(share, len(members))}, "
+            f"as {count} independent ones {verdict(share, count)}"
+        )
     known = {run.id: run for run in runs}
     order("old sources (asked 98 %, 0.3 % mean, 5 % worst)", [item for item in source if item.source in OLD], known)
     order("new sources (asked 85 %, 3 % mean)", [item for item in source if item.source not in OLD], known)
@@ -95,6 +101,37 @@ def grouped(items: Iterable[HeldOut], label: Callable[[HeldOut], str]) -> dict[s
 def inside(items: Sequence[HeldOut]) -> float:
     """Share of the runs that their interval holds."""
     return float(np.mean([bool(item.is_covered) for item in items]))
+
+
+def verdict(share: float, count: int) -> str:
+    """The band of so many runs, and whether a share lies in it."""
+    least, most = band(count)
+    return f"band {least:.1%}-{most:.1%}" + ("" if least <= share <= most else " below" if share < least else " above")
+
+
+def independent(items: Sequence[HeldOut], correlation: float) -> int:
+    """Independent runs that the runs of groups stand for: n/(1 + (m − 1)·ρ), m the mean size of a run's group.
+
+    Kish, Survey Sampling (1965), section 5.4.
+    """
+    sizes = np.array([len(members) for members in grouped(items, lambda item: item.group).values()])
+    return max(1, round(sizes.sum() / (1.0 + ((sizes**2).sum() / sizes.sum() - 1.0) * correlation)))
+
+
+def correlation_inside(items: Sequence[HeldOut]) -> float:
+    """ρ, of whether intervals of two runs of a group (source, model, device) hold, about their framework's share.
+
+    The mean product over all such pairs, over the mean square.
+    """
+    products = pairs = squares = 0.0
+    for framework in grouped(items, lambda item: item.key[0]).values():
+        mean = inside(framework)
+        for members in grouped(framework, lambda item: item.group).values():
+            off = np.array([bool(item.is_covered) - mean for item in members])
+            products += off.sum() ** 2 - (off**2).sum()
+            pairs += len(off) * (len(off) - 1)
+            squares += (off**2).sum()
+    return max(0.0, products / pairs / (squares / len(items)))
 
 
 def band(count: int) -> tuple[float, float]:

@@ -303,11 +303,14 @@ def _widths(own: OwnSet) -> Iterator[dict[str, Any]]:
         for metric, width in after.items():
             yield _row(own, metric, len(own.runs), math.expm1(before[metric]), math.expm1(width))
         return
-    models = own.calibration.model_error_p90
+    models, ways = own.calibration.model_error_p90, own.calibration.way_error_p90
     for kind, by_model in models.items():
         for model, width in by_model.items():
             count = sum(run.run.problem.shape.slug == model for run in own.runs)
-            yield _row(own, model, count, before[kind], width)
+            alike = min(ways.get(kind, {}).get(model, {}).values(), default=width)
+            yield _row(own, model, count, before[kind], alike)
+            if alike < width:  # plans with other parallelism, ZeRO, recompute, formats
+                yield _row(own, f"{model}, unlike what ran", 0, before[kind], width)
         yield _row(own, f"other models, {kind}", 0, before[kind], after[kind])
     if not models:
         yield {"set": own.subject, "of": "any model: memory alone", "runs": len(own.runs)}

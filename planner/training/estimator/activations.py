@@ -37,6 +37,7 @@ from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER
 from meshplan.planner.training.estimator.eager import EagerActivations
 from meshplan.planner.training.estimator.exchange.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.exchange.recurrent import RecurrentExchange
+from meshplan.planner.training.estimator.operators.attention import window_is_mask
 from meshplan.planner.training.estimator.operators.products import activation_bytes
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.estimator.states import casts_itself, makes_fp8_inputs_again
@@ -138,6 +139,12 @@ class LayerActivations:
         each = EAGER_ATTENTION_BYTES_PER_SCORE if self.workload.is_eager else PLAIN_ATTENTION_BYTES_PER_SCORE
         return each * self._scores()
 
+    def _mask_bytes(self, kind: LayerKind) -> FloatArray | float:
+        """The mask that a layer's attention keeps for its backward pass, one for all heads, [n]."""
+        length = self.workload.decoder_length
+        is_kept = window_is_mask(self.calibration.recipe, kind.window, length) and not self._scores().any()
+        return activation_bytes(self.workload) * length * self._tokens if is_kept else 0.0
+
     def layer_bytes(self, kind: LayerKind) -> FloatArray:
         """Activations of one layer and micro-batch without recompute, attention core included, [n]."""
         if kind.is_encoder and self.of_encoder is not None:
@@ -185,7 +192,7 @@ class LayerActivations:
             layer = layer + wide * self._cross_attention_bytes(self.of_encoder)
         if not kind.has_attention:
             return layer
-        layer = layer + self.attention_core_bytes()
+        layer = layer + self.attention_core_bytes() + self._mask_bytes(kind)
         exchanged = self._context_parallel.kept_bytes()
         return layer if exchanged is None else layer + exchanged
 

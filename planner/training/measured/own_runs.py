@@ -9,11 +9,8 @@ Each measured model has its own constants, and there is one set for the others: 
 own, so a run says less of other models than of its own (:func:`row_noise`). Without that distinction one run of a model
 made other models of its cluster worse.
 
-*Interval.* The logarithm of measured over predicted is taken as the sum of three normal parts: one of the cluster, one
-of the model on it, one of the plan. Their variances follow from three half-widths: on an unknown cluster (variance U of
-the sum), on a cluster that other models are known of (C), on one that plans of the model are known of (M). With n_j
-different plans of model j measured, what is left of the cluster's part and of the model's follows in closed form
-(:func:`own_width`). Errors on own runs that were left out in turn scale the result
+*Interval.* What is left of the width that the start has, by the model and the way that a plan shares with the runs:
+:mod:`.own_widths`. Errors on own runs that were left out in turn scale the result
 (:func:`~meshplan.planner.validation.between_sources.surprise`).
 """
 
@@ -35,18 +32,14 @@ from meshplan.planner.training.measured.memory.fit import MemoryFit
 from meshplan.planner.training.measured.memory.own_peaks import adapt_memory
 from meshplan.planner.training.measured.memory.spread import PUBLISHED_SPREAD, PeakSpread
 from meshplan.planner.training.measured.observations import ObservedRun, repeated
+from meshplan.planner.training.measured.own_widths import MODEL_SHARE, Plans, own_width
 from meshplan.planner.training.measured.unseen import judged
+from meshplan.planner.training.problem.ways import way_of
 from meshplan.planner.validation.between_sources import log_size, surprise
 from meshplan.planner.validation.fitting import Prior
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, refined_sets, today
 
-# Half-width in the logarithm where plans of a model are known on a cluster, over that on an unknown cluster. With whole
-# sources held out and three runs of a model given, 90 % of its other runs are within 0.174, without within 0.310
-# (sources weighing the same, 1,029 runs of 2026-11-23, ``meshplan validate FILES --from-points 3``).
-SAME_MODEL_SHARE = 0.56
 DEVIATIONS_OF_P90 = 1.6449  # 90 % of a normal distribution lie within so many standard deviations
-
-Models = Mapping[str, int]
 
 
 # What is left out together of a user's own runs: one run with its repeats, a whole layout, as for a user who plans to
@@ -142,7 +135,9 @@ def row_noise(model: str, rows: Sequence[Row], start: Calibration) -> FloatArray
     """By how much each own run may be off for what plans of a model do not share with it, relative, [n].
 
     Run-to-run noise σ for runs of the model. What another model is off by is shared by its k runs, so that their mean
-    must not tell more than one of them: √(σ² + k·b²), b being the deviation of a model within its cluster.
+    must not tell more than one of them: √(σ² + k·b²), b being what the models of a known cluster differ by: their share
+    (:mod:`.own_widths`) of the variance there. Where the start is a relative's its own variance holds more: what
+    frameworks differ by, which any run of this one tells.
 
     Args:
         model: its slug; empty for models without own runs.
@@ -154,8 +149,9 @@ def row_noise(model: str, rows: Sequence[Row], start: Calibration) -> FloatArray
     def noise(row: Row) -> float:
         if _model(row) == model:
             return NOISE
-        _, cluster, plan = _variances(*_half_widths(start, row.run.problem.kind_of_work))
-        return float(np.sqrt(NOISE**2 + counts[_model(row)] * (cluster - plan) / DEVIATIONS_OF_P90**2))
+        kind = row.run.problem.kind_of_work
+        width = float(np.log1p(min(start.error_p90[kind], start.cluster_error_p90[kind]))) / DEVIATIONS_OF_P90
+        return float(np.sqrt(NOISE**2 + counts[_model(row)] * MODEL_SHARE * width**2))
 
     return np.array([noise(row) for row in rows])
 
@@ -190,91 +186,59 @@ def _own_widths(members: Sequence[Row], found: Sequence[HeldOut], start: Calibra
     """
     own: dict[str, float] = {}
     by_model: dict[str, dict[str, float]] = {}
+    by_way: dict[str, dict[str, dict[str, float]]] = {}
     for kind in KINDS_OF_WORK:
         alike = [row for row in members if row.run.problem.kind_of_work == kind]
-        unknown, known = _half_widths(start, kind)
-        models = _models(alike)
-        scale = _surprise(alike, found, unknown, known)
-        own[kind] = _fraction(scale * own_width(unknown, known, models, ""))
-        if models:
-            widths = {name: _fraction(scale * own_width(unknown, known, models, name)) for name in sorted(models)}
-            by_model[kind] = widths
+        unknown, plans = float(np.log1p(start.error_p90[kind])), _plans(alike)
+        scale = _surprise(alike, found, unknown)
+        models, ways = (sorted({cell[place] for cell in plans}) for place in (0, 1))
+        left = {
+            (model, way): _fraction(scale * own_width(unknown, plans, model, way))
+            for model in ("", *models)
+            for way in ("", *ways)
+        }
+        own[kind] = left["", ""]
+        if plans:
+            by_model[kind] = {model: left[model, ""] for model in models}
+            by_way[kind] = {model: {way: left[model, way] for way in ways} for model in ("", *models)}
     return {
         "error_p90": own,
         "error_basis": {},
         "by_kernels": {},
         "model_error_p90": by_model,
+        "way_error_p90": by_way,
         "start_error_p90": start.error_p90,
     }
 
 
-def _half_widths(start: Calibration, kind: str) -> tuple[float, float]:
-    """√U and √C of a kind of work."""
-    return float(np.log1p(start.error_p90[kind])), float(np.log1p(start.cluster_error_p90[kind]))
+def _plans(rows: Iterable[Row]) -> Plans:
+    """(model, way) → different plans among runs."""
+    return Counter(_cell(row) for row in {repeated(row.run): row for row in rows}.values())
 
 
-def _variances(unknown: float, known: float) -> tuple[float, float, float]:
-    """U ≥ C ≥ M of the module's text, in squared half-widths."""
-    whole = unknown**2
-    cluster = min(known**2, whole)
-    return whole, cluster, min((SAME_MODEL_SHARE * unknown) ** 2, cluster)
-
-
-def own_width(unknown: float, known: float, models: Models, model: str) -> float:
-    """Half-width of an interval on a cluster with own runs, in the logarithm.
-
-    With variances U ≥ C ≥ M as in the module's text, all in units of the squared half-width, other models leave of the
-    cluster's part c = 1/(1/(U − C) + Σ_j 1/((C − M) + M/n_j)); a plan of a model without runs has the variance C + c.
-    One of a model with n runs, j running over the others, has M + 1/(1/(C − M + c) + n/M).
-
-    Args:
-        unknown: half-width where no run of the cluster is known, √U.
-        known: half-width on a cluster that other models are known of, √C; taken as √U where it is no less.
-        models: model → different plans of it that were measured, n_j.
-        model: that of the plan.
-
-    >>> [round(own_width(0.3, 0.25, {"a": runs} if runs else {}, "a"), 3) for runs in (0, 1, 3)]
-    [0.3, 0.218, 0.191]
-    >>> round(own_width(0.3, 0.25, {"a": 3}, "b"), 3)
-    0.282
-    """
-    if unknown == 0.0 or not models:
-        return unknown
-    whole, others, plan = _variances(unknown, known)
-    told = sum(1.0 / (others - plan + plan / count) for name, count in models.items() if name != model)
-    cluster = 1.0 / (1.0 / (whole - others) + told) if whole > others else 0.0
-    count = models.get(model, 0)
-    if not count:
-        return float(np.sqrt(others + cluster))
-    shared = others - plan + cluster
-    left = 1.0 / (1.0 / shared + count / plan) if shared else 0.0
-    return float(np.sqrt(plan + left))
-
-
-def _models(rows: Iterable[Row]) -> Models:
-    """Model → different plans among runs."""
-    return Counter(_model(row) for row in {repeated(row.run): row for row in rows}.values())
+def _cell(row: Row) -> tuple[str, str]:
+    return _model(row), way_of(row.run.problem.workload, row.run.config)
 
 
 def _model(row: Row) -> str:
     return str(row.run.problem.shape.slug)
 
 
-def _surprise(rows: Sequence[Row], found: Sequence[HeldOut], unknown: float, known: float) -> float:
+def _surprise(rows: Sequence[Row], found: Sequence[HeldOut], unknown: float) -> float:
     """By how much own runs that were left out are farther off than expected, in the square mean, as a factor.
 
     One plan alone tells nothing: what it was off from the start is what adapting has taken away.
     """
-    plans = {row.run.id: row for row in rows}
+    ran = {row.run.id: row for row in rows}
     different = {repeated(row.run) for row in rows}
     if len(different) <= 1 or unknown == 0.0:
         return 1.0
     sizes: dict[Hashable, list[float]] = {}
     for item in found:
-        if item.id in plans:
-            row = plans[item.id]
-            rest = _models(other for other in rows if repeated(other.run) != repeated(row.run))
-            expected = own_width(unknown, known, rest, _model(row)) / DEVIATIONS_OF_P90
+        if item.id in ran:
+            row = ran[item.id]
+            rest = _plans(other for other in rows if repeated(other.run) != repeated(row.run))
+            expected = own_width(unknown, rest, *_cell(row)) / DEVIATIONS_OF_P90
             sizes.setdefault(repeated(row.run), []).append(log_size(item) / expected)
     return surprise(sizes.values())
 

@@ -20,6 +20,7 @@ from meshplan.planner.training.measured.memory.reported import reserve_of
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.measured.pools import is_pooled, validate_pooled
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
+from meshplan.planner.training.problem.ways import way_of
 from meshplan.planner.training.resolve import calibration_for
 from meshplan.planner.validation.summary import ValidatedRow
 
@@ -82,7 +83,7 @@ def interval_of(problem: TrainingProblem, metric: str, priced: Priced, value: fl
     """The interval of one predicted metric."""
     if metric in ("peak_memory_bytes", "total_memory_bytes"):
         return Interval(value=value, low=value / 1.1, high=priced.safe_bytes)
-    spread = 1.0 + problem.calibration.error_p90[problem.kind_of_work]
+    spread = 1.0 + problem.calibration.half_width(problem.kind_of_work, way_of(problem.workload, priced.config))
     return Interval(value=value, low=value / spread, high=value * spread)
 
 

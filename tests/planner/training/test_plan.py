@@ -191,7 +191,10 @@ def test_predictions_without_price_or_tokens(catalog: Catalog) -> None:
 
 def test_a_schedule_without_measured_runs_has_a_wider_interval_and_says_so(catalog: Catalog) -> None:
     problem = problem_of(DENSE)
-    measured, unmeasured = (time_interval(problem, 1.0, schedule=name) for name in ("1f1b", "zb-v"))
+    piped = configured(problem, pipeline_parallel=2)
+    measured, unmeasured = (
+        time_interval(problem, 1.0, config=replace(piped, pipeline_schedule=name)) for name in ("1f1b", "zb-v")
+    )
     assert unmeasured.low < measured.low < 1.0 < measured.high < unmeasured.high
     resolved = resolve(SPEC, catalog)
     problem = resolved.problem

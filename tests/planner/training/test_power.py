@@ -59,7 +59,7 @@ def test_without_a_known_limit_nothing_is_said() -> None:
     problem = problem_of(DENSE)
     unknown = replace(problem, machine=replace(problem.machine, device=replace(problem.machine.device, tdp_w=None)))
     priced = price(unknown, configured(unknown, data_parallel=8))
-    assert energy_j_per_step(unknown, priced, time_interval(unknown, priced.step_s, schedule="none")) is None
+    assert energy_j_per_step(unknown, priced, time_interval(unknown, priced.step_s, config=priced.config)) is None
 
 
 def test_trainings_on_a_gpu_draw_what_serving_constants_say(catalog: Catalog) -> None:
@@ -149,7 +149,7 @@ def test_what_is_minimised_is_what_is_predicted(is_mapped: bool) -> None:
     assert bound is not None
     own = placed_problem(problem, found.placement.order) if is_mapped and found.placement else problem
     priced = price(own, best.config)
-    predicted = energy_j_per_step(own, priced, time_interval(own, priced.step_s))
+    predicted = energy_j_per_step(own, priced, time_interval(own, priced.step_s, config=best.config))
     assert predicted is not None
     assert found.solution.objective == pytest.approx(predicted.value, rel=1e-12)
     assert bound <= predicted.value

@@ -61,5 +61,5 @@ def test_a_plan_admits_what_nobody_measured() -> None:
     asked = {"zero_stage": 3, "zero_hpz_partition_size": 2, "gathered_num_layers": 1, "data_parallel_shard": 4}
     problem = problem_of(fixed={**asked, "outer_zero_stage": 1, "data_parallel": 8})
     assert len(list(unmeasured_sharding(fixed_config(problem)))) == 3
-    narrow, wide = (time_interval(problem, 1.0, unmeasured_share=share) for share in (0.0, 0.3))
+    narrow, wide = (time_interval(problem, 1.0, config=plain, unmeasured_share=share) for share in (0.0, 0.3))
     assert wide.low < narrow.low < 1.0 < narrow.high < wide.high

@@ -17,7 +17,11 @@ from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import LayerKind
 from meshplan.planner.training.estimator.exchange.context_parallel import causal_imbalance
 from meshplan.planner.training.estimator.flops import attended_context, attention_width, indexer_multiply_adds
-from meshplan.planner.training.estimator.operators.attention import FLASH_BACKWARD_RATIO, fused_attention
+from meshplan.planner.training.estimator.operators.attention import (
+    FLASH_BACKWARD_RATIO,
+    fused_attention,
+    window_is_mask,
+)
 from meshplan.planner.training.estimator.operators.costs import OperatorCosts
 from meshplan.planner.training.estimator.operators.products import (
     BYTES_32_BIT,
@@ -76,6 +80,8 @@ class MixingCosts(OperatorCosts):
         if not self._fuses_attention:
             return self._plain_attention(float(self.workload.decoder_length), kind.form)
         length, documents = self.workload.decoder_length, self.workload.documents
+        if window_is_mask(self.calibration.recipe, kind.window, length):
+            return self._masked_attention(length, kind.form)
         context = attended_context(self.shape, length, kind.window, documents, form=kind.form)
         scored = context * attention_width(self.shape, kind.form)
         if kind.has_indexer or kind.form is not None:
@@ -86,8 +92,16 @@ class MixingCosts(OperatorCosts):
             flops = flops * imbalance
         return self._fused_attention(flops)
 
-    def _fused_attention(self, flops: FloatArray) -> Cost:
-        return fused_attention(flops, self.shape, self.device, self.workload, self.calibration)
+    def _masked_attention(self, length: int, form: AttentionForm | None) -> Cost:
+        """Attention to all ``length`` keys with a mask that every head reads in both passes."""
+        scores = self.tokens * length / self.candidates.tensor_parallel
+        flops = 2.0 * scores * attention_width(self.shape, form)
+        heads = self.shape.num_attention_heads if form is None else form.num_heads
+        read = self.memory_op(self.activation_bytes * scores * heads, backward_ratio=1.0)
+        return self._fused_attention(flops, is_masked=True) + read
+
+    def _fused_attention(self, flops: FloatArray, *, is_masked: bool = False) -> Cost:
+        return fused_attention(flops, self.shape, self.device, self.workload, self.calibration, is_masked=is_masked)
 
     def _cross_attention(self) -> Cost:
         """Attention of the decoder's tokens to all that the encoder read: no mask leaves any out."""

@@ -95,7 +95,9 @@ def test_a_few_runs_of_ones_own_improve_the_rest(count: int) -> None:
     assert after < before * (0.9 if count == 1 else 0.65)
     assert own.num_runs == count
     assert own.basis == Basis.CLUSTER
-    assert shipped.cluster_error_p90["dense"] < own.error_p90["dense"] < shipped.error_p90["dense"]
+    assert own.model_error_p90["dense"][LARGE.slug] < own.error_p90["dense"]
+    if count == 1:  # three that were left out in turn were farther off than expected: theirs widens all
+        assert own.error_p90 == shipped.error_p90
     assert "starting from" in own.source
 
 

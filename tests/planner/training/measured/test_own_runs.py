@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from planted_training import LARGE, errors, planted, runs_of
 
 from meshplan.catalogs.constants.checks import calibration_problems
@@ -16,7 +13,8 @@ from meshplan.catalogs.constants.training import Calibration, MemoryConstants, T
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.constants_fit import NOISE, Row
 from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.training.measured.own_runs import own_width, refine, row_noise
+from meshplan.planner.training.measured.own_runs import refine, row_noise
+from meshplan.planner.training.problem.ways import way_of
 
 SHIPPED = replace(
     planted(TimeConstants()),
@@ -65,12 +63,16 @@ def test_repeats_of_one_plan_say_nothing_of_how_others_differ() -> None:
     assert once.for_model(LARGE.slug).error_p90 == often.for_model(LARGE.slug).error_p90
 
 
-def test_another_model_and_another_kind_of_work_gain_less() -> None:
-    own = adapted(AS_SHIPPED[:3])
-    same, other = own.for_model(LARGE.slug).error_p90, own.for_model("another-model").error_p90
-    assert same["dense"] < other["dense"] < SHIPPED.error_p90["dense"]
-    assert same["experts"] == other["experts"] == SHIPPED.error_p90["experts"]
-    assert own.start_error_p90 == SHIPPED.error_p90
+def test_less_is_known_of_another_model_another_way_and_another_kind_of_work() -> None:
+    """Nothing where nothing is shared."""
+    own = adapted(AS_SHIPPED[:1])
+    way = way_of(AS_SHIPPED[0].problem.workload, AS_SHIPPED[0].config)
+    same, other = own.for_model(LARGE.slug), own.for_model("another-model")
+    unknown = SHIPPED.error_p90
+    widths = [known.half_width("dense", each) for known in (same, other) for each in (way, "another way")]
+    assert widths[0] < widths[1] < widths[2] < widths[3] == unknown["dense"]
+    assert {known.half_width("experts", way) for known in (same, other)} == {unknown["experts"]}
+    assert own.start_error_p90 == unknown
 
 
 def test_another_model_moves_less_than_the_one_that_ran() -> None:
@@ -96,10 +98,13 @@ def test_what_was_learned_of_a_model_is_stored_and_read_back() -> None:
     own = adapted(AS_SHIPPED[:2])
     assert set(own.model_time) == {LARGE.slug}
     again = Calibration.from_document(own.to_document())
-    assert again.for_model(LARGE.slug) == own.for_model(LARGE.slug)
+    assert again.for_model(LARGE.slug) == own.for_model(LARGE.slug) == own.for_model(LARGE.slug).for_model(LARGE.slug)
     assert list(calibration_problems(own.framework, own.architecture, own.to_document())) == []
     broken = {**own.to_document(), "model_time": {LARGE.slug: {"gemm_efficiency": -1.0}}}
     assert any(LARGE.slug in problem for problem in calibration_problems(own.framework, own.architecture, broken))
+    for ways in ([], {"dense": []}, {"dense": {"": {"a way": -1.0}}}, {"sparse": {}}):
+        found = calibration_problems(own.framework, own.architecture, {**own.to_document(), "way_error_p90": ways})
+        assert any(problem.startswith("way_error_p90") for problem in found), ways
 
 
 def test_runs_that_disagree_keep_the_interval_wide() -> None:
@@ -120,20 +125,3 @@ def test_peaks_alone_adapt_the_memory_and_leave_the_times() -> None:
     assert made.error_p90 == loose.error_p90
     assert made.memory.safe_factor < 3.6
     assert (made.memory_basis, made.date) == ("1 own peak", "2026-01-01")
-
-
-@given(
-    unknown=st.floats(0.01, 1.0),
-    share=st.floats(0.1, 2.0),
-    counts=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 50), max_size=4),
-    model=st.sampled_from("abcde"),
-)
-@settings(max_examples=200)
-def test_more_runs_never_widen_an_interval(unknown: float, share: float, counts: dict[str, int], model: str) -> None:
-    """Neither a further plan of a known model nor one of a new model."""
-    width = own_width(unknown, share * unknown, counts, model)
-    assert 0.0 < width <= unknown * (1.0 + 1e-12)
-    for name in "abcde":
-        more = own_width(unknown, share * unknown, {**counts, name: counts.get(name, 0) + 1}, model)
-        assert more <= width * (1.0 + 1e-9)
-    assert math.isfinite(width)
