@@ -19,7 +19,6 @@ from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.cluster.power import DeviceWork, peak_bytes_per_j, power_share
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.evidence import UNJUDGED_P90
-from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.validation.between_sources import expected, log_size, source_errors
@@ -103,7 +102,7 @@ def _row(prepared: PreparedRun, constants: Callable[[PreparedRun], ServingConsta
     if share is None or prepared.run.config.is_disaggregated:
         return None
     served = prepared.served(constants(prepared))
-    use = run_utilization(served, prepared.workers[0], prepared.run.steady_window)
+    use = prepared.utilization(served)
     if use is None:
         return None
     return PowerRow(prepared=prepared, share=share, use=use, rate_error=_rate_error(prepared, served))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from meshplan.catalogs.constants.power import PowerConstants, power_calibration
+from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.cluster.power import DeviceWork, peak_bytes_per_j, power_share
 from meshplan.planner.serving.measured.observations import served_run
@@ -95,6 +96,27 @@ def test_the_shipped_curve_says_where_it_comes_from() -> None:
     assert shipped.num_runs > 300
     assert "ML.ENERGY" in shipped.source
     assert 0.0 < shipped.error_p90["power"] < math.log(2.0)  # three sources
+
+
+def test_power_of_decodes_is_that_of_the_run_without_its_prompts(catalog: Catalog, rows: list[PowerRow]) -> None:
+    """Splitwise prints the level of decodes: longer prompts, at the limit of the boards, lower its averages."""
+    row = next(row for row in read_rows(MEASURED.parent / "serving-observations.jsonl") if "splitwise" in row["id"])
+    prepared = PreparedRun(served_run(row, MachineReader(catalog)))
+    assert prepared.run.power_of_decodes
+    assert not any(row.prepared.run.power_of_decodes for row in rows)
+    served = prepared.served(ServingConstants())
+    whole, alone = run_utilization(served, prepared.workers[0]), prepared.utilization(served)
+    segments = served.workers[0].segments
+    decodes = segments[segments.prompt_tokens == 0.0]
+    prompts = replace(served, workers=(replace(served.workers[0], segments=segments[segments.prompt_tokens > 0.0]),))
+    prefill = run_utilization(prompts, prepared.workers[0])
+    assert whole is not None
+    assert alone is not None
+    assert prefill is not None
+    share = float((decodes.end_s - decodes.start_s).sum()) / (served.end_s - float(served.arrival_s.min()))
+    for name in ("wide_s", "compute_s"):
+        assert getattr(whole, name) == pytest.approx(getattr(prefill, name) + share * getattr(alone, name)), name
+    assert alone.compute_s < 0.5 * whole.compute_s
 
 
 @pytest.mark.parametrize("rate", [2.0, 12.0])
