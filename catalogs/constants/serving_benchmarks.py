@@ -96,6 +96,21 @@ class BenchmarkClient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkMeter:
+    """Of which part of a run a benchmark prints the average power.
+
+    Args:
+        in_source: part of the title of the runs' source.
+        decodes_alone: of the iterations without prompts, not of the run.
+        source: citation, or how it is known.
+    """
+
+    in_source: str
+    decodes_alone: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
     """The properties of a run that decide which settings it had.
 
@@ -173,6 +188,16 @@ def _clients() -> tuple[BenchmarkClient, ...]:
 def client_of(title: str) -> BenchmarkClient | None:
     """How a source's runs have tokens drawn; None where they take the likeliest ones, or nobody says."""
     return next((client for client in _clients() if client.in_source in title), None)
+
+
+@cache
+def _meters() -> tuple[BenchmarkMeter, ...]:
+    return tuple(read_entry(BenchmarkMeter, entry) for entry in seed_content(BENCHMARK_FILE)["meters"])
+
+
+def measures_decodes_alone(title: str) -> bool:
+    """Whether the average power that a source prints is that of the iterations without prompts."""
+    return any(meter.decodes_alone for meter in _meters() if meter.in_source in title)
 
 
 def prompts_drawn_in(title: str) -> PromptPool | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe, engine_observed_as, is_exactly_known
-from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, router_in, started_as
+from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, measures_decodes_alone, router_in, started_as
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.catalogs.models.shapes import ModelShape
@@ -59,6 +59,7 @@ class ServedRun:
         unused: keys of its workload that say nothing to the simulation.
         steady_window: rates are those of the time in which so many requests run; None: of the whole run.
         num_before: requests at the start that the row does not measure: an earlier stage of the same run.
+        power_of_decodes: its power is that of the iterations without prompts alone.
     """
 
     id: str
@@ -74,6 +75,7 @@ class ServedRun:
     unused: tuple[str, ...] = ()
     steady_window: int | None = None
     num_before: int = 0
+    power_of_decodes: bool = False
 
     @property
     def architecture(self) -> str:
@@ -168,6 +170,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         unused=unused_keys(asked.values),
         steady_window=asked.whole("max_num_seqs") if asked.flag("steady_state", default=False) else None,
         num_before=num_before(asked),
+        power_of_decodes=measures_decodes_alone(title),
     )
 
 

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshplan.planner.cluster.power import DeviceWork
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.power.work import iteration_work
 from meshplan.planner.serving.simulation.metrics import steady_window_s
 from meshplan.planner.serving.simulation.run import Segments, ServingRun
 
 
-def run_utilization(served: ServingRun, worker: Worker, steady: int | None = None) -> DeviceWork | None:
+def run_utilization(
+    served: ServingRun, worker: Worker, steady: int | None = None, *, decodes_alone: bool = False
+) -> DeviceWork | None:
     """Utilisations of a device, mean over the run's identical workers.
 
     Args:
@@ -21,19 +24,29 @@ def run_utilization(served: ServingRun, worker: Worker, steady: int | None = Non
         worker: of which kind its workers are.
         steady: only the time in which so many requests run (:func:`steady_window_s`); None, or where there is no such
             time: the whole run.
+        decodes_alone: only the time of iterations without prompts.
     """
     window = None if steady is None else steady_window_s(served, steady)
     start, end = window or (float(served.arrival_s[served.is_served].min(initial=np.inf)), served.end_s)
-    if not end > start or not served.workers:
+    runs = [run.segments for run in served.workers]
+    seconds = len(runs) * (end - start)
+    if decodes_alone:
+        runs = [run[run.prompt_tokens == 0.0] for run in runs]
+        seconds = sum(float(_inside(run, start, end).sum()) for run in runs)
+    if not end > start or not seconds > 0.0:
         return None
-    each = [_work(worker, run.segments, start, end) for run in served.workers]
-    return _total(each).times(1.0 / (len(each) * (end - start)))
+    return _total([_work(worker, run, start, end) for run in runs]).times(1.0 / seconds)
+
+
+def _inside(segments: Segments, start_s: float, end_s: float) -> FloatArray:
+    """Time of each segment between two times."""
+    return np.clip(segments.end_s, start_s, end_s) - np.clip(segments.start_s, start_s, end_s)
 
 
 def _work(worker: Worker, segments: Segments, start_s: float, end_s: float) -> DeviceWork:
     """Work between two times; iterations of a segment are spread evenly over it."""
     seconds = np.maximum(segments.end_s - segments.start_s, np.finfo(float).tiny)
-    inside = np.clip(segments.end_s, start_s, end_s) - np.clip(segments.start_s, start_s, end_s)
+    inside = _inside(segments, start_s, end_s)
     iterations = np.maximum(segments.steps, 1.0)
     speed = 1.0 if worker.speculation is None else worker.speculation.tokens_per_step
     grown = segments.num_decoding * speed * (iterations - 1.0) / 2.0
@@ -42,6 +55,7 @@ def _work(worker: Worker, segments: Segments, start_s: float, end_s: float) -> D
         decodes=segments.num_decoding,
         cached_tokens=np.where(segments.num_decoding > 0, segments.kv_tokens + grown, 0.0),
         prompt_tokens=segments.prompt_tokens,
+        num_prompts=segments.num_prefilling,
     )
     return one.times(iterations * inside / seconds).sum()
 

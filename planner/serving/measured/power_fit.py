@@ -19,7 +19,6 @@ from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.cluster.power import DeviceWork, peak_bytes_per_j, power_share
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.evidence import UNJUDGED_P90
-from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.validation.between_sources import expected, log_size, source_errors
@@ -31,8 +30,10 @@ POWER = Parameters(names=("waiting_share", "memory_pj_per_bit", "narrow_share", 
 # another set of prompts at the same number of requests (ML.ENERGY, Qwen3-30B on two H100: 3 to 7 %).
 NOISE = 0.05
 LOSS = Loss(huber=1.0)
-# Prior of every constant about its default: a factor of e.
-SPREAD = 1.0
+# Prior of every constant about its default: a factor of e; of a board that waits 1.2, as no run here measures one and
+# others have: of a B200's 1,000 W 192 to 196 with a model loaded and nothing to do, 256 to 277 while a server hung with
+# its kernels running (NVIDIA/TensorRT-LLM, issues 10278 and 5391, nvidia-smi, read 2026-11-27).
+SPREAD, WAITING_SPREAD = 1.0, 0.2
 STEP, MAX_MOVE, ITERATIONS, REWEIGHTINGS, CONVERGED = 1e-4, 0.5, 60, 1, 1e-4
 # Metrics of the held-out errors: as a plan predicts them, and with the measured rate, where energy errs as power does.
 PREDICTED, AT_MEASURED_RATE = "power_w", "power_w (measured rate)"
@@ -103,7 +104,7 @@ def _row(prepared: PreparedRun, constants: Callable[[PreparedRun], ServingConsta
     if share is None or prepared.run.config.is_disaggregated:
         return None
     served = prepared.served(constants(prepared))
-    use = run_utilization(served, prepared.workers[0], prepared.run.steady_window)
+    use = prepared.utilization(served)
     if use is None:
         return None
     return PowerRow(prepared=prepared, share=share, use=use, rate_error=_rate_error(prepared, served))
@@ -192,7 +193,8 @@ def fitted(rows: Sequence[PowerRow]) -> PowerConstants:
     )
     bytes_per_j = np.array([row.bytes_per_j for row in rows])
     start = POWER.vector(PowerConstants())
-    prior = Prior(mean=start, spread=np.full(len(start), SPREAD))
+    spread = [WAITING_SPREAD if name == "waiting_share" else SPREAD for name in POWER.names]
+    prior = Prior(mean=start, spread=np.array(spread))
 
     def predicted(theta: FloatArray) -> FloatArray:
         constants = PowerConstants(**{name: float(value) for name, value in POWER.values(theta).items()})

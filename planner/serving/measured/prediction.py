@@ -8,7 +8,7 @@ from functools import cached_property
 
 from meshplan.catalogs.constants.power import power_calibration
 from meshplan.catalogs.constants.serving import OwnLoad, ServingConstants
-from meshplan.planner.cluster.power import peak_bytes_per_j, power_share
+from meshplan.planner.cluster.power import DeviceWork, peak_bytes_per_j, power_share
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import worker_memory
 from meshplan.planner.serving.estimator.pools import pool_worker
@@ -104,10 +104,15 @@ class PreparedRun:
                 found[name] = value
         return found
 
+    def utilization(self, served: ServingRun) -> DeviceWork | None:
+        """How busy a device is in one simulation of the run while its power is measured."""
+        run = self.run
+        return run_utilization(served, self.workers[0], run.steady_window, decodes_alone=run.power_of_decodes)
+
     def _power(self, name: str, served: ServingRun, metrics: Metrics) -> float | None:
         """One of the metrics of power; None for disaggregated runs and devices whose limit nobody states."""
         run, limit = self.run, self.run.machine.device.tdp_w
-        use = None if run.config.is_disaggregated else run_utilization(served, self.workers[0], run.steady_window)
+        use = None if run.config.is_disaggregated else self.utilization(served)
         if use is None or limit is None:
             return None
         share = float(power_share(power_calibration().constants, use, peak_bytes_per_j(run.machine.device)))

@@ -103,7 +103,7 @@ class PricedWorker:
         """[N] Work of one of its devices for a request, by running requests."""
         # A replica is priced by the kernels of the whole device; what it draws is that of its part.
         worker = replace(self.worker, machine=self.placed.machine) if self.placed.is_shared else self.worker
-        return request_work(worker, self.steady.num_seqs.astype(np.float64), cached=self.cached)
+        return request_work(worker, self.steady.num_seqs.astype(np.float64), cached=self.cached, padded=True)
 
     def power_w(self, rate_per_s: float, constants: PowerConstants) -> float | None:
         """Average power of all its devices where it finishes so many requests/s, W; None without a known limit, and

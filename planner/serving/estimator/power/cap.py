@@ -86,5 +86,5 @@ def _asked_share(worker: Worker, power: PowerConstants) -> tuple[FloatArray, Flo
         most=worker.limits.max_num_seqs,
     )
     requests = steady.num_seqs.astype(np.float64)
-    use = request_work(worker, requests).times(steady.rate_per_s)
+    use = request_work(worker, requests, padded=True).times(steady.rate_per_s)
     return requests, power_share(power, use, peak_bytes_per_j(worker.machine.device))

@@ -7,9 +7,10 @@ data-parallel ranks and B micro-batches that traverse a stage in one iteration, 
             + logits that are sampled·bytes that sampling moves for each
     FLOP  = 2·parameters of the device·tokens that it sees + attention over C and over the prompts' own tokens
 
-Experts hit are those of even, independent routing. Every device samples from all logits. Activations are left out:
-they move a tenth of the bytes or less. Divided by the time of the iteration these are the utilisations that power
-depends on (``energy``).
+Experts hit are those of even, independent routing. Every device samples from all logits. Attention ranks that are
+padded to the fullest see as many tokens as it has, and send as many to the experts. Activations are left out: they move
+a tenth of the bytes or less. Divided by the time of the iteration these are the utilisations that power depends on
+(``energy``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ from meshplan.planner.serving.problem.quantization import SCHEMES
 
 
 def iteration_work(
-    worker: Worker, *, decodes: FloatArray, cached_tokens: FloatArray, prompt_tokens: FloatArray
+    worker: Worker,
+    *,
+    decodes: FloatArray,
+    cached_tokens: FloatArray,
+    prompt_tokens: FloatArray,
+    num_prompts: FloatArray | None = None,
 ) -> DeviceWork:
     """Work of a device in iterations of the whole worker, mean over its devices; arrays of one shape.
 
@@ -45,10 +51,12 @@ def iteration_work(
         decodes: n, decoding requests.
         cached_tokens: C, tokens of KV cache that they read.
         prompt_tokens: p, new prompt tokens.
+        num_prompts: of how many prompts they are: a rank computes those of its own, and where ranks are padded each as
+            many tokens as the fullest. None: evenly spread over the ranks.
     """
     layout, device = worker.layout, worker.machine.device
     verified = 1 if worker.speculation is None else worker.speculation.verified_tokens
-    tokens = decodes * verified + prompt_tokens
+    tokens = decodes * verified + prompt_tokens * _padding(worker, num_prompts)
     ranks, stages = layout.attention_data_parallel, layout.pipeline_parallel
     batches = np.clip(np.ceil((decodes + (prompt_tokens > 0)) / ranks), 1.0, worker.micro_batches)
     by_width = {False: np.zeros_like(tokens), True: np.zeros_like(tokens)}
@@ -92,13 +100,23 @@ def iteration_work(
     )
 
 
-def request_work(worker: Worker, running: FloatArray, *, cached: float = 0.0) -> DeviceWork:
+def _padding(worker: Worker, num_prompts: FloatArray | None) -> FloatArray | float:
+    """Tokens that are computed for each token of prompts, where attention ranks are padded to the fullest."""
+    ranks = worker.layout.attention_data_parallel
+    if num_prompts is None or not worker.pads_ranks:
+        return 1.0
+    return np.asarray(ranks / np.clip(num_prompts, 1.0, ranks))
+
+
+def request_work(worker: Worker, running: FloatArray, *, cached: float = 0.0, padded: bool = False) -> DeviceWork:
     """Work of a device for one request in a steady state: the more requests run, the more share its iterations.
 
     Args:
         worker: whose steady state it is.
         running: [N] requests that run at once.
         cached: prompt tokens that the prefix cache holds.
+        padded: with what attention ranks compute that are padded to the fullest, which no request needs: as many
+            prompts share an iteration as requests end in one, at least this one.
     """
     contexts, role = worker.contexts, worker.role
     speed = 1.0 if worker.speculation is None else worker.speculation.tokens_per_step
@@ -109,7 +127,14 @@ def request_work(worker: Worker, running: FloatArray, *, cached: float = 0.0) ->
     else:
         iterations, decodes = np.ceil(prompt / worker.limits.max_batched_tokens), np.zeros_like(running)
     held = decodes * (contexts.least + contexts.most) / 2.0
-    one = iteration_work(worker, decodes=decodes, cached_tokens=held, prompt_tokens=prompt / iterations)
+    together = np.maximum(running / steps, 1.0) if steps > 0.0 else np.ones_like(running)
+    one = iteration_work(
+        worker,
+        decodes=decodes,
+        cached_tokens=held,
+        prompt_tokens=prompt / iterations,
+        num_prompts=together if padded else None,
+    )
     return one.times(iterations)
 
 

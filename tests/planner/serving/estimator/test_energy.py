@@ -133,6 +133,26 @@ def test_devices_share_the_work(worker: Worker) -> None:
         assert 4.0 * split.wide_s == pytest.approx(passes * (alone.wide_s - cache_s) + cache_s)
 
 
+def test_padded_ranks_compute_as_many_tokens_as_the_fullest(worker: Worker) -> None:
+    """Of four attention ranks one has the only prompt, and the others compute as many tokens: not so without padding,
+    or where each has a prompt.
+    """
+    ranks, shape = replace(worker, layout=Layout(attention_data_parallel=4), pads_ranks=True), worker.shape
+    even = iteration_work(ranks, **one(prompt_tokens=PROMPT))
+    alone, four = (iteration_work(ranks, **one(prompt_tokens=PROMPT), num_prompts=np.array([n])) for n in (1.0, 4.0))
+    products = shape.num_parameters - shape.embedding_parameters - shape.vocab_size * shape.hidden_size
+    padding = (alone.compute_s - even.compute_s) * worker.machine.device.peak_flops_per_s["bf16"]
+    assert padding == pytest.approx(3 * 2.0 * PROMPT / 4 * products, rel=0.001)
+    unpadded = iteration_work(replace(ranks, pads_ranks=False), **one(prompt_tokens=PROMPT), num_prompts=np.ones(1))
+    assert four.compute_s == unpadded.compute_s == even.compute_s
+    few, many = np.array([1.0]), np.array([4.0 * OUTPUT])  # so many that four prompts share each iteration
+    for running, factor in ((few, 1.0), (many, 0.0)):
+        plain, padded = (request_work(ranks, running, padded=padded) for padded in (False, True))
+        assert (padded.compute_s - plain.compute_s) / (alone.compute_s - even.compute_s) == pytest.approx(
+            factor, abs=0.01
+        )
+
+
 def test_a_request_takes_less_work_the_more_run(worker: Worker) -> None:
     running = np.array([1.0, 8.0, 64.0, 256.0])
     for role in (Role.MIXED, Role.DECODE):

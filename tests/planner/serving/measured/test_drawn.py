@@ -71,10 +71,13 @@ def test_quantiles_come_back() -> None:
     assert drawn.max() <= 500
 
 
-def test_unprinted_prompts_are_spread_as_services_of_their_kind_print_theirs() -> None:
+def test_unprinted_prompts_are_spread_as_others_print_theirs_or_gaps_ask_for() -> None:
     chat = drawn_requests(asked(prompt_set="lm-arena-chat", output_length=5, num_requests=4000), Arrival.ALL_AT_ONCE)
     assert chat.input_length.mean() == pytest.approx(300, rel=0.01)
     assert np.log(chat.input_length).std() == pytest.approx(0.985, rel=0.1)  # the outermost hundredth is left out
+    code = drawn_requests(asked(prompt_set="sourcegraph-fim", output_length=5, num_requests=4000), Arrival.ALL_AT_ONCE)
+    assert code.input_length.mean() == pytest.approx(1250, rel=0.01)
+    assert np.log(code.input_length).std() == pytest.approx(0.3, rel=0.1)
     questions = drawn_requests(asked(prompt_set="gpqa", output_length=5, num_requests=100), Arrival.ALL_AT_ONCE)
     assert set(questions.input_length.tolist()) == {224}
 

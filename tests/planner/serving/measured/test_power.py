@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from meshplan.catalogs.constants.power import PowerConstants, power_calibration
+from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.cluster.power import DeviceWork, peak_bytes_per_j, power_share
 from meshplan.planner.serving.measured.observations import served_run
@@ -25,7 +26,7 @@ from meshplan.planner.validation.machines import MachineReader, read_rows
 
 MEASURED = Path(__file__).parents[3] / "validation" / "serving-power.jsonl"
 PLANTED = PowerConstants(
-    waiting_share=0.2, memory_pj_per_bit=8.0, narrow_share=0.4, compute_share=0.8, compute_exponent=0.6
+    waiting_share=0.24, memory_pj_per_bit=8.0, narrow_share=0.4, compute_share=0.8, compute_exponent=0.6
 )
 
 
@@ -36,7 +37,7 @@ def rows(catalog: Catalog) -> list[PowerRow]:
     return power_rows(runs, lambda run: serving_calibration(catalog, *run.key).constants)
 
 
-def planted(rows: list[PowerRow], *, count: int = 120) -> list[PowerRow]:
+def planted(rows: list[PowerRow], *, count: int = 120, constants: PowerConstants = PLANTED) -> list[PowerRow]:
     """Rows over all utilisations whose power is that of the planted constants, in six groups."""
     draws = np.random.default_rng(0)
     found = []
@@ -44,7 +45,7 @@ def planted(rows: list[PowerRow], *, count: int = 120) -> list[PowerRow]:
         wide, narrow, compute = draws.uniform(0.0, 1.0, 3) * (0.8, 0.5, 0.4)
         use = DeviceWork(wide_s=np.array(wide), narrow_s=np.array(narrow), compute_s=np.array(compute))
         row = rows[number % len(rows)]
-        found.append(replace(row, use=use, share=float(power_share(PLANTED, use, row.bytes_per_j)), rate_error=None))
+        found.append(replace(row, use=use, share=float(power_share(constants, use, row.bytes_per_j)), rate_error=None))
     return found
 
 
@@ -56,6 +57,13 @@ def test_planted_constants_come_back(rows: list[PowerRow]) -> None:
     found = fitted(planted(rows))
     for name in ("waiting_share", "memory_pj_per_bit", "narrow_share", "compute_share", "compute_exponent"):
         assert getattr(found, name) == pytest.approx(getattr(PLANTED, name), rel=0.1), name
+
+
+def test_what_a_waiting_board_takes_is_known_beforehand(rows: list[PowerRow]) -> None:
+    """Runs say little of it, so that what others measured of boards that wait holds it back."""
+    found = fitted(planted(rows, constants=replace(PLANTED, waiting_share=0.4)))
+    assert PowerConstants().waiting_share < found.waiting_share < 0.35
+    assert found.compute_share == pytest.approx(PLANTED.compute_share, rel=0.2)
 
 
 def test_every_run_is_judged_by_a_fit_without_its_group(rows: list[PowerRow]) -> None:
@@ -95,6 +103,27 @@ def test_the_shipped_curve_says_where_it_comes_from() -> None:
     assert shipped.num_runs > 300
     assert "ML.ENERGY" in shipped.source
     assert 0.0 < shipped.error_p90["power"] < math.log(2.0)  # three sources
+
+
+def test_power_of_decodes_is_that_of_the_run_without_its_prompts(catalog: Catalog, rows: list[PowerRow]) -> None:
+    """Splitwise prints the level of decodes: longer prompts, at the limit of the boards, lower its averages."""
+    row = next(row for row in read_rows(MEASURED.parent / "serving-observations.jsonl") if "splitwise" in row["id"])
+    prepared = PreparedRun(served_run(row, MachineReader(catalog)))
+    assert prepared.run.power_of_decodes
+    assert not any(row.prepared.run.power_of_decodes for row in rows)
+    served = prepared.served(ServingConstants())
+    whole, alone = run_utilization(served, prepared.workers[0]), prepared.utilization(served)
+    segments = served.workers[0].segments
+    decodes = segments[segments.prompt_tokens == 0.0]
+    prompts = replace(served, workers=(replace(served.workers[0], segments=segments[segments.prompt_tokens > 0.0]),))
+    prefill = run_utilization(prompts, prepared.workers[0])
+    assert whole is not None
+    assert alone is not None
+    assert prefill is not None
+    share = float((decodes.end_s - decodes.start_s).sum()) / (served.end_s - float(served.arrival_s.min()))
+    for name in ("wide_s", "compute_s"):
+        assert getattr(whole, name) == pytest.approx(getattr(prefill, name) + share * getattr(alone, name)), name
+    assert alone.compute_s < 0.5 * whole.compute_s
 
 
 @pytest.mark.parametrize("rate", [2.0, 12.0])
