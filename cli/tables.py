@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Literal, Protocol
 
 _LEAST_WRAPPED_WIDTH = 8  # narrower columns of broken words are unreadable
 _BETWEEN = "  "  # columns
-_PLAIN = frozenset("✔–—…×·−§±≤≥µ")  # what our cells have besides ASCII, one cell of a terminal wide each
+_PLAIN = frozenset("✔–—…×·→−§±≤≥µ")  # what our cells have besides ASCII, one cell of a terminal wide each
 _MARKUP = frozenset("[:")  # what a heading may have that rich reads as markup
 
 
@@ -39,28 +40,70 @@ def table_lines(
         title: above the table; none where it is empty.
         width: characters of a line.
     """
-    return fitting_lines(columns, cells, title=title, width=width) or wrapped_lines(
-        columns, cells, title=title, width=width
-    )
+    return plain_lines(columns, cells, title=title, width=width) or any_lines(columns, cells, title=title, width=width)
 
 
-def fitting_lines(columns: Sequence[Heading], cells: Sequence[Sequence[str]], *, title: str, width: int) -> list[str]:
-    """The same of a table that needs no wrapping, without rich, whose import is 0.04 s of each command that prints one;
-    none where the table is too wide, a column is empty, or a text may not take as many cells as it has characters.
+def plain_lines(columns: Sequence[Heading], cells: Sequence[Sequence[str]], *, title: str, width: int) -> list[str]:
+    """The same without rich, whose import is 0.04 s of each command that prints a table; none where columns would be
+    close or words broken, a column is empty, or a text may not take as many cells as it has characters.
     """
     heads = [column.title for column in columns]
-    sizes = [max(map(len, texts)) for texts in zip(heads, *cells, strict=True)]
-    whole = sum(sizes) + len(_BETWEEN) * (len(sizes) - 1)
-    if not sizes or not all(sizes) or max(whole, len(title)) > width or _MARKUP.intersection("".join(heads)):
+    whole = [max(map(len, texts)) for texts in zip(heads, *cells, strict=True)]
+    if not whole or not all(whole) or len(title) > width or _MARKUP.intersection("".join(heads)):
         return []
     if not all(map(_is_plain, (title, *heads, *(text for line in cells for text in line)))):
         return []
+    between = len(_BETWEEN) * (len(whole) - 1)
+    sizes = _fitting_sizes(columns, whole, width - between)
+    is_close = any(size < min(_LEAST_WRAPPED_WIDTH, longest) for size, longest in zip(sizes, whole, strict=True))
+    if is_close or sum(sizes) + between > width:
+        return []
+    lines = [[_broken(text, size) for text, size in zip(line, sizes, strict=True)] for line in (heads, *cells)]
+    if any(len(part) > size for line in lines for parts, size in zip(line, sizes, strict=True) for part in parts):
+        return []
 
-    def line(texts: Sequence[str]) -> str:
-        laid = zip(columns, texts, sizes, strict=True)
-        return _BETWEEN.join(f"{text:>{size}}" if one.right else f"{text:<{size}}" for one, text, size in laid).rstrip()
+    def laid(texts: Sequence[str]) -> str:
+        each = zip(columns, texts, sizes, strict=True)
+        return _BETWEEN.join(f"{text:>{size}}" if one.right else f"{text:<{size}}" for one, text, size in each).rstrip()
 
-    return [*([title.rstrip()] if title else []), line(heads), "─" * whole, *map(line, cells)]
+    above, *rows = lines
+    head = [laid(texts) for texts in zip_longest(*map(reversed, above), fillvalue="")][::-1]  # its last lines are full
+    below = [laid(texts) for line in rows for texts in zip_longest(*line, fillvalue="")]
+    return [*([title.rstrip()] if title else []), *head, "─" * (sum(sizes) + between), *below]
+
+
+def _fitting_sizes(columns: Sequence[Heading], whole: Sequence[int], width: int) -> list[int]:
+    """Characters of each column: of those that may be wrapped, the widest become narrower together until all fit.
+
+    Args:
+        columns: which may be wrapped.
+        whole: characters of their longest texts.
+        width: characters of all together; where none may be wrapped, or not so far, they are more.
+    """
+    # As rich has it, which counts what stands between two columns to the first of them.
+    sizes = [size + 1 for size in whole[:-1]] + [whole[-1]]
+    may_wrap = [index for index, column in enumerate(columns) if column.wrap]
+    width += len(sizes) - 1
+    while (excess := sum(sizes) - width) > 0 and (widest := max((sizes[index] for index in may_wrap), default=0)) > 0:
+        second = max((sizes[index] for index in may_wrap if sizes[index] < widest), default=0)
+        most = min(excess, widest - second)
+        those = [index for index in may_wrap if sizes[index] == widest]
+        for left, index in zip(range(len(those), 0, -1), those, strict=True):
+            cut = min(most, round(excess / left))
+            sizes[index] -= cut
+            excess -= cut
+    return [size - 1 for size in sizes[:-1]] + [sizes[-1]]
+
+
+def _broken(text: str, size: int) -> list[str]:
+    """A text in lines of so many characters, broken between words; longer words stand alone."""
+    lines: list[str] = []
+    for word in text.split(" "):
+        if lines and len(lines[-1]) + 1 + len(word) <= size:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def _is_plain(text: str) -> bool:
@@ -68,7 +111,7 @@ def _is_plain(text: str) -> bool:
     return (text == " " or text == text.strip()) and all(" " <= one <= "~" or one in _PLAIN for one in text)
 
 
-def wrapped_lines(columns: Sequence[Heading], cells: Sequence[Sequence[str]], *, title: str, width: int) -> list[str]:
+def any_lines(columns: Sequence[Heading], cells: Sequence[Sequence[str]], *, title: str, width: int) -> list[str]:
     """The same of any table."""
     from rich import box  # start-up: see above
     from rich.console import Console

@@ -20,7 +20,7 @@ than a chunk with less context.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike
 
 from meshplan.catalogs.surfaces.files import Row, Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray
+from meshplan.catalogs.surfaces.known_times import KnownTimes
 from meshplan.catalogs.surfaces.time_tables import (
     Formula,
     Points,
@@ -57,6 +58,7 @@ class AttentionSurface:
         framework: ``trtllm``, ``vllm`` or ``sglang``.
         tables: (type of the key-value cache, windowed) → times.
         source: citation.
+        known: what it was asked before.
     """
 
     device: str
@@ -64,6 +66,7 @@ class AttentionSurface:
     framework: str
     tables: Mapping[tuple[str, bool], TimeTable]
     source: str
+    known: KnownTimes = field(default_factory=KnownTimes, repr=False, compare=False)
 
     def time_s(
         self,
@@ -90,9 +93,20 @@ class AttentionSurface:
             window: positions that a token sees, itself included; 0 sees all.
             kv_dtype: type of the KV cache; one that was not measured takes the times of one that was.
         """
-        arrays = np.broadcast_arrays(
-            *(np.asarray(x, float) for x in (batch, context, num_heads, num_kv_heads, head_dim, new_tokens, window))
+        return self.known.of(
+            self._time_s,
+            batch=batch,
+            context=context,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            new_tokens=new_tokens,
+            window=window,
+            kv_dtype=kv_dtype,
         )
+
+    def _time_s(self, *, kv_dtype: str, **sizes: ArrayLike) -> FloatArray:
+        arrays = np.broadcast_arrays(*(np.asarray(size, float) for size in sizes.values()))
         shape = arrays[0].shape
         sequences, before, heads, kv_heads, width, new, seen = (array.ravel() for array in arrays)
         reach = np.where(seen > 0, seen, np.inf)

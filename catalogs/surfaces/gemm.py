@@ -16,7 +16,7 @@ alike, and small numbers take less room. A surface is decoded (5 ms) when it is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 
 from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray, grid_value, packed, unpacked
+from meshplan.catalogs.surfaces.known_times import KnownTimes
 from meshplan.catalogs.surfaces.time_tables import smooth_maximum
 
 SURFACES = SurfaceFile("gemm_surfaces.json", key=("device", "kernel"), listed="surfaces")
@@ -47,6 +48,7 @@ class GemmSurface:
         median_error: |predicted/measured − 1| of products that a fit had not seen, each random fifth in turn.
         p90_error: 90th percentile of the same.
         source: citation.
+        known: what it was asked before.
     """
 
     device: str
@@ -59,9 +61,13 @@ class GemmSurface:
     median_error: float
     p90_error: float
     source: str
+    known: KnownTimes = field(default_factory=KnownTimes, repr=False, compare=False)
 
     def time_s(self, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> FloatArray:
         """Seconds of m×k by k×n; arrays broadcast."""
+        return self.known.of(self._time_s, m=m, n=n, k=k)
+
+    def _time_s(self, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> FloatArray:
         rows, columns, inner = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in (m, n, k)))
         points = (rows.ravel(), columns.ravel(), inner.ravel())
         correction = grid_value(self.knots, self.corrections, points).reshape(rows.shape)

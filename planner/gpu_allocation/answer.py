@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshplan.planner.gpu_allocation.alternatives import alternatives, carried, notes
 from meshplan.planner.gpu_allocation.capacity import pool_of
-from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation
+from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem
+from meshplan.planner.gpu_allocation.nodes.schedule import Schedule
 from meshplan.planner.gpu_allocation.nodes.solve import bucket_prices, usd_per_hour
 from meshplan.planner.gpu_allocation.replay import Replay
 from meshplan.planner.gpu_allocation.schedule import BANDS, plan_hours
@@ -64,7 +66,6 @@ def schedule_document(searched: Searched, seed: int) -> dict[str, Any]:
         return {}
     factors, switching = spec.schedule.hourly_rate_factor, spec.switching
     peak = max(factors)
-    problem = compiled.problem
     hourly = plan_hours(
         searched,
         [factor / peak for factor in factors],
@@ -76,7 +77,7 @@ def schedule_document(searched: Searched, seed: int) -> dict[str, Any]:
     if found is None:
         return {}
     units = [
-        {offer.name: count for offer, count in zip(problem.offers, fleet.units[0], strict=True) if count}
+        {offer.name: count for offer, count in zip(compiled.problem.offers, fleet.units[0], strict=True) if count}
         for fleet in found.fleets
     ]
     return {
@@ -104,17 +105,31 @@ def schedule_document(searched: Searched, seed: int) -> dict[str, Any]:
             {"units": units[k], "services": services_document(compiled, fleet, priced=False)}
             for k, fleet in enumerate(found.fleets)
         ],
-        "hours": [
-            {
-                "hour": hour,
-                "rate_factor": factor,
-                "usd_per_hour": usd_per_hour(problem, found.fleets[k].units[0]),
-                "fleet": k,
-                "units": units[k],
-            }
-            for hour, (factor, k) in enumerate(zip(factors, found.fleet_of, strict=True))
-        ],
+        "hours": _hours(compiled.problem, found, factors, units),
     }
+
+
+def _hours(
+    problem: FleetProblem, found: Schedule, factors: Sequence[float], units: Sequence[Mapping[str, int]]
+) -> list[dict[str, Any]]:
+    """The rows of a day.
+
+    Args:
+        problem: what the fleets answer.
+        found: the fleet of every hour.
+        factors: traffic of every hour over the mean.
+        units: offer → units, of each fleet.
+    """
+    return [
+        {
+            "hour": hour,
+            "rate_factor": factor,
+            "usd_per_hour": usd_per_hour(problem, found.fleets[k].units[0]),
+            "fleet": k,
+            "units": units[k],
+        }
+        for hour, (factor, k) in enumerate(zip(factors, found.fleet_of, strict=True))
+    ]
 
 
 def fleet_document(compiled: Compiled, allocation: FleetAllocation, stage: int) -> dict[str, Any]:

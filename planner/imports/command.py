@@ -20,7 +20,7 @@ from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.containers import commands_of, is_manifest, silent_images, task_of
 from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options
 from meshplan.planner.imports.own_servers import OwnServers, own_servers
-from meshplan.planner.imports.reading import Assumption, Given, Reading
+from meshplan.planner.imports.reading import Assumption, Given, Launch, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
 from meshplan.planner.imports.shell import Script, Statement, read_script
 from meshplan.planner.imports.spec import Answers, Imported, complete
@@ -29,6 +29,9 @@ from meshplan.planner.imports.wrappers import expanded, located, with_flags
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
 
+# Why what was read is what it is.
+_DEFAULT = "the script's own default; --env sets another"
+_TWICE = "it stands there twice; the last one holds"
 # Where a command names the configuration that it reads.
 _CONFIGURATION_FLAGS = ("--config-file", "--deepspeed-config", "--deepspeed", "--job.config-file")
 _READS_A_FILE = frozenset({"llamafactory-cli", "axolotl", "swift"})
@@ -144,26 +147,16 @@ def _given(
         script = _command(inputs, variables)
     script = replace(script, statements=tuple(expanded((*script.statements, *deployed), variables)))
     statement, notes = _statement(script, source, documents)
-    notes += [
-        Assumption(term=f"${name}", value=value, why="the script's own default; --env sets another")
-        for name, value in script.defaults.items()
-    ]
     words = statement.words if statement is not None else ()
     hosts = (f"--nodes={statement.num_hosts}",) if statement is not None and statement.num_hosts > 1 else ()
     launch = read_launch(words, (*script.batch_options, *hosts))
     arguments = launch.program[1:] if launch.program[:1] and not launch.program[0].startswith("-") else launch.program
     flags, loose = split_options(arguments)
     notes += [
-        Assumption(term=flag, value=flags[flag], why="it stands there twice; the last one holds")
-        for flag in repeated_flags(arguments)
+        *(Assumption(term=f"${name}", value=value, why=_DEFAULT) for name, value in script.defaults.items()),
+        *(Assumption(term=flag, value=flags[flag], why=_TWICE) for flag in repeated_flags(arguments)),
     ]
-    for name in _CONFIGURATION_FLAGS:
-        value = str(launch.options.get(name) or _spelled(flags, name))
-        if value and not documents and (found := _beside(value, folders)):
-            documents |= _configuration(found)
-    for value in (str(flags.get("--extra_llm_api_options", "")), *launch.program[1:]):
-        if value.endswith((".yml", ".yaml")) and not documents and (found := _beside(value, folders)):
-            documents |= _configuration(found)
+    documents = documents or _named_configuration(launch, flags, folders)
     given = Given(
         arguments=flags,
         document=documents,
@@ -174,6 +167,15 @@ def _given(
         servers=servers,
     )
     return given, notes, script.unknown, located(text, 1 if statement is None else statement.line)
+
+
+def _named_configuration(launch: Launch, flags: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    """What the first configuration holds that a command names and that lies in one of the folders; empty without."""
+    named = (str(launch.options.get(name) or _spelled(flags, name)) for name in _CONFIGURATION_FLAGS)
+    words = (str(flags.get("--extra_llm_api_options", "")), *launch.program[1:])
+    files = (word for word in words if word.endswith((".yml", ".yaml")))
+    here = (found for value in (*named, *files) if value and (found := _beside(value, folders)))
+    return next((dict(held) for found in here if (held := _configuration(found))), {})
 
 
 def _script(text: str, folder: Path, variables: Mapping[str, str]) -> tuple[Script, OwnServers | None]:

@@ -23,6 +23,7 @@ from meshplan.planner.serving.estimator.bounds.rate_bound import (
     Work,
     least_at_random_s,
     least_request_s,
+    least_token_s,
     least_tpot_s,
     least_within_s,
 )
@@ -50,9 +51,11 @@ class PricedWorker:
         cost: tables of its iteration times.
         steady: estimated steady states by running requests.
         feasible: [N] whether they meet every SLO at that number of running requests.
-        most_rate_per_s: [N] no more requests/s are finished with that number kept in flight: a bound.
+        most_rate_per_s: [N] no more requests/s are finished with that number kept in flight: a bound, 0 where no load
+            meets the SLOs.
         may_meet: [N] the bounds do not rule out that every SLO is met with that number kept in flight.
         best_rate_per_s: no more requests/s are finished within the SLOs: a bound, 0 where no load meets them.
+        least_token_s: least time between two tokens of a request, without prompts beside it; 0 where none are decoded.
         first_token_s: TTFT of a request on an idle worker.
         cached: prompt tokens of a request that the prefix cache holds.
         capped: its scheduler runs fewer requests than its cache holds, so that the time between tokens stays short.
@@ -66,6 +69,7 @@ class PricedWorker:
     most_rate_per_s: FloatArray
     may_meet: NDArray[np.bool_]
     best_rate_per_s: float
+    least_token_s: float
     first_token_s: float
     cached: float = 0.0
     capped: bool = False
@@ -153,8 +157,12 @@ def smaller_chunk(problem: ServingProblem, placed: PlacedWorker) -> PlacedWorker
 
 def _faster_chunks(problem: ServingProblem, worker: PricedWorker) -> Iterator[PricedWorker]:
     """The worker with smaller chunks, each where its closed form allows a higher rate than all larger ones: under an
-    SLO on the time between tokens it may. The others are looked at where the larger chunk violates that SLO.
+    SLO on the time between tokens it may, unless decodes alone exceed it: their iterations hold no chunk. The others
+    are looked at where the larger chunk violates that SLO.
     """
+    # Under a power limit the largest iteration has a say in the clocks of the others.
+    if worker.least_token_s > problem.tpot_limit_s and worker.worker.slowdown is None:
+        return
     best, placed = worker.best_rate_per_s, smaller_chunk(problem, worker.placed)
     while placed is not None:
         smaller = price_worker(problem, placed)
@@ -203,7 +211,8 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
         budget=limits.max_batched_tokens,
         chunked=limits.chunked_prefill,
     )
-    most, may_meet, best = _bounds(problem, cost, work, steady.num_seqs, seen)
+    between = 0.0 if placed.role is Role.PREFILL else least_token_s(cost, work, steady.num_seqs)
+    most, may_meet, best = _bounds(problem, cost, work, steady.num_seqs, first_s=seen, token_s=between)
     return PricedWorker(
         placed=placed,
         worker=worker,
@@ -213,13 +222,14 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
         most_rate_per_s=most,
         may_meet=may_meet,
         best_rate_per_s=best,
+        least_token_s=between,
         first_token_s=float(first[0]),
         cached=cached,
     )
 
 
 def _bounds(
-    problem: ServingProblem, cost: StepCost, work: Work, counts: NDArray[np.int64], first_s: float
+    problem: ServingProblem, cost: StepCost, work: Work, counts: NDArray[np.int64], *, first_s: float, token_s: float
 ) -> tuple[FloatArray, NDArray[np.bool_], float]:
     """Bounds of a worker by requests in flight, and on its rate within the SLOs; see :class:`PricedWorker`.
 
@@ -232,19 +242,18 @@ def _bounds(
         work: of a request.
         counts: [N] requests in flight.
         first_s: least time to the first token.
+        token_s: least time between tokens.
     """
+    steps = max(work.output - 1.0, 0.0)
+    first = first_s if work.role is Role.MIXED else 0.0
+    decodes = work.role is not Role.PREFILL and steps > 0.0
+    limit = min(problem.tpot_limit_s, (problem.limit_s("e2e") - first) / steps) if decodes else float("inf")
+    if (work.role is not Role.DECODE and first_s > problem.limit_s("ttft", "e2e")) or token_s > limit:
+        return np.zeros(len(counts)), np.zeros(len(counts), dtype=bool), 0.0
     request_s = least_request_s(cost, work, counts)
     most, fastest = 1.0 / request_s, 1.0 / float(request_s[-1])
-    steps = max(work.output - 1.0, 0.0)
-    may_meet = np.ones(len(counts), dtype=bool)
-    if work.role is not Role.DECODE and first_s > problem.limit_s("ttft", "e2e"):
-        return most, ~may_meet, 0.0
-    if work.role is Role.PREFILL or steps == 0.0:
-        return most, may_meet, fastest
-    first = first_s if work.role is Role.MIXED else 0.0
-    limit = min(problem.tpot_limit_s, (problem.limit_s("e2e") - first) / steps)
     if limit == float("inf"):
-        return most, may_meet, fastest
+        return most, np.ones(len(counts), dtype=bool), fastest
     may_meet = least_tpot_s(cost, work, counts, request_s) <= limit
     within = 1.0 / least_within_s(cost, work, counts, limit)
     if within and work.role is Role.MIXED and problem.has_poisson_arrivals:

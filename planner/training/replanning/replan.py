@@ -107,24 +107,12 @@ def replanned(
     setting = None if old.problem.run is None else old.problem.run.setting
     repair_s = REPAIR_S if setting is None else setting.repair_s
     restart_s = RESTART_S if setting is None else setting.restart_s
-    nothing = Replanned(
-        lost=tuple(lost),
-        gained=gained,
-        plan=None,
-        why_not="",
-        speed=0.0,
-        moves=None,
-        move_s=0.0,
-        load_s=0.0,
-        decision=decide(speed=0.0, change_s=0.0, repair_s=repair_s),
-        uses_spares=False,
-    )
     try:
         found = answer(spec)
     except SpecError as error:
-        return replace(nothing, why_not=str(error))
+        return _without_a_plan(str(error), lost, gained, repair_s)
     if not found.config:
-        return replace(nothing, why_not=str(found.solution.get("binding_constraint", "no plan")))
+        return _without_a_plan(str(found.solution.get("binding_constraint", "no plan")), lost, gained, repair_s)
     problem = old.problem
     per_host, per_node = problem.machine.devices_per_host, problem.machine.domain_size
     gone = [divmod(node * per_node + device, per_host) for node in lost for device in range(per_node)]
@@ -146,6 +134,22 @@ def replanned(
         decision=decide(speed=speed, change_s=restart_s + move_s, repair_s=repair_s),
         join_s=join_from_s(speed=speed, change_s=restart_s + move_s) if gained else 0.0,
         uses_spares=bool(lost) and found.config == made.config,
+    )
+
+
+def _without_a_plan(why_not: str, lost: Sequence[int], gained: int, repair_s: float) -> Replanned:
+    """Nothing to change to: it waits for what is gone."""
+    return Replanned(
+        lost=tuple(lost),
+        gained=gained,
+        plan=None,
+        why_not=why_not,
+        speed=0.0,
+        moves=None,
+        move_s=0.0,
+        load_s=0.0,
+        decision=decide(speed=0.0, change_s=0.0, repair_s=repair_s),
+        uses_spares=False,
     )
 
 

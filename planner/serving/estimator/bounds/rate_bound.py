@@ -180,7 +180,7 @@ def least_tpot_s(cost: StepCost, work: Work, counts: IntArray, request_s: FloatA
     """
     if work.role is Role.PREFILL or work.output <= 1.0:
         return np.zeros(len(counts))
-    least = float(_decode_s(cost, work, counts).min()) / cost.tokens_per_step
+    least = least_token_s(cost, work, counts)
     wait = np.zeros(len(counts))
     if work.role is Role.MIXED:
         full = _iterations(cost, work, counts, in_flight=False)
@@ -190,6 +190,11 @@ def least_tpot_s(cost: StepCost, work: Work, counts: IntArray, request_s: FloatA
         wait = (number + 1.0 + cost.admission_steps) * full.seconds[:, 0, -1]
     slots = max(work.budget // cost.verified_tokens * cost.concurrent_batches, 1)
     return np.maximum((np.minimum(counts, slots) * request_s - wait) / (work.output - 1.0), least)
+
+
+def least_token_s(cost: StepCost, work: Work, counts: IntArray) -> float:
+    """Least time between two tokens of a request, s: in iterations without prompts, of the best number of requests."""
+    return float(_decode_s(cost, work, counts).min()) / cost.tokens_per_step
 
 
 def _decode_s(cost: StepCost, work: Work, counts: IntArray) -> FloatArray:

@@ -35,7 +35,7 @@ from meshplan.planner.serving.problem.config import EngineLimits, Role, Router, 
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 
-# Notes its arguments and its devices, then waits to be ended as a server does.
+# Notes its arguments and its devices, then waits to be ended as a server does, at most until so many have noted theirs.
 SERVER = f"""#!{sys.executable}
 import json, os, sys, time
 names = ("CUDA_VISIBLE_DEVICES", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT")
@@ -43,7 +43,9 @@ names += ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 note = {{"words": [os.path.basename(sys.argv[0]), *sys.argv[1:]], **{{name: os.environ.get(name) for name in names}}}}
 with open(os.environ["NOTES"], "a") as notes:
     notes.write(json.dumps(note) + "\\n")
-time.sleep(float(os.environ.get("STAY_S", "0.5")))
+end = time.monotonic() + float(os.environ.get("STAY_S", "0.5"))
+while time.monotonic() < end and len(open(os.environ["NOTES"]).readlines()) < int(os.environ.get("ALL", "1000")):
+    time.sleep(0.05)
 """
 SMI = '#!/usr/bin/env bash\nfor gpu in 0 1 2 3 4 5 6 7; do echo "$gpu, NVIDIA H100 80GB HBM3, 81559"; done\n'
 PROGRAMS = ("vllm", "python3", "trtllm-serve", "llama-server", "mpirun", "vllm-router", "nginx")
@@ -107,7 +109,7 @@ def bf16() -> Quantization:
 def test_workers_of_a_host_share_no_device_and_no_port(tmp_path: Path) -> None:
     request = serving_request(LLAMA_70B, aggregated("vllm", layout(2), num_workers=4))
     # Four servers start one after the other: the first has to stay until the last has noted its arguments.
-    notes = start(tmp_path, request, "0", "--seed", "7", STAY_S="10")
+    notes = start(tmp_path, request, "0", "--seed", "7", STAY_S="10", ALL="4")
     assert sorted(note["CUDA_VISIBLE_DEVICES"] for note in notes) == ["0,1", "2,3", "4,5", "6,7"]
     assert sorted(value(note, "--port") for note in notes) == ["8100", "8101", "8102", "8103"]
     for note in notes:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.search.layouts import placed_workers
 from meshplan.planner.serving.search.search import search_serving
 from meshplan.planner.serving.search.slo_judgement import judge
+from meshplan.planner.serving.search.workers import PricedWorker, price_worker, priced_workers, smaller_chunk
 
 # Workers run fewer requests than their cache holds, and some have smaller chunks of prefill.
 QUESTION: dict[str, Any] = {
@@ -43,3 +47,28 @@ def test_a_deployment_is_simulated_at_the_price_of_its_own_configuration(
             assert searched[name].p99 == pytest.approx(alone[name].p99, rel=5e-3), (
                 one.config
             )  # tables end at other knots
+
+
+@pytest.mark.parametrize("more", [{}, {"power_caps_w": [400, 700]}], ids=["full clocks", "power limits"])
+def test_what_is_not_priced_would_not_be_kept(more: dict[str, Any], catalog: Catalog) -> None:
+    """Of workers whose decodes alone are too slow no smaller chunk is priced: every one is priced here."""
+    workload = {"input_length": 4000, "output_length": 1000, "request_rate_per_s": 2.0}
+    question = {**QUESTION, "model": "llama-3.1-70b", "workload": workload, "slo": {"tpot_p95_s": 0.05}, **more}
+    question["objective"] = "throughput_per_device"
+    problem = resolve_serving(read_serving_spec(question), catalog, Path()).problem
+    kept, too_slow = [], 0
+    for placed in placed_workers(problem, Role.MIXED, Counter()):
+        chunk, best = placed, 0.0
+        while chunk is not None:
+            priced = price_worker(problem, chunk)
+            if priced.best_rate_per_s > best:
+                best = priced.best_rate_per_s
+                kept.append(priced)
+            too_slow += chunk is not placed and priced.least_token_s > problem.tpot_limit_s
+            chunk = smaller_chunk(problem, chunk)
+
+    def named(kind: PricedWorker) -> tuple[Any, ...]:
+        return kind.placed.layout, kind.placed.power_cap_w, kind.placed.limits, kind.best_rate_per_s
+
+    assert too_slow  # in vain
+    assert [named(kind) for kind in priced_workers(problem, Role.MIXED, Counter())] == [named(kind) for kind in kept]
