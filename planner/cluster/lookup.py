@@ -11,7 +11,6 @@ from meshplan.catalogs.constants.machines.drives import drives
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError, closest_names, did_you_mean
 from meshplan.catalogs.hardware import Device, Link, NodeType, Price
 from meshplan.catalogs.models.config import read_config
-from meshplan.catalogs.models.diffusion import diffusion_model
 from meshplan.catalogs.models.hub import HUB, cached_config, is_hub_id
 from meshplan.catalogs.models.scope import why_unread
 from meshplan.catalogs.models.shapes import ModelShape
@@ -76,6 +75,8 @@ def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) 
 
 def _diffusion_name(model: str) -> str | None:
     """The diffusion model that a name means; None where it means none."""
+    from meshplan.catalogs.models.diffusion import diffusion_model  # start-up: for unknown names alone
+
     try:
         return diffusion_model(model).name
     except UnknownEntryError:
@@ -116,6 +117,8 @@ def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem
         places.append(("cluster.devices.type", devices.get("type"), catalog.device))
     model = document.get("model")
     if document.get("kind") == "diffusion":
+        from meshplan.catalogs.models.diffusion import diffusion_model  # start-up: as above
+
         places.append(("model", model, diffusion_model))
     elif isinstance(model, str) and "/" not in model and not model.endswith(".json"):
         places.append(("model", model, catalog.model))
