@@ -68,7 +68,7 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
             "cluster": {"nodes": [{"type": "dgx-h100", "count": 0}, {"type": "dgx-h100"}], "host_memory": 512},
             "workload": {"sequence_length": -1, "global_batch_size": 0, "precision": "int4"},
             "constraints": {"memory_headroom": "4 Gb", "max_devices": 0},
-            "fixed": {"tensor_paralel": 2, "pipeline_parallel": 0},
+            "fixed": {"tensor_paralel": 2, "pipeline_parallel": 0, "cp_size": 2, "ep": 2},
         }
     )
     assert set(found) == {
@@ -84,9 +84,13 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         "constraints.max_devices",
         "fixed.tensor_paralel",
         "fixed.pipeline_parallel",
+        "fixed.cp_size",
+        "fixed.ep",
     }
     assert "did you mean 'model'" in found["modell"]
     assert "did you mean 'tensor_parallel'" in found["fixed.tensor_paralel"]
+    assert found["fixed.cp_size"] == "unknown key; did you mean 'context_parallel'?"
+    assert found["fixed.ep"] == "unknown key; did you mean 'expert_parallel'?"
     assert "no unit" in found["cluster.host_memory"]
     assert "counts bits" in found["constraints.memory_headroom"]
 
