@@ -17,7 +17,6 @@ from meshplan.cli.asking import (
     GpusOption,
     LengthsOption,
     ModelOption,
-    QuestionCommand,
     RateOption,
     SequenceOption,
     SloOption,
@@ -52,7 +51,7 @@ _OBJECTIVES = {
 _TARGETS = {"training": "megatron", "serving": "vllm"}
 
 
-@app.command(cls=QuestionCommand)
+@app.command()
 def init(
     *,
     model: ModelOption = None,

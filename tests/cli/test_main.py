@@ -70,6 +70,31 @@ def test_every_command_can_be_loaded(name: str) -> None:
     assert isinstance(importlib.import_module(SUBCOMMANDS[name].module).app, typer.Typer)
 
 
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("estimate a.yaml --format json --format csv", "--format"),
+        ("explain latest --db a.sqlite --db b.sqlite", "--db"),
+        ("emit latest --target megatron --target torchtitan", "--target"),
+        ("replan latest --without 3 --without 7", "--without"),
+        ("validate rows.jsonl --format=json -f csv", "--format"),
+        ("calibrate rows.jsonl --db a --db b", "--db"),
+        ("plans show latest --format json --format csv", "--format"),
+        ("sweep sweep.yaml --db a --db b", "--db"),
+        ("catalog list models --db a --db b", "--db"),
+        ("profile device --db a --db b", "--db"),
+        ("serve --port 1 --port 2", "--port"),
+        ("--server http://a --server http://b plan spec.yaml", "--server"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused_by_every_command(meshplan: Command, line: str, option: str) -> None:
+    outcome = meshplan(*line.split())
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{option}" in outcome.err
+    fix = "join them: --without 3,7" if option == "--without" else "keep one"
+    assert f"given more than once, and only the last would count; {fix}" in " ".join(outcome.err.split())
+
+
 def test_version(meshplan: Command) -> None:
     assert meshplan("--version").out == f"meshplan {version('meshplan')}\n"
 
