@@ -122,7 +122,7 @@ def replanned(
     try:
         found = answer(spec)
     except SpecError as error:
-        return replace(nothing, why_not=str(error))
+        return replace(nothing, why_not="; ".join(problem.message for problem in error.problems))
     if not found.config:
         return replace(nothing, why_not=str(found.solution.get("binding_constraint", "no plan")))
     problem = old.problem
