@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshplan.catalogs.constants.machines.device_shares import MpsShare
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
-from meshplan.planner.emit.releases import release_notes, spelled
+from meshplan.planner.emit.releases import image_notes, release_notes, spelled
 from meshplan.planner.emit.serving.hosts import nodes_per_worker
 from meshplan.planner.emit.serving.job import (
     EVERY_INTERFACE,
@@ -102,6 +102,7 @@ class Engine:
                 *power_cap_notes(request),
                 *share_notes(request),
                 *release_notes(name, request.framework_version),
+                *image_notes(name, request.framework_version, request.image),
             ),
         )
 
