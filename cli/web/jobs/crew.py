@@ -13,7 +13,7 @@ from multiprocessing.synchronize import Semaphore
 
 from meshplan.cli.web.jobs.worker import GRACE_S
 from meshplan.cli.web.settings import Settings
-from meshplan.planner.core.processes import interrupts_held, leave_interrupts
+from meshplan.planner.core.budget import interrupts_held, leave_interrupts
 
 # Seconds that a worker has to hand over its job beyond what the search has.
 LONGER_S = 10.0

@@ -16,7 +16,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from meshplan.planner.core.processes import interrupts_held, leave_interrupts
+from meshplan.planner.core.budget import interrupts_held, leave_interrupts
 from meshplan.planner.sweep.answer import Outcome, Setting, answer
 from meshplan.planner.sweep.points import Question
 from meshplan.planner.sweep.runners.runner import POINTS_OF_A_PROCESS, out_of_time
