@@ -26,6 +26,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from meshplan.catalogs.flag_names import keys_meant
+
 EXIT_OK = 0
 EXIT_BUG = 1
 EXIT_SPEC = 2
@@ -149,8 +151,13 @@ def why(error: Exception) -> str:
 
 
 def closest_names(name: str, known: Iterable[str], *, limit: int = 3) -> tuple[str, ...]:
-    """The names most like ``name``, best first; names that contain it count as close."""
+    """The names most like ``name``, best first; names that contain it count as close, and of a word that frameworks
+    have for one of them (``tp_size``) it is that one alone.
+    """
     names = sorted(set(known))
+    meant = keys_meant(name, names)
+    if meant:
+        return meant[:limit]
     lowered = name.lower()
     close = difflib.get_close_matches(lowered, [known_name.lower() for known_name in names], n=limit, cutoff=0.5)
     by_lower = {known_name.lower(): known_name for known_name in names}

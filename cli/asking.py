@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
 
 from meshplan.catalogs.errors import Problem, SpecError, UnitError
 from meshplan.cli.completion import complete_gpus, complete_model
@@ -107,35 +106,8 @@ SetOption = Annotated[
 
 # Options about tokens and sequences, which images and videos do not have.
 _OF_LANGUAGE = ("lengths", "concurrency", "sequence_length", "batch", "tokens")
-# Options whose one value holds several things → how it is written.
-_SEVERAL_IN_ONE = {"gpus": "8xH100,8xA100", "slo": "ttft_p99=2s,tpot_p95=50ms"}
 _DECIMAL_COMMA = re.compile(r"(?P<key>\w+)\s*=\s*(?P<whole>\d+),(?P<rest>\d[^,]*)")
 _SLO = re.compile(r"\s*(?P<key>[a-z0-9_]+?)(?P<unit>_s)?\s*=\s*(?P<limit>[^=]+?)\s*")
-
-
-class QuestionCommand(TyperCommand):
-    """A command that asks a question by options: one that is given twice is refused; of two values the last would count
-    and the first be lost without a word.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line, each option of one value once."""
-        # With nothing given the parser prints help, and while a shell completes nothing is complained about.
-        if args and not ctx.resilient_parsing:
-            *_, order = self.make_parser(ctx).parse_args(args=list(args))
-            singles = [one for one in order if isinstance(one, TyperOption) and not one.multiple]
-            for option in singles:
-                if singles.count(option) > 1 and not option.is_flag:
-                    _refuse_twice(option)
-        return super().parse_args(ctx, args)
-
-
-def _refuse_twice(option: TyperOption) -> None:
-    example = _SEVERAL_IN_ONE.get(str(option.name))
-    fix = f"join them: {option.opts[0]} {example}" if example else "keep one"
-    raise typer.BadParameter(
-        f"it is given more than once, and only the last would count; {fix}", param_hint=option.opts[0]
-    )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from meshplan.catalogs.errors import EXIT_BUG, EXIT_EMIT, EXIT_OK, EXIT_SOLVER, MeshplanError
 from meshplan.catalogs.untrusted.text import shown
+from meshplan.cli.once import once_in, refuse_repeated
 
 DEBUG_OPTION = "--debug"
 REMOTE = ("plan", "estimate")  # what --server can answer
@@ -107,12 +108,17 @@ class LazyGroup(TyperGroup):
         for name, subcommand in SUBCOMMANDS.items():
             self.commands[name] = _NotLoaded(name=name, help=subcommand.help, callback=None)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the command, each once."""
+        refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Find the command that ``args`` call, importing it if need be."""
         name, command, rest = super().resolve_command(ctx, args)
         if isinstance(command, _NotLoaded) and name is not None:
             module = importlib.import_module(SUBCOMMANDS[name].module)
-            command = typer.main.get_command(module.app)
+            command = typer.main.get_command(once_in(module.app))
             command.help = command.help or SUBCOMMANDS[name].help
             command.name = name
             self.commands[name] = command

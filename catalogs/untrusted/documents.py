@@ -9,6 +9,7 @@ JSON knows, so that every document has a digest. Numbers are read as in YAML 1.2
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Hashable, Iterator
 from itertools import pairwise
@@ -150,6 +151,7 @@ def require_plain(document: Any, name: str) -> None:
         text = json.dumps(document, allow_nan=False, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
+        _refuse_infinite(document, name)
         raise DocumentError(f"{name} holds what JSON cannot express: {error}") from error
     if _DUMPED_CONTROL.search(text):
         _refuse_control_characters(document, name)
@@ -171,14 +173,26 @@ def walked(document: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse_control_characters(document: Any, name: str) -> None:
+    for place, key, item in _pairs(document, name):
+        for text in (key, item):
+            sign = control_character(text) if isinstance(text, str) else None
+            if sign is not None:
+                raise DocumentError(f"{name}: {ascii(place)[1:-1]} holds the control character {sign}; remove it")
+
+
+def _refuse_infinite(document: Any, name: str) -> None:
+    """Say where a number is that JSON cannot express: ``.nan``, ``.inf``, 1e999."""
+    for place, _, item in [("", "", document), *_pairs(document, name)]:
+        if isinstance(item, float) and not math.isfinite(item):
+            where = f"{name}: {place}" if place else name
+            raise DocumentError(f"{where} is {item}, which JSON cannot express; give a finite number, or leave it away")
+
+
+def _pairs(document: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    """(place, key or number, item) of everything in mappings and lists."""
     for path, value in walked(document, name):
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in pairs:
-            for text in (key, item):
-                sign = control_character(text) if isinstance(text, str) else None
-                if sign is not None:
-                    place = ".".join([*path.split("\0")[1:], str(key)]).replace(".[", "[")
-                    raise DocumentError(f"{name}: {ascii(place)[1:-1]} holds the control character {sign}; remove it")
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield ".".join([*path.split("\0")[1:], str(key)]).replace(".[", "["), key, item
 
 
 class _Expansion:

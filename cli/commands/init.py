@@ -16,7 +16,6 @@ from meshplan.cli.asking import (
     GpusOption,
     LengthsOption,
     ModelOption,
-    QuestionCommand,
     RateOption,
     SequenceOption,
     SloOption,
@@ -66,7 +65,7 @@ _OBJECTIVES = {
 _TARGETS = {"training": "megatron", "serving": "vllm", "diffusion": "xdit"}
 
 
-@app.command(cls=QuestionCommand)
+@app.command()
 def init(
     *,
     model: ModelOption = None,

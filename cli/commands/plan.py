@@ -21,7 +21,6 @@ from meshplan.cli.asking import (
     LengthsOption,
     ModelOption,
     ObjectiveOption,
-    QuestionCommand,
     RateOption,
     SequenceOption,
     SetOption,
@@ -99,7 +98,7 @@ DownloadOption = Annotated[
 FullOption = Annotated[bool, typer.Option("--full", help="The whole report, not the first screen alone.")]
 
 
-@app.command(cls=QuestionCommand)
+@app.command()
 def plan(
     context: typer.Context,
     spec: SpecOrOptions = None,

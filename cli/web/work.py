@@ -10,6 +10,9 @@ import typer
 from meshplan.cli.options import DatabaseOption
 from meshplan.cli.web.options import WorkersOption, needs_service
 
+# Seconds after which it is looked whether a signal has come.
+LOOK_S = 1.0
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
@@ -27,4 +30,6 @@ def work(workers: WorkersOption = 1, db: DatabaseOption = None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     with crew(Settings(db=db, workers=workers)):
-        ended.wait()
+        # In pieces: a signal that comes while the process is stopped may reach another thread, and would wake nobody.
+        while not ended.wait(LOOK_S):
+            pass

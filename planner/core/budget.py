@@ -1,7 +1,8 @@
 """What a search may spend: time, memory, and the patience of the person who waits.
 
 One :class:`Budget` is made when a question is asked and handed down to everything that answers it, alternatives and
-second opinions included, so that the limits hold for the whole and not for each part. Loops call :meth:`Budget.check`
+second opinions included, so that the limits hold for the whole and not for each part. Ctrl-C in a terminal reaches all
+processes: those that work for another one leave it to that (:func:`interrupts_held`). Loops call :meth:`Budget.check`
 between pieces of work that take a fraction of a second; whoever holds an incumbent wraps the loop in
 :meth:`Budget.keeping` and goes on with what it has.
 """
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NoReturn
 
@@ -187,3 +189,22 @@ class Budget:
             self.interrupt()
         except MemoryError:
             self._stopped = self._stopped or "memory of this machine"
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back while processes are started, which inherit that it is held: one would be interrupted while it
+    imports, before it can say :func:`leave_interrupts`, print its traceback and be gone.
+    """
+    resource_tracker.ensure_running()  # as `start` does, and in starting lets what is held go
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_interrupts() -> None:
+    """Leave Ctrl-C to the process that started this one; what this one starts may hear it again."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

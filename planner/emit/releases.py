@@ -17,6 +17,9 @@ from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
 
 Flag = tuple[str, ...]
 _VERSION = re.compile(r"v?(\d{1,4}(?:\.\d{1,4}){1,3}(?:\.post\d{1,4})?)")
+# Target → its makers' images, whose tags begin with the release: v0.33.0, v0.5.23-cu129 (docs.vllm.ai, "Using Docker";
+# docs.sglang.ai, "Install SGLang"). Those of others count their own releases.
+_OWN_IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +290,21 @@ def release_notes(target: str, version: str) -> tuple[str, ...]:
     return (
         f"Written for {target} {release}: its flags were compared with a table of releases; only the parser of "
         f"{RELEASES[target].checked} was run.",
+    )
+
+
+def image_notes(target: str, version: str, image: str) -> tuple[str, ...]:
+    """What a user should know whose image holds another release than the one that the flags are written for."""
+    repository, _, tag = image.partition("@")[0].rpartition(":")
+    found = _VERSION.match(tag)
+    if target not in _OWN_IMAGES or not f"/{repository}".endswith(f"/{_OWN_IMAGES[target]}") or found is None:
+        return ()
+    written = release_of(target, version) or RELEASES[target].checked
+    if _number(found.group(1)) == _number(written):
+        return ()
+    return (
+        f"The image holds {target} {found.group(1)}, the flags are those of {written}: emit again with "
+        f"--framework-version {found.group(1)}, or with an image of {written}.",
     )
 
 

@@ -6,7 +6,6 @@ send it as it is; errors become documents, since exceptions do not survive the w
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,6 +19,7 @@ from meshplan.planner.core.plan import Plan, own_version
 from meshplan.planner.core.solution import Status
 from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.sweep.points import Question
+from meshplan.planner.sweep.scratch import scratch_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,7 @@ class _Workplace:
         )
         self.base = Path(setting.folder)
         if setting.files:
-            # Lives as long as the workplace does.
-            self._scratch = tempfile.TemporaryDirectory(prefix="meshplan-", ignore_cleanup_errors=True)
+            self._scratch = scratch_folder()  # as long as the workplace lives
             self.base = Path(self._scratch.name)
             for name, content in setting.files.items():
                 (self.base / name).parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from meshplan.catalogs.errors import did_you_mean
+from meshplan.catalogs.flag_names import bare, keys_meant
 
 Choice = TypeVar("Choice")
 # No count of a run is larger (tokens of a sequence, sequences of a batch, devices); products of two stay exact.
@@ -19,9 +20,8 @@ MOST = 100_000_000
 # Characters of a wrong value that a message repeats.
 SHOWN = 60
 # Similarity (difflib: twice the characters in common over those of both) from which on a key is another one misspelt;
-# difflib's own 0.6 takes kv_cache_dtype for trace_type. Ends that frameworks' flags have and keys here do not.
+# difflib's own 0.6 takes kv_cache_dtype for trace_type.
 SIMILAR = 0.75
-FLAG_ENDS = ("_size", "_degree")
 
 
 class UnsupportedError(Exception):
@@ -41,19 +41,19 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
-def misnamed(key: str, values: Mapping[str, Any], known: Collection[str]) -> str:
-    """What a key of a section that nothing reads may mean, to be put behind it: the closest known one, unless it is
-    stated, too.
+def misnamed(key: str, values: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
+    """What a key of a section that nothing reads may mean: what a framework calls so, else the closest known key;
+    nothing where that is stated, too.
 
     >>> misnamed("tensor_parallel_size", {}, {"tensor_parallel", "data_parallel"})
-    "; did you mean 'tensor_parallel'?"
+    ('tensor_parallel',)
     >>> misnamed("cpu_kv_blocks", {"kv_blocks": 4}, {"kv_blocks"}), misnamed("kv_cache_dtype", {}, {"trace_type"})
-    ('', '')
+    ((), ())
     """
-    bare = next((key.removesuffix(end) for end in FLAG_ENDS if key.endswith(end)), key)
-    found = [difflib.get_close_matches(form, sorted(known), n=1, cutoff=SIMILAR) for form in (bare, key)]
-    meant = next((names for names in found if names), [])
-    return did_you_mean([name for name in meant if values.get(name) is None])
+    found = [keys_meant(key, known)]
+    found += [tuple(difflib.get_close_matches(form, sorted(known), n=1, cutoff=SIMILAR)) for form in (bare(key), key)]
+    meant = next((names for names in found if names), ())
+    return () if any(values.get(name) is not None for name in meant) else meant
 
 
 def row_id(row: Mapping[str, Any]) -> str:
@@ -102,9 +102,21 @@ class Section:
             UnsupportedError: with the key that is read.
         """
         for key in sorted(self.values.keys() - set(known)):
-            hint = misnamed(key, self.values, known) if self.states(key) else ""
-            if hint:
-                raise UnsupportedError(f"{self.name}.{shown(key)[1:-1]} is not read{hint}")
+            meant = misnamed(key, self.values, known) if self.states(key) else ()
+            if meant:
+                raise UnsupportedError(f"{self.name}.{shown(key)[1:-1]} is not read{did_you_mean(meant)}")
+
+    def refuse_misplaced(self, known: Collection[str], *others: Section) -> None:
+        """Refuse a key of ``known`` that another section states and this one does not: it would be taken as not stated.
+
+        Raises:
+            UnsupportedError: with the place where it is read.
+        """
+        for other in others:
+            for key in sorted(other.values):
+                meant = (key,) if key in known else keys_meant(key, known)
+                if meant and other.states(key) and not any(map(self.states, meant)):
+                    raise UnsupportedError(f"{other.name}.{key} is not read there; write {self.name}.{meant[0]}")
 
     def states(self, key: str) -> bool:
         """Whether the row has a value for ``key``."""
@@ -173,7 +185,9 @@ class Section:
         if self.states(key):
             return self.values[key]
         if default is None:
-            raise UnsupportedError(f"the observation does not state {self.name}.{key}")
+            near = [word for word in sorted(self.values) if misnamed(word, {}, {key}) and self.states(word)]
+            hint = f": {shown(near[0])} is not read" if near else ""
+            raise UnsupportedError(f"the observation does not state {self.name}.{key}{hint}")
         return default
 
 

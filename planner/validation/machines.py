@@ -70,6 +70,13 @@ def rows_of(lines: Iterable[str], *, name: str) -> Iterator[Mapping[str, Any]]:
         raise SpecError([Problem(path=place, message=f"cannot be read: {why(error)}")], of=ROWS) from error
 
 
+# Keys of ``hardware`` that rows have; not all say something to an estimate.
+HARDWARE = frozenset(
+    {"device", "num_devices", "devices_per_node", "intra_node", "inter_node", "slices", "slice", "system", "cpu"}
+    | {"pools", "device_counts"}
+)
+
+
 class MachineReader:
     """Reads the hardware of a measured run, looking devices and node types up in a catalog.
 
@@ -90,6 +97,7 @@ class MachineReader:
             CatalogError: the device is not in the catalog.
             UnsupportedError: no node type of the catalog has the device, so its links are unknown.
         """
+        hardware.refuse_misnamed(HARDWARE)
         device = self._device(hardware.text("device"))
         nodes = self._nodes.get(device.slug, [])
         if not nodes:

@@ -40,7 +40,7 @@ class ValidatedRow:
         measured: metric → value, derived ones included.
         error: metric → predicted / measured − 1.
         filled: choices that the observation left out.
-        unused: what it says that nothing here reads.
+        unused: keys of what it says that nothing here reads → the keys that they may mean.
         oom: the safe bound is beyond the device's memory.
         admitted: by which figure a run that worked would have been admitted as a plan; empty where that is not asked.
         breakdown_s: parts of the predicted step.
@@ -56,7 +56,7 @@ class ValidatedRow:
     measured: Mapping[str, float] = field(default_factory=dict)
     error: Mapping[str, float] = field(default_factory=dict)
     filled: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
+    unused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     oom: bool = False
     admitted: str = ""
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
@@ -76,6 +76,7 @@ class ValidatedRow:
             "error": dict(self.error),
             "filled": list(self.filled),
             "unused": list(self.unused),
+            "meant": {key: list(meant) for key, meant in self.unused.items() if meant},
             "oom": self.oom,
             "admitted": self.admitted,
             "breakdown_s": dict(self.breakdown_s),

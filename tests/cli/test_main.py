@@ -17,7 +17,7 @@ from meshplan.catalogs.errors import CatalogError, EmitError, MeshplanError, Pro
 from meshplan.cli import main
 from meshplan.cli.main import SUBCOMMANDS
 
-HEAVY = ("sqlalchemy", "alembic", "numpy", "ortools", "networkx", "pulp", "rich", "yaml")
+HEAVY = ("sqlalchemy", "alembic", "numpy", "ortools", "networkx", "rich", "yaml")
 Command = Callable[..., Any]
 
 
@@ -43,7 +43,7 @@ def test_a_training_plan_loads_nothing_that_it_does_not_ask(tmp_path: Path) -> N
         "kind: training\nmodel: llama-3.1-8b\ncluster: {nodes: [{type: dgx-h100, count: 1}]}\n"
         "workload: {sequence_length: 4096, global_batch_size: 16}\n"
     )
-    unasked = ("numpy.ma", "numpy.random", "urllib.request", "alembic", "ortools", "networkx", "pulp", "rich")
+    unasked = ("numpy.ma", "numpy.random", "urllib.request", "alembic", "ortools", "networkx", "rich")
     assert loaded_by("plan", str(spec), "--no-store", "--db", f"{tmp_path}/c.sqlite", names=unasked) == set()
 
 
@@ -68,6 +68,31 @@ def test_the_root_help_lists_every_command(meshplan: Command) -> None:
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_every_command_can_be_loaded(name: str) -> None:
     assert isinstance(importlib.import_module(SUBCOMMANDS[name].module).app, typer.Typer)
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("estimate a.yaml --format json --format csv", "--format"),
+        ("explain latest --db a.sqlite --db b.sqlite", "--db"),
+        ("emit latest --target megatron --target torchtitan", "--target"),
+        ("replan latest --without 3 --without 7", "--without"),
+        ("validate rows.jsonl --format=json -f csv", "--format"),
+        ("calibrate rows.jsonl --db a --db b", "--db"),
+        ("plans show latest --format json --format csv", "--format"),
+        ("sweep sweep.yaml --db a --db b", "--db"),
+        ("catalog list models --db a --db b", "--db"),
+        ("profile device --db a --db b", "--db"),
+        ("serve --port 1 --port 2", "--port"),
+        ("--server http://a --server http://b plan spec.yaml", "--server"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused_by_every_command(meshplan: Command, line: str, option: str) -> None:
+    outcome = meshplan(*line.split())
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{option}" in outcome.err
+    fix = "join them: --without 3,7" if option == "--without" else "keep one"
+    assert f"given more than once, and only the last would count; {fix}" in " ".join(outcome.err.split())
 
 
 def test_version(meshplan: Command) -> None:

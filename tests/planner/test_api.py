@@ -31,7 +31,7 @@ SPEC = {
     "workload": {"sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"},
     "constraints": {"target": "megatron"},
 }
-HEAVY = ("numpy", "sqlalchemy", "yaml", "ortools", "pulp")
+HEAVY = ("numpy", "sqlalchemy", "yaml", "ortools")
 
 
 @pytest.fixture(scope="module")

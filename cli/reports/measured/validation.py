@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from meshplan.catalogs.errors import did_you_mean
 from meshplan.cli.render import Column, Format
 from meshplan.cli.reports.quantities import percent
 
@@ -105,7 +106,7 @@ def _show_unused(result: Validation, form: Format) -> None:
     """Keys of observations that nothing reads, by the number of rows that have them."""
     from meshplan.cli.render import show_rows
 
-    counts = Counter(key for row in result.rows for key in row.unused)
+    counts = Counter(f"{key}{did_you_mean(meant)}" for row in result.rows for key, meant in row.unused.items())
     if counts:
         columns = (Column(key="rows", title="Not used", right=True), Column(key="key", title="Key of the workload"))
         show_rows([{"rows": count, "key": key} for key, count in counts.most_common()], columns, form, title="")

@@ -13,6 +13,7 @@ from multiprocessing.synchronize import Semaphore
 
 from meshplan.cli.web.jobs.worker import GRACE_S
 from meshplan.cli.web.settings import Settings
+from meshplan.planner.core.budget import interrupts_held, leave_interrupts
 
 # Seconds that a worker has to hand over its job beyond what the search has.
 LONGER_S = 10.0
@@ -37,8 +38,9 @@ def crew(settings: Settings, ringing: Semaphore | None = None) -> Iterator[None]
     """
     context = get_context("spawn")
     processes = [context.Process(target=_work, args=(settings, ringing)) for _ in range(settings.workers)]
-    for process in processes:
-        process.start()
+    with interrupts_held():
+        for process in processes:
+            process.start()
     try:
         yield
     finally:
@@ -58,7 +60,7 @@ def _work(settings: Settings, ringing: Semaphore | None) -> None:
     stop = threading.Event()
     threading.Thread(target=_follow_parent, args=(stop,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_interrupts()
     pause = time.sleep if ringing is None else partial(ringing.acquire, True)
     Worker(settings, Catalog.open(settings.db), pause=pause).run(stop)
 

@@ -149,6 +149,7 @@ def _search(theirs: Connection, db: str | None, document: Mapping[str, Any], mos
     """One search, in its own process; sends progress, then a plan or a problem."""
     from meshplan.planner.service import make_plan
 
+    os.setsid()  # Ctrl-C in the terminal is not meant for it: what it has found would pass for its answer
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the worker, which it comes from, ignores it
     options = dict(document["options"])
     limit_s = min(options.pop("time_limit_s", most_s), most_s)

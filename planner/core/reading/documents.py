@@ -66,7 +66,12 @@ def parse_document(text: str, *, is_json: bool = False, name: str = "spec") -> d
     except DocumentError as error:
         raise _problem(str(error)) from error
     if not isinstance(document, dict):
-        raise _problem(f"{name} must hold a mapping such as 'kind: training', not {type(document).__name__}")
+        what = (
+            "and is empty"
+            if document is None
+            else f"not {'a list' if isinstance(document, list) else 'a single value'}"
+        )
+        raise _problem(f"{name} must hold a mapping such as 'kind: training', {what}")
     return document
 
 

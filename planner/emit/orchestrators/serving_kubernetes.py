@@ -34,6 +34,10 @@ GATED_NOTE = (
     "Pods read HF_TOKEN from the secret hf-token where there is one; gated models need it: "
     "kubectl create secret generic hf-token --from-literal=token=…"
 )
+DOWNLOAD_NOTE = (
+    "Every pod downloads the checkpoint when it starts, into its own file system, and is started again where it does "
+    "not answer within an hour: mount a volume that holds it, and emit with --model-path."
+)
 UNCHECKED = (
     "not machine-checked beyond its pods (types of kubeflow-trainer-api 2.3.0) and the engine's arguments "
     "(its own parser)"
@@ -240,7 +244,7 @@ def notes(job: ServingJob, *, loads: bool = True) -> tuple[str, ...]:
     # Prefill workers send their KV cache over the same network.
     pods = max(program.num_nodes for program in job.programs) + job.request.config.is_disaggregated
     image_note = () if job.request.image else (kubernetes.IMAGE_NOTE,)
-    gated = (GATED_NOTE,) if loads and _hub_token(job) else ()
+    gated = (GATED_NOTE, DOWNLOAD_NOTE) if loads and _hub_token(job) else ()
     return (PLACE_NOTE, *image_note, *kubernetes.network_notes(pods, job.request.pod_resources), *gated)
 
 

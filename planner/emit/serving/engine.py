@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshplan.catalogs.constants.machines.device_shares import MpsShare
 from meshplan.catalogs.constants.machines.mig_profiles import MigProfile
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
-from meshplan.planner.emit.releases import release_notes, spelled
+from meshplan.planner.emit.releases import image_notes, release_notes, spelled
 from meshplan.planner.emit.serving.hosts import nodes_per_worker
 from meshplan.planner.emit.serving.job import (
     EVERY_INTERFACE,
@@ -98,9 +98,11 @@ class Engine:
             files=tuple(file for pool in pools for file in self.files(request, pool)),
             notes=(
                 *self.notes(request),
+                *length_notes(request, self.terms),
                 *power_cap_notes(request),
                 *share_notes(request),
                 *release_notes(name, request.framework_version),
+                *image_notes(name, request.framework_version, request.image),
             ),
         )
 
@@ -122,6 +124,20 @@ class Engine:
         )
         shares = (mig, mps) if self.rules.name == "vllm" else (mig,)
         return (*feature_rows(self.terms), *self.more_features, cap, *shares)
+
+
+def length_notes(request: ServingRequest, terms: Sequence[Term]) -> tuple[str, ...]:
+    """The longest request that the servers take: memory is kept for the plan's, and a surprise is worse than a note."""
+    longest = request.max_sequence_length
+    flags = (flag for term in terms if term.name == "max_sequence_length" for flag in term.keys)
+    flag = next(flags, None)  # llama.cpp's is of all slots together, and no key of its table
+    if longest is None or flag is None:
+        return ()
+    return (
+        f"A request of more than {longest:,} tokens, prompt and answer together, is refused ({flag}): the plan is for "
+        f"the lengths of its question. Where yours may be longer, ask again with them, or raise {flag}; fewer then run "
+        "at once.",
+    )
 
 
 def power_cap_notes(request: ServingRequest) -> tuple[str, ...]:

@@ -47,12 +47,14 @@ PUBLISHED_FP8: Mapping[tuple[str, str], tuple[str, str]] = {
 }
 
 
-def refuse_misnamed_degrees(degrees: Section) -> None:
-    """Refuse a row whose degrees have the names of flags: unread they would count as 1.
+def refuse_misnamed_degrees(degrees: Section, *others: Section) -> None:
+    """Refuse a row whose degrees have the names of flags, or lie in other sections: unread they would count as 1.
 
     Raises:
-        UnsupportedError: ``parallelism.tensor_parallel_size``, say.
+        UnsupportedError: ``parallelism.tensor_parallel_size``, say, or ``workload.tp``.
     """
+    if not any(map(degrees.states, ("prefill", "decode"))):
+        degrees.refuse_misplaced(DEGREES, *others)
     parts = [Section(degrees.values, name, required=False) for name in ("prefill", "decode")]
     for section in (degrees, *parts):
         section.refuse_misnamed(DEGREES)

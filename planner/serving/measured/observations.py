@@ -8,7 +8,7 @@ memory fraction) is the documented default of the engine's release (``catalogs/s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe, engine_observed_as, is_exactly_known
@@ -56,7 +56,7 @@ class ServedRun:
         measured: metric → value, SI units.
         derived: metric → value that rests on an assumption.
         filled: choices that the row left out.
-        unused: keys of its workload that say nothing to the simulation.
+        unused: keys of its workload that say nothing to the simulation → those that they may mean.
         steady_window: rates are those of the time in which so many requests run; None: of the whole run.
         num_before: requests at the start that the row does not measure: an earlier stage of the same run.
         power_of_decodes: its power is that of the iterations without prompts alone.
@@ -72,7 +72,7 @@ class ServedRun:
     measured: Mapping[str, Any]
     derived: Mapping[str, Any]
     filled: tuple[str, ...]
-    unused: tuple[str, ...] = ()
+    unused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     steady_window: int | None = None
     num_before: int = 0
     power_of_decodes: bool = False
@@ -105,7 +105,7 @@ def served_run(
 def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[str, Requests]) -> ServedRun:
     sections = ("model", "hardware", "framework", "parallelism", "workload")
     model, hardware, framework, degrees, asked = (Section(row, name) for name in sections)
-    refuse_misnamed_degrees(degrees)
+    refuse_misnamed_degrees(degrees, asked, hardware, framework)
     disaggregated = asked.flag("disaggregated", default=False)
     title = str(Section(row, "source", required=False).values.get("title", ""))
     # Disaggregated rows print the release of the orchestrator, not of the engine.

@@ -131,9 +131,9 @@ USED = frozenset(
 )
 
 
-def unused_keys(workload: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of a row's workload that change nothing here, each with the one that it may mean."""
-    return tuple(f"{key}{misnamed(key, workload, USED)}" for key in sorted(workload.keys() - USED))
+def unused_keys(workload: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Keys of a row's workload that change nothing here → those that it may mean."""
+    return {key: misnamed(key, workload, USED) for key in sorted(workload.keys() - USED)}
 
 
 def _drawn(requests: Requests) -> ServingWorkload:

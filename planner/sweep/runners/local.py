@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
+from meshplan.planner.core.budget import interrupts_held, leave_interrupts
 from meshplan.planner.sweep.answer import Outcome, Setting, answer
 from meshplan.planner.sweep.points import Question
 from meshplan.planner.sweep.runners.runner import POINTS_OF_A_PROCESS, out_of_time
@@ -105,7 +105,7 @@ class LocalRunner:
     def _new(self) -> _Process:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(theirs, self._setting), daemon=True)
-        with _interrupts_held():
+        with interrupts_held():
             process.start()
         theirs.close()
         return _Process(process=process, pipe=ours)
@@ -126,22 +126,9 @@ class LocalRunner:
         return question.digest, outcome
 
 
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back until a process is started, which inherits that it is held: it would be interrupted while it
-    imports, before it can ask to be left alone, and print its traceback.
-    """
-    resource_tracker.ensure_running()  # as `start` does, and in starting lets what is held go
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _work(pipe: Connection, setting: Setting) -> None:
     """The main function of a process; Ctrl-C in the terminal is left to the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_interrupts()
     threading.Thread(target=_follow_parent, daemon=True).start()
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -126,6 +126,9 @@ def with_published_choices(row: Mapping[str, Any], benchmark: TrainingBenchmark)
     """
     stated = Section(row, "parallelism")
     stated.refuse_misnamed(CHOICES)
+    stated.refuse_misplaced(
+        CHOICES, *(Section(row, name, required=False) for name in ("workload", "hardware", "framework"))
+    )
     unstated = {key: value for key, value in choices_of(benchmark).items() if not stated.states(key)}
     return Section({"parallelism": {**stated.values, **unstated}}, "parallelism"), tuple(unstated)
 

@@ -110,7 +110,8 @@ def replanned(
     try:
         found = answer(spec)
     except SpecError as error:
-        return _without_a_plan(str(error), lost, gained, repair_s)
+        reasons = "; ".join(problem.message for problem in error.problems)
+        return _without_a_plan(reasons, lost, gained, repair_s)
     if not found.config:
         return _without_a_plan(str(found.solution.get("binding_constraint", "no plan")), lost, gained, repair_s)
     problem = old.problem

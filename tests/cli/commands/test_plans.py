@@ -217,7 +217,7 @@ def test_explain_says_why_another_choice_does_not_fit(meshplan: Command, plan_id
         ("tensor_parallel=3", "does not divide"),
         ("tensor_parallel", "CHOICE=VALUE"),
         ("tensor_parallel=many", "whole number"),
-        ("sequence_parallel=1", "valid boolean"),
+        ("sequence_parallel=1", "true or false"),
     ],
 )
 def test_explain_refuses_choices_that_are_none(choice: str, words: str, meshplan: Command, plan_id: str) -> None:

@@ -176,22 +176,29 @@ def test_an_unknown_back_end_is_named_with_the_known_ones() -> None:
         solve_program(Program(), "gurobi")
 
 
-def test_pulp_does_not_bring_highspy_into_the_process(tmp_path: Path) -> None:
-    """ortools and highspy cannot live in one process, and PuLP imports highspy where it finds it."""
-    (tmp_path / "highspy.py").write_text("raise SystemExit('highspy was imported')\n")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_solvers_leave_nothing_in_the_temporary_folder(backend: str, tmp_path: Path) -> None:
+    """A program that breaks off, too: CBC as a process of its own left two files for each."""
     code = (
-        "import sys\n"
+        "import math\n"
+        "from meshplan.catalogs.errors import SolverError\n"
         "from meshplan.planner.core.milp import Program, solve_program\n"
         "program = Program()\n"
         "program.column('x', 1.5, 9, cost=1.0, whole=True)\n"
-        "print(solve_program(program, 'cbc').objective, solve_program(program, 'highs').objective)\n"
-        "assert 'highspy' not in sys.modules\n"
+        f"print(solve_program(program, {backend!r}).objective)\n"
+        "endless = Program()\n"
+        "endless.column('down', -math.inf, math.inf, cost=1.0)\n"
+        "try:\n"
+        f"    solve_program(endless, {backend!r})\n"
+        "except SolverError:\n"
+        "    print('broke off')\n"
     )
     found = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+        env={"TMPDIR": str(tmp_path), "PATH": ""},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.stdout.split() == ["2.0", "2.0"], found.stderr
+    assert found.stdout.split() == ["2.0", "broke", "off"], found.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -128,6 +128,26 @@ def test_an_older_vllm_on_one_device_is_held_to_one_thread(
     assert any("OMP_NUM_THREADS" in note for note in made.notes) is is_held
 
 
+@pytest.mark.parametrize(
+    ("engine", "image", "version", "said"),
+    [
+        ("vllm", "vllm/vllm-openai:v0.11.0", "", "vllm 0.11.0, the flags are those of 0.33.0"),
+        ("vllm", "docker.io/vllm/vllm-openai:v0.11.0-x86_64@sha256:0", "", "vllm 0.11.0"),
+        ("vllm", "vllm/vllm-openai:v0.33.0", "", ""),
+        ("vllm", "vllm/vllm-openai:v0.33.0", "0.31.0", "vllm 0.33.0, the flags are those of 0.31.0"),
+        ("vllm", "vllm/vllm-openai:latest", "", ""),
+        ("vllm", "nvcr.io/nvidia/vllm:25.09-py3", "", ""),
+        ("vllm", "localhost:5000/own", "", ""),
+        ("sglang", "lmsysorg/sglang:v0.5.3-cu126", "", "sglang 0.5.3, the flags are those of 0.5.23"),
+        ("trtllm", "nvcr.io/nvidia/tensorrt-llm/release:1.0.0", "", ""),
+    ],
+)
+def test_an_image_of_another_release_is_said(engine: str, image: str, version: str, said: str) -> None:
+    request = serving_request(LLAMA_70B, aggregated(engine, layout(8)), image=image, framework_version=version)
+    notes = [note for note in emit_serving(engine, request).notes if note.startswith("The image holds")]
+    assert [said in note for note in notes] == ([True] if said else [])
+
+
 def test_an_older_sglang_spells_attention_ranks_its_way() -> None:
     request = serving_request(MIXTRAL, aggregated("sglang", layout(tensor=2, data=4, expert=8)))
     made = emit_serving("sglang", replace(request, framework_version="0.5.12"))

@@ -38,6 +38,14 @@ def test_the_table_names_what_is_not_answered(meshplan: Command, runs: Path) -> 
     assert "task 'rendering' is not answered yet" in shown
 
 
+def test_a_file_without_a_run_is_said_to_be_one(meshplan: Command, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    outcome = meshplan("validate", empty)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{empty}: no measured run is in it" in outcome.err
+
+
 def test_the_plot_has_a_point_per_step_time(meshplan: Command, runs: Path, tmp_path: Path) -> None:
     assert meshplan("validate", runs, "--plot", tmp_path / "steps.svg").code == 0
     assert (tmp_path / "steps.svg").read_text().count("<title>") == 1

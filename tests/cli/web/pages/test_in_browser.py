@@ -34,6 +34,13 @@ PAGES = {
 WAIT_MS = 90_000  # a search on a machine that others use takes a while
 
 
+# Tables of the pages that people read on a telephone; those of figures behind "details" scroll.
+READ = ("answer of training", "answer of serving", "plans", "compare")
+HIDDEN = """() => [...document.querySelectorAll("main .scroll")]
+  .filter(one => one.querySelector("table") && one.clientWidth > 0 && one.scrollWidth > one.clientWidth + 1)
+  .map(one => one.getAttribute("aria-label"))"""
+
+
 @pytest.fixture
 def opened(chromium: Any, address: str) -> Iterator[Callable[..., Any]]:
     """Opens a page; at the end nothing may have been complained of."""
@@ -71,6 +78,15 @@ def test_every_page_can_be_used_by_everybody(
     page.set_viewport_size({"width": NARROW, "height": 700})
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
     assert page.evaluate("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
+
+
+@pytest.mark.parametrize("name", READ)
+def test_no_table_hides_a_column(opened: Callable[..., Any], plans: dict[str, str], name: str) -> None:
+    """Why not, for one, is the last of them."""
+    page = opened(PAGES[name].format(**plans), width=NARROW)
+    assert page.evaluate(HIDDEN) == []
+    page.set_viewport_size({"width": WIDE, "height": 900})
+    assert page.evaluate(HIDDEN) == []
 
 
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(

@@ -54,6 +54,23 @@ def test_memory_is_written_in_each_engine_s_own_share() -> None:
     assert flag("trtllm", "--kv_cache_free_gpu_memory_fraction") * left == pytest.approx(cache, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("engine", "flag"), [("vllm", "--max-model-len"), ("sglang", "--context-length"), ("trtllm", "--max_seq_len")]
+)
+def test_the_longest_request_that_is_taken_is_said_where_it_is_written(engine: str, flag: str) -> None:
+    request = serving_request(LLAMA_70B, aggregated(engine, layout(8)))
+    for longest in (2304, None):
+        files = {
+            str(file.path): file.content
+            for file in emit_serving(engine, replace(request, max_sequence_length=longest)).artifacts
+        }
+        words = read_arguments(files["mixed_args.txt"])
+        assert (flag in words and words[words.index(flag) + 1] == "2304") is (longest is not None)
+        assert (f"more than 2,304 tokens, prompt and answer together, is refused ({flag})" in files["README.md"]) is (
+            longest is not None
+        )
+
+
 def test_support_matrix_covers_every_field() -> None:
     rows = support_matrix()
     for engine in engine_names():

@@ -78,6 +78,56 @@ def test_a_degree_under_the_name_of_a_flag_does_not_count_as_1(
         served_run(renamed, reader)
 
 
+@pytest.mark.parametrize("row", rows_by_arrival(), ids=lambda row: row["id"])
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("tp", "tensor_parallel"),
+        ("tp_size", "tensor_parallel"),
+        ("TP", "tensor_parallel"),
+        ("pp_size", "pipeline_parallel"),
+        ("ep", "expert_parallel"),
+        ("cp_size", "context_parallel"),
+        ("dpa", "attention_data_parallel"),
+    ],
+)
+def test_a_degree_under_a_short_name_does_not_count_as_1(
+    row: Mapping[str, Any], key: str, meant: str, reader: MachineReader
+) -> None:
+    part = ("parallelism", "decode") if row["workload"].get("disaggregated") else ("parallelism",)
+    renamed = with_value(with_value(row, (*part, meant), None), (*part, key), 2)
+    with pytest.raises(UnsupportedError, match=rf"{part[-1]}\.{key} is not read; did you mean '{meant}'\?"):
+        served_run(renamed, reader)
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel", "tp", "tp_size"])
+def test_a_degree_in_another_section_does_not_count_as_1(key: str, reader: MachineReader) -> None:
+    row = next(row for row in ROWS if row["workload"].get("concurrency") and not row["workload"].get("disaggregated"))
+    moved = with_value(with_value(row, ("parallelism", "tensor_parallel"), None), ("workload", key), 2)
+    with pytest.raises(
+        UnsupportedError, match=rf"workload\.{key} is not read there; write parallelism\.tensor_parallel"
+    ):
+        served_run(moved, reader)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "meant"),
+    [
+        ("hardware", "world_size", "num_devices"),
+        ("hardware", "gpus_per_node", "devices_per_node"),
+        ("workload", "isl", "input_length"),
+        ("workload", "max_concurrency", "concurrency"),
+    ],
+)
+def test_a_key_that_is_missed_is_looked_for_under_its_other_names(
+    section: str, key: str, meant: str, reader: MachineReader
+) -> None:
+    row = next(row for row in ROWS if row["workload"].get("concurrency") and row["workload"].get("input_length"))
+    renamed = with_value(with_value(row, (section, meant), None), (section, key), 8)
+    with pytest.raises(UnsupportedError, match=rf"{section}\..*'?{key}'? is not read|not read; did you mean '{meant}'"):
+        served_run(renamed, reader)
+
+
 def test_what_a_row_leaves_out_is_listed(reader: MachineReader) -> None:
     row = next(row for row in ROWS if row["workload"].get("concurrency"))
     assert {"max_num_seqs", "max_batched_tokens"} <= set(served_run(row, reader).filled)

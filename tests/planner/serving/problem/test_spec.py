@@ -135,7 +135,7 @@ def test_every_problem_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("mps", "path", "message"),
     [
-        (2, "mps", "Input should be a valid list (given: 2)"),
+        (2, "mps", "must be a list, such as [first, second] (given: 2)"),
         ([2, 1], "mps[1]", "Input should be greater than or equal to 2 (given: 1)"),
         ("chose", "mps", "Input should be 'choose' (given: 'chose')"),
     ],
@@ -146,7 +146,7 @@ def test_a_list_or_a_word_is_one_problem(mps: Any, path: str, message: str) -> N
         messages({**SPEC, "mps": mps, "mig": ["1g.20gb", 7], "objective": "speed"}).items()
         >= {
             path: message,
-            "mig[1]": "Input should be a valid string (given: 7)",
+            "mig[1]": "must be a text (given: 7)",
         }.items()
     )
     assert len(messages({**SPEC, "mps": mps})) == 1

@@ -111,6 +111,33 @@ def test_scripts_fill_what_a_row_leaves_out_and_nothing_else() -> None:
     assert filled == ("expert_parallel",)
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("tp", "tensor_parallel"),
+        ("tp_size", "tensor_parallel"),
+        ("PP", "pipeline_parallel"),
+        ("cp_size", "context_parallel"),
+        ("ep", "expert_parallel"),
+        ("dp_size", "data_parallel"),
+        ("vpp", "virtual_pipeline_stages"),
+        ("mbs", "micro_batch_size"),
+        ("gbs", "global_batch_size"),
+        ("zero", "zero_stage"),
+    ],
+)
+@pytest.mark.parametrize("section", ["parallelism", "workload"])
+def test_a_choice_under_a_short_name_does_not_count_as_unstated(key: str, meant: str, section: str) -> None:
+    observed = {**row(), "parallelism": {}}
+    observed[section] = {key: 8}
+    benchmark = observed_benchmark(observed, "bf16", Phase.PRETRAINING)
+    fix = f"is not read there; write parallelism.{meant}"
+    expected = f"is not read; did you mean {meant!r}?" if section == "parallelism" else fix
+    with pytest.raises(UnsupportedError) as refused:
+        with_published_choices(observed, benchmark)
+    assert str(refused.value) == f"{section}.{key} {expected}"
+
+
 @pytest.mark.parametrize("key", ["tensor_model_parallel_size", "tensor_parallel_degree", "tensor_parallel_size"])
 def test_a_degree_under_the_name_of_a_flag_does_not_count_as_1(key: str) -> None:
     observed = row(parallelism={key: 8})

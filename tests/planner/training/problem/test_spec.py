@@ -60,6 +60,15 @@ def test_the_smallest_spec_has_plain_defaults() -> None:
     assert spec.fixed.pinned() == {}
 
 
+def test_a_value_of_another_shape_is_named_in_the_words_of_the_file() -> None:
+    found = problems({"model": ["a"], "cluster": ["dgx-h100"], "workload": 5, "fixed": [8]})
+    assert found["model"] == "must be a text (given: a list)"
+    assert found["cluster"] == found["fixed"] == "must be a mapping, such as {key: value} (given: a list)"
+    assert found["workload"] == "must be a mapping, such as {key: value} (given: 5)"
+    nodes = problems({"cluster": {"nodes": {"type": "dgx-h100"}}})["cluster.nodes"]
+    assert nodes == "must be a list, such as [first, second] (given: a mapping)"
+
+
 def test_every_problem_is_reported_at_once_with_its_path() -> None:
     found = problems(
         {
@@ -68,7 +77,7 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
             "cluster": {"nodes": [{"type": "dgx-h100", "count": 0}, {"type": "dgx-h100"}], "host_memory": 512},
             "workload": {"sequence_length": -1, "global_batch_size": 0, "precision": "int4"},
             "constraints": {"memory_headroom": "4 Gb", "max_devices": 0},
-            "fixed": {"tensor_paralel": 2, "pipeline_parallel": 0},
+            "fixed": {"tensor_paralel": 2, "pipeline_parallel": 0, "cp_size": 2, "ep": 2},
         }
     )
     assert set(found) == {
@@ -84,9 +93,13 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         "constraints.max_devices",
         "fixed.tensor_paralel",
         "fixed.pipeline_parallel",
+        "fixed.cp_size",
+        "fixed.ep",
     }
     assert "did you mean 'model'" in found["modell"]
     assert "did you mean 'tensor_parallel'" in found["fixed.tensor_paralel"]
+    assert found["fixed.cp_size"] == "unknown key; did you mean 'context_parallel'?"
+    assert found["fixed.ep"] == "unknown key; did you mean 'expert_parallel'?"
     assert "no unit" in found["cluster.host_memory"]
     assert "counts bits" in found["constraints.memory_headroom"]
 
@@ -95,7 +108,7 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
     ("path", "value", "words"),
     [
         ("model", "", "at least 1 character"),
-        ("model", 8, "valid string"),
+        ("model", 8, "must be a text"),
         ("cluster", ..., "required"),
         ("cluster", {}, "either 'nodes'"),
         ("cluster", {**IN_PLACE, "nodes": [{"type": "dgx-h100", "count": 1}]}, "not both"),
@@ -131,10 +144,10 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ("workload.num_training_tokens", 1e-300, "greater than or equal"),
         ("fixed.zero_stage", 4, "at most 3"),
         ("fixed.tensor_parallel", 10**30, "at most 1,000,000"),
-        ("fixed.sequence_parallel", 1, "valid boolean"),
+        ("fixed.sequence_parallel", 1, "true or false"),
         ("fixed.activation_recompute", "some", "Input should be"),
-        ("fixed.optimizer_offload", 1, "valid boolean"),
-        ("fixed.parameter_offload", "yes", "valid boolean"),
+        ("fixed.optimizer_offload", 1, "true or false"),
+        ("fixed.parameter_offload", "yes", "true or false"),
         ("constraints.offload", ["weights"], "'optimizer', 'parameters' or 'activations'"),
         ("constraints.optimizer_offload", True, "unknown key"),
         ("constraints.offload_to", "nvme", "add optimizer or parameters"),

@@ -57,6 +57,15 @@ def test_a_node_that_the_cluster_lacks_is_a_question_malformed(node: int, plan: 
         answers(plan, catalog, without=[1, node])
 
 
+def test_that_no_node_is_left_is_said_in_one_line(plan: Plan, catalog: Catalog) -> None:
+    """A table has no room for the head of an error."""
+    (row,) = answers(plan, catalog, without=[0, 1, 2])
+    assert row.plan is None
+    assert row.why_not.endswith("none is left")
+    assert "\n" not in row.why_not
+    assert "problem in" not in row.why_not
+
+
 def test_the_plan_is_that_of_the_question_without_the_nodes(plan: Plan, catalog: Catalog) -> None:
     (row,) = answers(plan, catalog, without=[1])
     direct = make_plan(without_nodes(plan.spec, [1]), catalog)
