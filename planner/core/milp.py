@@ -6,35 +6,38 @@ A model is stated once, as a function that returns a :class:`Program`; whatever 
 
 =========  ==================================  =========================================================================
 ``scip``   SCIP through OR-tools               the default; can be stopped after a number of nodes of its tree
-``cbc``    CBC through OR-tools                only with its own absolute tolerance: see :func:`_with_cbc`
+``cbc``    CBC through PuLP                    a child process, bundled with PuLP
 ``highs``  HiGHS through OR-tools' MathOpt     with its own tolerances
 =========  ==================================  =========================================================================
 
-All allow 1e-6 of infeasibility, and all work in memory: a CBC that PuLP starts leaves its files in the temporary folder
-where it breaks off or is killed. What is known to go wrong, and why the code below is as it is (ortools 9.15):
+All allow 1e-6 of infeasibility. What is known to go wrong, and why the code below is as it is (ortools 9.15, PuLP 3.3):
 
-* highspy and ortools cannot live in one process. So HiGHS is the one that OR-tools carries.
+* highspy and ortools cannot live in one process, and ``import pulp`` loads highspy where it is installed. So HiGHS is
+  the one that OR-tools carries, and PuLP is imported with highspy hidden.
 * HiGHS through ``pywraplp`` keeps a relative gap of 1e-4 whatever is asked; through MathOpt it fails where ``threads``
   is set, and with feasibility tolerances of 1e-9 it has returned wrong optima: those stay at their defaults.
-* CBC through ``pywraplp`` has no key for the absolute gap, and calls 0.518349 an optimum where 0.518345 is one.
+* PuLP's ``status`` says Optimal for the incumbent of a search that was cut short; ``sol_status`` does not.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.catalogs.scratch import scratch_folder
 from meshplan.planner.core.solution import Status, relative_gap, status_of
 
 # Relative distance at which a solver's own bound counts as met: its tolerance on integers and rows.
 _MET = 1e-6
 # What a solution may break a row by before it is not believed.
 _TRUSTED = 1e-5
-# CBC takes solutions that differ by 1e-5 for equals: the dearest column costs it so much, and 1e-11 of that is left.
-_DEAREST = 2.0**20
 DEFAULT_BACKEND = "scip"
 # A few dozen columns under hundreds of dense rows: cutting planes take SCIP longer than its tree.
 LEAN = "separating/maxrounds = 0\nseparating/maxroundsroot = 0\n"
@@ -265,26 +268,62 @@ def _with_highs(program: Program, max_nodes: int | None, parameters: str) -> Sol
 
 
 def _with_cbc(program: Program, max_nodes: int | None, parameters: str) -> Solved:
-    """CBC, its costs in a unit so small that its absolute tolerance tells optima apart (a power of two is exact)."""
-    from ortools.linear_solver import pywraplp  # start-up: see new_solver
-
     del max_nodes, parameters
-    dearest = max(map(abs, program.costs), default=0.0) or 1.0
-    unit = 2.0 ** math.frexp(dearest / _DEAREST)[1]
-    solver, columns, _ = _loaded(replace(program, costs=[cost / unit for cost in program.costs]), "CBC", relaxed=False)
-    gaps = pywraplp.MPSolverParameters()
-    gaps.SetDoubleParam(gaps.RELATIVE_MIP_GAP, 0.0)
-    status = solver.Solve(gaps)
-    if status == solver.INFEASIBLE:
+    pulp = _pulp()
+    model = pulp.LpProblem("program", pulp.LpMinimize)
+    variable = getattr(model, "add_variable", pulp.LpVariable)  # the latter is deprecated from PuLP 3.3 on
+    columns = [
+        variable(
+            f"x{i}",
+            None if math.isinf(low) else low,
+            None if math.isinf(high) else high,
+            cat="Integer" if whole else "Continuous",
+        )
+        for i, (low, high, whole) in enumerate(zip(program.lows, program.highs, program.whole, strict=True))
+    ]
+    model += pulp.lpSum(cost * column for cost, column in zip(program.costs, columns, strict=True) if cost)
+    for low, high, coefficients in program.rows:
+        total = pulp.lpSum(coefficient * columns[number] for number, coefficient in coefficients.items())
+        if low == high:
+            model += total == low
+            continue
+        if not math.isinf(low):
+            model += total >= low
+        if not math.isinf(high):
+            model += total <= high
+    with warnings.catch_warnings():  # PuLP 3.3 announces that 4.0 will not bundle CBC; we ask for PuLP below 4
+        warnings.simplefilter("ignore", DeprecationWarning)
+        bundled = pulp.PULP_CBC_CMD(msg=False, gapRel=0.0, gapAbs=0.0, threads=1)
+    bundled.tmpDir = _cbc_folder().name  # else its files stay in the temporary folder where it breaks off or is killed
+    try:
+        model.solve(bundled)
+    except pulp.PulpSolverError as error:
+        raise SolverError(f"CBC broke off before a proof: {error}") from error
+    if pulp.LpStatusInfeasible in (model.sol_status, model.status):
         return NO_SOLUTION
-    if status != solver.OPTIMAL:
-        raise SolverError(f"CBC stopped with status {status} before a proof")
-    objective = float(solver.Objective().Value()) * unit
-    return Solved(
-        values=tuple(column.solution_value() for column in columns),
-        objective=objective,
-        bound=_met(objective, float(solver.Objective().BestBound()) * unit),
-    )
+    if model.sol_status != pulp.LpSolutionOptimal:  # `status` says Optimal for unproven incumbents too
+        raise SolverError(f"CBC stopped with {pulp.LpSolution[model.sol_status]!r} before a proof")
+    values = tuple(float(column.value() or 0.0) for column in columns)
+    objective = math.fsum(cost * value for cost, value in zip(program.costs, values, strict=True))
+    return Solved(values=values, objective=objective, bound=objective)
+
+
+@cache
+def _cbc_folder() -> TemporaryDirectory[str]:
+    return scratch_folder()
+
+
+def _pulp() -> Any:
+    """PuLP, imported without highspy: see the module's text."""
+    hidden = "highspy" not in sys.modules
+    if hidden:
+        sys.modules["highspy"] = None  # type: ignore[assignment]  # what makes an import of it fail
+    try:
+        import pulp  # start-up: about 0.5 s, and only where CBC is asked for
+    finally:
+        if hidden:
+            del sys.modules["highspy"]
+    return pulp
 
 
 def _met(objective: float, bound: float) -> float:

@@ -15,11 +15,11 @@ from typing import Any
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.database.sqlite import engine_of
 from meshplan.catalogs.errors import CatalogUnavailableError, MeshplanError
+from meshplan.catalogs.scratch import scratch_folder
 from meshplan.planner.core.plan import Plan, own_version
 from meshplan.planner.core.solution import Status
 from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.sweep.points import Question
-from meshplan.planner.sweep.scratch import scratch_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from meshplan.catalogs.errors import CatalogError, EmitError, MeshplanError, Pro
 from meshplan.cli import main
 from meshplan.cli.main import SUBCOMMANDS
 
-HEAVY = ("sqlalchemy", "alembic", "numpy", "ortools", "networkx", "rich", "yaml")
+HEAVY = ("sqlalchemy", "alembic", "numpy", "ortools", "networkx", "pulp", "rich", "yaml")
 Command = Callable[..., Any]
 
 
@@ -43,7 +43,7 @@ def test_a_training_plan_loads_nothing_that_it_does_not_ask(tmp_path: Path) -> N
         "kind: training\nmodel: llama-3.1-8b\ncluster: {nodes: [{type: dgx-h100, count: 1}]}\n"
         "workload: {sequence_length: 4096, global_batch_size: 16}\n"
     )
-    unasked = ("numpy.ma", "numpy.random", "urllib.request", "alembic", "ortools", "networkx", "rich")
+    unasked = ("numpy.ma", "numpy.random", "urllib.request", "alembic", "ortools", "networkx", "pulp", "rich")
     assert loaded_by("plan", str(spec), "--no-store", "--db", f"{tmp_path}/c.sqlite", names=unasked) == set()
 
 

@@ -19,7 +19,7 @@ from command_line import Command
 from meshplan.cli.main import SUBCOMMANDS
 
 # What --help must not wait for. (pydantic is not in the list: recent Typer imports it to convert arguments.)
-HEAVY = ("numpy", "sqlalchemy", "alembic", "ortools", "networkx", "pandas", "yaml", "rich.table")
+HEAVY = ("numpy", "sqlalchemy", "alembic", "ortools", "pulp", "networkx", "pandas", "yaml", "rich.table")
 
 
 def leaves() -> Iterator[tuple[str, Any]]:

@@ -31,7 +31,7 @@ SPEC = {
     "workload": {"sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"},
     "constraints": {"target": "megatron"},
 }
-HEAVY = ("numpy", "sqlalchemy", "yaml", "ortools")
+HEAVY = ("numpy", "sqlalchemy", "yaml", "ortools", "pulp")
 
 
 @pytest.fixture(scope="module")

@@ -176,9 +176,30 @@ def test_an_unknown_back_end_is_named_with_the_known_ones() -> None:
         solve_program(Program(), "gurobi")
 
 
+def test_pulp_does_not_bring_highspy_into_the_process(tmp_path: Path) -> None:
+    """ortools and highspy cannot live in one process, and PuLP imports highspy where it finds it."""
+    (tmp_path / "highspy.py").write_text("raise SystemExit('highspy was imported')\n")
+    code = (
+        "import sys\n"
+        "from meshplan.planner.core.milp import Program, solve_program\n"
+        "program = Program()\n"
+        "program.column('x', 1.5, 9, cost=1.0, whole=True)\n"
+        "print(solve_program(program, 'cbc').objective, solve_program(program, 'highs').objective)\n"
+        "assert 'highspy' not in sys.modules\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stdout.split() == ["2.0", "2.0"], found.stderr
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_solvers_leave_nothing_in_the_temporary_folder(backend: str, tmp_path: Path) -> None:
-    """A program that breaks off, too: CBC as a process of its own left two files for each."""
+    """A program that breaks off, too: CBC is a process of its own, which then leaves its two files."""
     code = (
         "import math\n"
         "from meshplan.catalogs.errors import SolverError\n"

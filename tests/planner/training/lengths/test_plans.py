@@ -145,7 +145,7 @@ from meshplan.planner import Plan, assign_sequences
 plan = Plan.from_document(json.load(open(sys.argv[1])))
 found = assign_sequences([6000] * 40 + [900] * 300, plan)
 print(sum(len(micro) for rank in found.ranks for micro in rank), round(found.imbalance, 3), found.gap < 0.01)
-print([name for name in ("sqlalchemy", "ortools", "pydantic") if name in sys.modules])
+print([name for name in ("sqlalchemy", "ortools", "pulp", "pydantic") if name in sys.modules])
 """
     command = [sys.executable, "-c", code, str(tmp_path / "plan.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,7 +1,8 @@
 """A folder of a process that does not outlive it for long, also where it is killed.
 
 A process holds a lock on a file in its folder. The system lets it go however the process ends, and the next process
-that makes such a folder removes those that nobody holds: a worker of Ray is killed as a rule, and runs no clean-up.
+that makes such a folder removes those that nobody holds: a worker of Ray is killed as a rule, and runs no clean-up;
+so is a search beyond its memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_PREFIX = "meshplan-sweep-"
+_PREFIX = "meshplan-scratch-"
 # A lock is taken under the first name, and looked for under the second: nobody sees one that is not held yet.
 _BEGUN, _HELD = ".begun", ".held"
 
