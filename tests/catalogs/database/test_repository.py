@@ -20,7 +20,7 @@ from meshplan.catalogs.hardware import Evidence, EvidenceLevel
     ("ask", "kind", "hint"),
     [
         (lambda catalog: catalog.device("h100-sxm-80"), "device", "h100-sxm-80gb"),
-        (lambda catalog: catalog.link("nvlink-4"), "link", "nvlink4"),
+        (lambda catalog: catalog.link("nvlink44"), "link", "nvlink4"),
         (lambda catalog: catalog.node_type("dgx-h10"), "node type", "dgx-h100"),
     ],
 )
