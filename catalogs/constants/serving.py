@@ -24,8 +24,10 @@ class ServingConstants:
         launch_s_per_layer: time to launch one layer kernel by kernel, s: iterations with prompt tokens are not replayed
             from a graph, so they last no less than this times the layers. Of layers with keys and values of their own.
         launch_s_per_latent_layer: the same of layers with latent attention (DeepSeek, Kimi), s. For prompts they expand
-            keys and values and join them to rotated ones, and have routed and shared experts: some 25 kernels by their
-            equations, where a dense layer has 9.
+            keys and values and join them to rotated ones: some 16 kernels by their equations; a dense layer has 9.
+        launch_s_of_experts: what routed experts add to the launch of a layer, s: router, top-k, tokens sorted by
+            expert, two grouped products, activation and the sum over copies, 8 kernels (vLLM, ``fused_moe.py``) in the
+            place of an MLP's 3.
         first_token_steps: iterations that pass before one can hold a request that has arrived, of engines that prepare
             them ahead (``prepares_ahead`` of their release). They prepare one, which fits to published runs keep; a
             server of one's own may wait for more.
@@ -38,7 +40,8 @@ class ServingConstants:
     host_step_s: float = 1e-3
     host_s_per_seq: float = 10e-6
     launch_s_per_layer: float = 0.3e-3
-    launch_s_per_latent_layer: float = 0.8e-3
+    launch_s_per_latent_layer: float = 0.53e-3
+    launch_s_of_experts: float = 0.17e-3
     first_token_steps: float = 1.0
     first_token_offset_s: float = 20e-3
 

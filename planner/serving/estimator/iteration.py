@@ -288,9 +288,9 @@ class Worker(WorkerParts):
 
 
 def launch_s(constants: ServingConstants, shape: ModelShape) -> float:
-    """Time to launch the kernels of all layers one by one."""
+    """Time to launch the kernels of all layers one by one: of each layer, and what experts add where it has them."""
     each = constants.launch_s_per_layer if shape.latent is None else constants.launch_s_per_latent_layer
-    return each * shape.num_hidden_layers
+    return each * shape.num_hidden_layers + constants.launch_s_of_experts * shape.num_moe_layers
 
 
 def scale(constants: ServingConstants, tokens: FloatArray) -> FloatArray:

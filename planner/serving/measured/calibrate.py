@@ -62,7 +62,7 @@ def calibrate_serving(
         runs: measured serving runs.
         source: what they are, stored with every set.
         date: day of the fit, ISO 8601; None for today.
-        log: called with a line per step: a fit simulates every run some twenty-five times.
+        log: called with a line per step: a fit simulates every run some thirty times.
     """
     rows = [row for row in (Row(run, NOISE) for run in runs) if row.metrics]
     times = ITERATIONS * len(FITTED) + len(TOGETHER)  # that a run is simulated

@@ -153,12 +153,22 @@ def test_latent_layers_are_launched_at_a_time_of_their_own(
         (llama, "launch_s_per_layer", "launch_s_per_latent_layer"),
         (deepseek, "launch_s_per_latent_layer", "launch_s_per_layer"),
     ):
-        worker, plain = worker_of(shape, machine), ServingConstants(host_step_s=0.0)
+        worker, plain = worker_of(shape, machine), ServingConstants(host_step_s=0.0, launch_s_of_experts=0.0)
         slow = worker.step_cost(replace(plain, **{own: 1e-2}))
         assert slow.prefill_least_s == pytest.approx(1e-2 * shape.num_hidden_layers)
         assert (
             worker.step_cost(replace(plain, **{other: 1e-2})).prefill_least_s == worker.step_cost(plain).prefill_least_s
         )
+
+
+def test_experts_add_their_launches_where_layers_have_them(
+    llama: ModelShape, deepseek: ModelShape, machine: Machine
+) -> None:
+    """61 layers of DeepSeek-R1 have latent attention, and all but the first three experts; Llama has none."""
+    for shape, attention, experts in ((llama, 1e-3 * llama.num_hidden_layers, 0), (deepseek, 2e-3 * 61, 58)):
+        times = {"launch_s_per_layer": 1e-3, "launch_s_per_latent_layer": 2e-3, "launch_s_of_experts": 4e-3}
+        cost = worker_of(shape, machine).step_cost(ServingConstants(host_step_s=0.0, **times))
+        assert cost.prefill_least_s == pytest.approx(attention + 4e-3 * experts)
 
 
 def test_launch_and_device_time_join_smoothly(llama: ModelShape, machine: Machine) -> None:
