@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: plan test lint types unit constants bench test-launchers test-engines test-netns test-ray clean help
+.PHONY: plan picture test lint types unit constants bench test-launchers test-engines test-netns test-ray clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -24,6 +24,12 @@ $(DEV_STAMP): pyproject.toml | $(BIN)/python
 plan: $(RUN_STAMP)  ## plan the example: print the plan, write its launcher files under ./plans/
 	$(BIN)/meshplan catalog upgrade >/dev/null
 	$(BIN)/meshplan plan example.yaml --out plans --force
+
+picture: $(RUN_STAMP)  ## draw cli/plan.svg again, the whole report that README shows
+	COLUMNS=80 $(BIN)/meshplan plan example.yaml --full --no-store | $(BIN)/python -c "import io, sys; \
+	from rich.console import Console; screen = Console(record=True, width=80, file=io.StringIO()); \
+	screen.print(sys.stdin.read(), markup=False, highlight=False); \
+	screen.save_svg('cli/plan.svg', title='meshplan plan example.yaml --full')"
 
 test: lint types unit  ## linters, types, tests
 
