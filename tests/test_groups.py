@@ -9,5 +9,5 @@ import pytest
 def test_workers_are_told_the_groups_of_tests(request: pytest.FixtureRequest) -> None:
     """With pytest 9.2 and pytest-xdist 3.8.0 nobody was: every worker made what a file shares, and its own servers."""
     if not getattr(request.config.option, "loadgroup", False):
-        pytest.skip("not under --dist loadgroup")
+        pytest.skip("without --dist loadgroup there are no groups to be told")
     assert request.node.nodeid.endswith("@told"), "pip install 'pytest<9.2'"

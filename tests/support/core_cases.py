@@ -17,6 +17,7 @@ from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, Recurr
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.training.estimator.candidates import Candidates
+from meshplan.planner.training.estimator.compute import ComputeModel
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
@@ -163,6 +164,17 @@ def assert_rows_see_no_other(problem: TrainingProblem, configs: Sequence[Trainin
         assert {name: values[row] for name, values in batch.breakdown_s.items()} == {
             name: values[0] for name, values in alone.breakdown_s.items()
         }
+
+
+def compute_model_of(problem: TrainingProblem, **choices: Any) -> ComputeModel:
+    """What prices the operators of one configuration of the problem."""
+    return ComputeModel(
+        shape=problem.shape,
+        device=problem.machine.device,
+        workload=problem.workload,
+        candidates=candidates_of(problem, configured(problem, **choices)),
+        calibration=problem.calibration,
+    )
 
 
 def configured(problem: TrainingProblem, **choices: Any) -> TrainingConfig:

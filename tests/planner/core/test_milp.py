@@ -176,6 +176,15 @@ def test_an_unknown_back_end_is_named_with_the_known_ones() -> None:
         solve_program(Program(), "gurobi")
 
 
+def printed(code: str, environment: dict[str, str]) -> list[str]:
+    """Words that a program prints in a process of its own, with this environment alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**environment, "PATH": ""}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 def test_pulp_does_not_bring_highspy_into_the_process(tmp_path: Path) -> None:
     """ortools and highspy cannot live in one process, and PuLP imports highspy where it finds it."""
     (tmp_path / "highspy.py").write_text("raise SystemExit('highspy was imported')\n")
@@ -187,14 +196,7 @@ def test_pulp_does_not_bring_highspy_into_the_process(tmp_path: Path) -> None:
         "print(solve_program(program, 'cbc').objective, solve_program(program, 'highs').objective)\n"
         "assert 'highspy' not in sys.modules\n"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.stdout.split() == ["2.0", "2.0"], found.stderr
+    assert printed(code, {"PYTHONPATH": str(tmp_path)}) == ["2.0", "2.0"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -214,12 +216,5 @@ def test_solvers_leave_nothing_in_the_temporary_folder(backend: str, tmp_path: P
         "except SolverError:\n"
         "    print('broke off')\n"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"TMPDIR": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.stdout.split() == ["2.0", "broke", "off"], found.stderr
+    assert printed(code, {"TMPDIR": str(tmp_path)}) == ["2.0", "broke", "off"]
     assert list(tmp_path.iterdir()) == []

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from core_cases import DENSE, H100_FP8, MOE, configured, problem_of
+from core_cases import DENSE, H100_FP8, MOE, compute_model_of, problem_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,9 +14,7 @@ from meshplan.catalogs.constants.attention_kernels import TILE_KEYS, attention_k
 from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.training.estimator.candidates import LayerKind
-from meshplan.planner.training.estimator.compute import ComputeModel
 from meshplan.planner.training.estimator.operators.products import GemmCurve, gemm_curve, gemm_s, peak_flops_per_s
-from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
 
 CURVE = GemmCurve(rate_flops_per_s=800e12, bandwidth_bytes_per_s=3e12, inner_saturation=64.0, is_fitted=True)
@@ -28,16 +25,6 @@ DENSE_LAYER = LayerKind(is_moe=False, window=None)
 def seconds(m: float, n: float, k: float, curve: GemmCurve = CURVE) -> float:
     array = (np.array([float(value)]) for value in (m, n, k))
     return float(gemm_s(curve, *array, efficiency=1.0, element_bytes=2.0)[0])
-
-
-def model_of(problem: TrainingProblem, **choices: Any) -> ComputeModel:
-    return ComputeModel(
-        shape=problem.shape,
-        device=problem.machine.device,
-        workload=problem.workload,
-        candidates=candidates_of(problem, configured(problem, **choices)),
-        calibration=problem.calibration,
-    )
 
 
 def test_a_large_product_runs_at_the_rate() -> None:
@@ -112,7 +99,7 @@ def test_a_missing_precision_falls_back_to_what_the_device_has() -> None:
 
 def test_causal_attention_is_half_of_full_beside_its_tiles() -> None:
     problem = problem_of(DENSE, sequence_length=4096)
-    forward = model_of(problem).attention_core(DENSE_LAYER).forward_s[0]
+    forward = compute_model_of(problem).attention_core(DENSE_LAYER).forward_s[0]
     kernel = attention_kernel("transformer-engine", "hopper").of_heads(DENSE.head_dim)
     rate = 989e12 * problem.calibration.time.attention_kernel_efficiency * kernel.forward_share
     a_key = 4.0 * 4096 * DENSE.num_attention_heads * DENSE.head_dim / rate
@@ -121,7 +108,7 @@ def test_causal_attention_is_half_of_full_beside_its_tiles() -> None:
 
 def test_a_window_costs_what_it_lets_through() -> None:
     problem = problem_of(DENSE, sequence_length=8192)
-    model = model_of(problem)
+    model = compute_model_of(problem)
 
     def cost(window: int | None) -> float:
         return float(model.attention_core(LayerKind(is_moe=False, window=window)).total_s[0])
@@ -137,7 +124,7 @@ def test_flash_attention_computes_the_scores_again_and_stores_none() -> None:
         flash,
         calibration=Calibration(framework="any", architecture="any", recipe=FrameworkRecipe(flash_attention=False)),
     )
-    fused, unfused = model_of(flash).attention_core(DENSE_LAYER), model_of(plain).attention_core(DENSE_LAYER)
+    fused, unfused = (compute_model_of(one).attention_core(DENSE_LAYER) for one in (flash, plain))
     kernel = attention_kernel("transformer-engine", "hopper")
     slower = kernel.forward_share / kernel.backward_share
     assert fused.backward_s[0] == pytest.approx(2.5 * slower * fused.forward_s[0])
@@ -149,8 +136,8 @@ def test_unbalanced_context_parallelism_waits_for_the_last_rank() -> None:
     recipe = FrameworkRecipe(balances_context_parallel=False)
     skewed = replace(balanced, calibration=Calibration(framework="any", architecture="any", recipe=recipe))
     for context in (1, 2, 4):
-        even = model_of(balanced, context_parallel=context).attention_core(DENSE_LAYER).total_s[0]
-        worst = model_of(skewed, context_parallel=context).attention_core(DENSE_LAYER).total_s[0]
+        even = compute_model_of(balanced, context_parallel=context).attention_core(DENSE_LAYER).total_s[0]
+        worst = compute_model_of(skewed, context_parallel=context).attention_core(DENSE_LAYER).total_s[0]
         assert worst == pytest.approx(even * (2 - 1 / context))
 
 
@@ -158,12 +145,12 @@ def test_unbalanced_context_parallelism_waits_for_the_last_rank() -> None:
 def test_splitting_a_layer_over_more_devices_is_never_slower(degree: str) -> None:
     problem = problem_of(DENSE, sequence_length=8192)
     for work, layer in (("attention_projections", (DENSE_LAYER,)), ("head", ()), ("embedding", ())):
-        times = [float(getattr(model_of(problem, **{degree: d}), work)(*layer).total_s[0]) for d in (1, 2, 4)]
+        times = [float(getattr(compute_model_of(problem, **{degree: d}), work)(*layer).total_s[0]) for d in (1, 2, 4)]
         assert times == sorted(times, reverse=True)
 
 
 def test_lora_has_no_weight_gradients() -> None:
-    whole, adapters = model_of(problem_of(DENSE)), model_of(problem_of(DENSE, phase=Phase.LORA))
+    whole, adapters = compute_model_of(problem_of(DENSE)), compute_model_of(problem_of(DENSE, phase=Phase.LORA))
     size = (np.array([4096.0]), np.array([4096.0]), np.array([4096.0]))
     assert whole.gemm(*size).backward_s == pytest.approx(2.0 * whole.gemm(*size).forward_s)
     assert adapters.gemm(*size).backward_s == pytest.approx(adapters.gemm(*size).forward_s)
@@ -173,7 +160,7 @@ def test_experts_do_the_work_of_the_visited_ones() -> None:
     """Large experts at full rate: k of E experts take k/E of the time of one dense product of all of them."""
     assert MOE.moe is not None
     problem = problem_of(MOE, sequence_length=131_072)
-    cost = float(model_of(problem).experts(MOE.moe).forward_s[0])
+    cost = float(compute_model_of(problem).experts(MOE.moe).forward_s[0])
     constants, rate = problem.calibration.time, 0.76 * 989e12
     flops = 2.0 * 131_072 * 2 * 3 * MOE.hidden_size * MOE.moe.expert_intermediate_size
     assert cost == pytest.approx(
@@ -183,7 +170,7 @@ def test_experts_do_the_work_of_the_visited_ones() -> None:
 
 def _more_bytes(problem: TrainingProblem, changed: TrainingProblem) -> float:
     """What the element-wise operators of a layer move more in their forward pass, bytes a token."""
-    models = [model_of(one) for one in (problem, changed)]
+    models = [compute_model_of(one) for one in (problem, changed)]
     before, after = (model.elementwise(DENSE_LAYER).forward_s[0] for model in models)
     rate = models[0].device.memory_bandwidth_bytes_per_s * models[0].calibration.time.memory_op_efficiency
     return float((after - before) * rate / models[0].tokens[0])

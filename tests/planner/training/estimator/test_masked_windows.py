@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core_cases import DENSE, WINDOWED, configured, problem_of
+from core_cases import DENSE, WINDOWED, compute_model_of, configured, problem_of
 
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe, TimeConstants
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.candidates import LayerKind
 from meshplan.planner.training.estimator.compute import ComputeModel
-from meshplan.planner.training.estimator.priced import candidates_of, price
+from meshplan.planner.training.estimator.priced import price
 
 BY_KERNEL = FrameworkRecipe(attention_library="flash-attention-2")
 AS_MASK = replace(BY_KERNEL, masks_windows=True)
@@ -26,13 +26,7 @@ def model_of(
     time = TimeConstants(attention_kernel_efficiency=1.0)
     calibration = Calibration(framework="any", architecture="any", recipe=recipe, time=time)
     problem = problem_of(shape, sequence_length=length, calibration=calibration)
-    return ComputeModel(
-        shape=problem.shape,
-        device=problem.machine.device,
-        workload=problem.workload,
-        candidates=candidates_of(problem, configured(problem, **choices)),
-        calibration=problem.calibration,
-    )
+    return compute_model_of(problem, **choices)
 
 
 def windowed(window: int | None) -> LayerKind:
