@@ -14,8 +14,9 @@ from functools import cache
 
 from meshplan.catalogs.constants.entries import read_entry, seed_content
 
-# Heads from here on count as wide.
+# Heads from here on count as wide; of twice the width, as widest.
 WIDE_HEAD = 128
+WIDEST_HEAD = 256
 # Keys, beside those that a token attends to, that cost as much as they do: tiles on the diagonal are computed whole and
 # short sequences fill the device badly. From FlashAttention-3, arXiv:2407.08608, figure 5 (causal, heads of 128): at
 # 512, 1,024 and 2,048 tokens FlashAttention-2 and cuDNN reach 57 to 58, 76 to 78 and 89 to 90 % of their rate at
@@ -31,11 +32,14 @@ class AttentionKernel:
         forward_share: of the forward pass: two products.
         backward_share: of the backward pass: five products, the scores computed again.
         narrow_heads: rates with heads of 64 over these; in between in proportion.
+        widest_backward: rate of the backward pass with heads of 256 over this; in between in proportion. Its five
+            products hold twice the elements there, which a kernel that was made for less must keep out of registers.
     """
 
     forward_share: float
     backward_share: float
     narrow_heads: float = 1.0
+    widest_backward: float = 1.0
 
     def of_heads(self, head_dim: int) -> AttentionKernel:
         """The rates with heads of ``head_dim``, as if they were wide.
@@ -43,10 +47,19 @@ class AttentionKernel:
         >>> wide = AttentionKernel(forward_share=0.5, backward_share=0.4, narrow_heads=0.8)
         >>> round(wide.of_heads(96).forward_share, 3)
         0.45
+        >>> round(AttentionKernel(forward_share=0.5, backward_share=0.4, widest_backward=0.5).of_heads(192).backward_share, 3)
+        0.3
         """
-        width = min(max((head_dim - WIDE_HEAD / 2) / (WIDE_HEAD / 2), 0.0), 1.0)
+        width = _between(head_dim, WIDE_HEAD / 2, WIDE_HEAD)
         share = self.narrow_heads + width * (1.0 - self.narrow_heads)
-        return AttentionKernel(forward_share=share * self.forward_share, backward_share=share * self.backward_share)
+        excess = _between(head_dim, WIDE_HEAD, WIDEST_HEAD)
+        backward = self.backward_share * (1.0 - excess * (1.0 - self.widest_backward))
+        return AttentionKernel(forward_share=share * self.forward_share, backward_share=share * backward)
+
+
+def _between(value: float, low: float, high: float) -> float:
+    """Where a value lies from ``low`` (0) to ``high`` (1), and outside at the nearer end."""
+    return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
 # A library on a generation where nobody timed it. Steps of published runs left fused attention 0.18 to 0.5 of the peak,
@@ -62,6 +75,7 @@ class _Entry:
     backward_share: float
     narrow_heads: float
     source: str
+    widest_backward: float = 1.0
 
 
 @cache
@@ -69,7 +83,10 @@ def _kernels() -> Mapping[tuple[str, str], AttentionKernel]:
     entries = [read_entry(_Entry, entry) for entry in seed_content("attention_kernels.yaml")["kernels"]]
     return {
         (entry.library, generation): AttentionKernel(
-            forward_share=entry.forward_share, backward_share=entry.backward_share, narrow_heads=entry.narrow_heads
+            forward_share=entry.forward_share,
+            backward_share=entry.backward_share,
+            narrow_heads=entry.narrow_heads,
+            widest_backward=entry.widest_backward,
         )
         for entry in entries
         for generation in entry.generations

@@ -9,6 +9,8 @@ files for (0.3.0) needs a newer PyTorch than the machine had.
 ``tests/data/h200_runs.jsonl`` and ``h100_observations.jsonl`` have observations, as ``meshplan validate`` reads them:
 TorchTitan and Accelerate on slices of models, a mixture of experts among them, and pipelines of Diffusers.
 ``h100_serving.jsonl`` has one vLLM server, started by the files of a plan, under five loads.
+
+``h200_attention.jsonl`` has PyTorch's attention alone, whose kernels with a mask ``seed/attention_kernels.yaml`` takes.
 """
 
 from __future__ import annotations
