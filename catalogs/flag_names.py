@@ -26,7 +26,7 @@ _MEANT: dict[str, tuple[str, ...]] = {
     "hpz": ("zero_hpz_partition_size",),
     "zero": ("zero_stage",),
     "recompute": ("activation_recompute",),
-    "graphs": ("cuda_graphs",),
+    **dict.fromkeys(("graphs", "enforce_eager"), ("cuda_graphs",)),
     "schedule": ("pipeline_schedule",),
     **dict.fromkeys(("mbs", "micro_batch"), ("micro_batch_size",)),
     **dict.fromkeys(("gbs", "global_batch"), ("global_batch_size",)),

@@ -47,7 +47,8 @@ class AttentionKernel:
         >>> wide = AttentionKernel(forward_share=0.5, backward_share=0.4, narrow_heads=0.8)
         >>> round(wide.of_heads(96).forward_share, 3)
         0.45
-        >>> round(AttentionKernel(forward_share=0.5, backward_share=0.4, widest_backward=0.5).of_heads(192).backward_share, 3)
+        >>> from dataclasses import replace
+        >>> round(replace(wide, widest_backward=0.5).of_heads(192).backward_share, 3)
         0.3
         """
         width = _between(head_dim, WIDE_HEAD / 2, WIDE_HEAD)

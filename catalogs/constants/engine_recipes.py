@@ -54,6 +54,8 @@ class EngineRecipe:
         balance_wait_steps: iterations for which prompts wait while some attention-data-parallel rank has none; 0 for
             none.
         one_batch: one batch passes all pipeline stages before the next starts, so that stages wait for each other.
+        host_s_per_cache_group: that the host takes in each iteration for every group of layers with blocks of cache of
+            their own, after the first; 0 where it is hidden by the iteration before.
         all_reduce: engine whose all-reduce kernels it calls; empty for its own.
         state_updates_per_s: generation of devices → elements of Mamba-2's states that a device updates a second where
             the kernel's launch shape allows fewer than the memory does; others are bound by memory.
@@ -96,6 +98,7 @@ class EngineRecipe:
     batch_wait_share: float = 1.0
     balance_wait_steps: int = 0
     one_batch: bool = False
+    host_s_per_cache_group: float = 0.0
     all_reduce: str = ""
     state_updates_per_s: Mapping[str, float] = field(default_factory=dict)
     tuned_state_elements: tuple[int, ...] = ()

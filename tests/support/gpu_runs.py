@@ -8,7 +8,8 @@ files for (0.3.0) needs a newer PyTorch than the machine had.
 
 ``tests/data/h200_runs.jsonl`` and ``h100_observations.jsonl`` have observations, as ``meshplan validate`` reads them:
 TorchTitan and Accelerate on slices of models, a mixture of experts among them, and pipelines of Diffusers.
-``h100_serving.jsonl`` has one vLLM server, started by the files of a plan, under five loads.
+``h100_serving.jsonl`` has one vLLM server, started by the files of a plan, under five loads; ``h200_serving.jsonl`` a
+hybrid and a mixture of experts of half its layers, with CUDA graphs and without, in closed loops.
 
 ``h200_attention.jsonl`` has PyTorch's attention alone, whose kernels with a mask ``seed/attention_kernels.yaml`` takes.
 """
@@ -107,7 +108,7 @@ def measured_runs() -> list[MeasuredRun]:
 
 def observations(task: str) -> list[dict[str, Any]]:
     """Those of one task: ``training``, ``diffusion`` or ``serving``."""
-    files = ("h200_runs.jsonl", "h100_observations.jsonl", "h100_serving.jsonl")
+    files = ("h200_runs.jsonl", "h100_observations.jsonl", "h100_serving.jsonl", "h200_serving.jsonl")
     return [row for name in files for row in _rows(name) if row["task"] == task]
 
 

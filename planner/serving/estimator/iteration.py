@@ -15,6 +15,7 @@ import numpy as np
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.cache_groups import num_cache_groups
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
@@ -89,6 +90,7 @@ class Worker(WorkerParts):
         prepares_ahead: the engine prepares iterations while others run.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         one_batch: stages are passed by one batch at a time, not by a batch each.
+        host_s_per_cache_group: that each group of layers after the first takes of the host in an iteration.
         images: of each prompt; None: text alone.
     """
 
@@ -102,6 +104,7 @@ class Worker(WorkerParts):
     prepares_ahead: bool = False
     pads_ranks: bool = False
     one_batch: bool = False
+    host_s_per_cache_group: float = 0.0
     images: Images | None = None
 
     @property
@@ -197,8 +200,8 @@ class Worker(WorkerParts):
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
         use, times, batches = constants or self.constants, self.device_times, self.concurrent_batches
-        launch, has_graphs = launch_s(use, self.shape), self.limits.cuda_graphs
-        host = use.host_step_s if has_graphs else use.host_step_s + launch
+        launch, prepare_s = launch_s(use, self.shape), use.host_step_s + self._groups_s
+        host = prepare_s if self.limits.cuda_graphs else prepare_s + launch
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
 
         def factor(tokens: FloatArray) -> FloatArray:
@@ -226,13 +229,19 @@ class Worker(WorkerParts):
             decode_context_s=slope,
             prefill_fixed_s=prefill * times.prefill_fixed_s,
             prefill_pair_s=prefill * times.prefill_pair_s,
-            prefill_least_s=use.host_step_s + launch,
+            prefill_least_s=prepare_s + launch,
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,
         )
         return cost if self.speculation is None else with_draft(cost, self.speculation)
+
+    @property
+    def _groups_s(self) -> float:
+        """Host time of an iteration for the groups of layers after the first."""
+        each = self.host_s_per_cache_group
+        return each * (num_cache_groups(self.shape) - 1) if each else 0.0
 
     def _beside_the_host(
         self, dense_s: FloatArray, experts_s: FloatArray, fixed_s: Sequence[float], slope_s: Sequence[float]

@@ -57,6 +57,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
         pads_ranks=site.recipe.pads_ranks,
         one_batch=site.recipe.one_batch,
+        host_s_per_cache_group=site.recipe.host_s_per_cache_group,
         layout=pool.layout,
         limits=scheduled(pool, site.recipe, workload),
         quantization=pool.quantization,

@@ -135,6 +135,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         recipe = replace(recipe, gathers_tokens=first.gathers_tokens)
     else:
         first = recipe = started_as(recipe, benchmark_run(run, degrees, Role.MIXED))
+    recipe = replace(recipe, cuda_graphs=asked.flag("cuda_graphs", default=recipe.cuda_graphs))
     quantization, filled = observed_formats(row, asked, shape, first)
     stated = stated_limits(asked)
     server = Server(

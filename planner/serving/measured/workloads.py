@@ -126,7 +126,7 @@ USED = frozenset(
     | {"max_num_seqs", "num_requests", "num_shared_prefixes", "prefix_caching", "prefix_reuse_fraction", "prompt_set"}
     | {"quantization", "request_rate_per_s", "shared_prefix_tokens", "stage", "stages", "steady_state", "trace"}
     | {"trace_type", "question_tokens", "num_requests_in_stage", "dataset", "seed", "users_per_prefix"}
-    | {"gpu_memory_utilization", "output_length_counted_mean", "sampling"}
+    | {"cuda_graphs", "gpu_memory_utilization", "output_length_counted_mean", "sampling"}
     | {f"{name}{form}" for name in ("input_length", "output_length") for form in LENGTH_FORMS}
 )
 
