@@ -19,7 +19,7 @@ from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
-from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, with_draft
+from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, launched_decodes, with_draft
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.requests import Images
@@ -42,6 +42,12 @@ class ContextRange:
     prompt: float
     least: float
     most: float
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The shortest and the longest, at least one token and not the same."""
+        least = max(self.least, 1.0)
+        return least, max(self.most, least + 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,8 @@ class Worker(WorkerParts):
             at most two for each request that may run.
         fixed_graphs: whatever the requests that may run: the size was set.
         prepares_ahead: the engine prepares iterations while others run.
+        remote_step_s: host's time of an iteration to reach workers on other devices.
+        remote_s_per_seq: growth of that with each of its requests.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         one_batch: stages are passed by one batch at a time, not by a batch each.
         images: of each prompt; None: text alone.
@@ -100,6 +108,8 @@ class Worker(WorkerParts):
     graphed_tokens: int = 0
     fixed_graphs: bool = False
     prepares_ahead: bool = False
+    remote_step_s: float = 0.0
+    remote_s_per_seq: float = 0.0
     pads_ranks: bool = False
     one_batch: bool = False
     images: Images | None = None
@@ -197,8 +207,7 @@ class Worker(WorkerParts):
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
         use, times, batches = constants or self.constants, self.device_times, self.concurrent_batches
-        launch, has_graphs = launch_s(use, self.shape), self.limits.cuda_graphs
-        host = use.host_step_s if has_graphs else use.host_step_s + launch
+        host, per_seq = use.host_step_s + self.remote_step_s, use.host_s_per_seq + self.remote_s_per_seq
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
 
         def factor(tokens: FloatArray) -> FloatArray:
@@ -221,17 +230,19 @@ class Worker(WorkerParts):
             pipeline_parallel=self.micro_batches,
             dense_s=Table(times.knots, dense, int(times.knots[-1])),
             experts_s=Table(times.together, experts, int(times.together[-1])),
-            outputs_s=Table(times.seqs, decodes * times.head_s + use.host_s_per_seq * times.seqs, int(times.seqs[-1])),
+            outputs_s=Table(times.seqs, decodes * times.head_s + per_seq * times.seqs, int(times.seqs[-1])),
             decode_fixed_s=fixed,
             decode_context_s=slope,
             prefill_fixed_s=prefill * times.prefill_fixed_s,
             prefill_pair_s=prefill * times.prefill_pair_s,
-            prefill_least_s=use.host_step_s + launch,
+            prefill_least_s=host + launch_s(use, self.shape),
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,
         )
+        if not self.limits.cuda_graphs:
+            cost = launched_decodes(cost, *self.contexts.ends)
         return cost if self.speculation is None else with_draft(cost, self.speculation)
 
     def _beside_the_host(
@@ -266,8 +277,7 @@ class Worker(WorkerParts):
 
     def _decode_line(self, seqs: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Attention for the n decodes of a batch: its value at no context and its growth per cached token."""
-        least = np.full_like(seqs, max(self.contexts.least, 1.0))
-        most = np.maximum(np.full_like(seqs, self.contexts.most), least + 1.0)
+        least, most = (np.full_like(seqs, held) for held in self.contexts.ends)
         low, high = (np.maximum.accumulate(self.decode_attention_s(seqs, held)) for held in (least, most))
         per_token = np.maximum((high - low) / ((most - least) * seqs), 0.0)
         return np.maximum(low - per_token * seqs * least, 0.0), per_token
