@@ -56,7 +56,9 @@ class EngineRecipe:
         one_batch: one batch passes all pipeline stages before the next starts, so that stages wait for each other.
         host_s_per_cache_group: that the host takes in each iteration for every group of layers with blocks of cache of
             their own, after the first; 0 where it is hidden by the iteration before.
-        all_reduce: engine whose all-reduce kernels it calls; empty for its own.
+        all_reduce: engine whose all-reduce kernels it calls, or ``nccl``; empty for its own.
+        remote_step_s: host's time of each iteration to reach workers on other devices, where a worker has several.
+        remote_s_per_seq: growth of that with each request of the iteration.
         state_updates_per_s: generation of devices → elements of Mamba-2's states that a device updates a second where
             the kernel's launch shape allows fewer than the memory does; others are bound by memory.
         tuned_state_elements: elements of one head's state for which launch shapes were tuned, so that memory binds.
@@ -100,6 +102,8 @@ class EngineRecipe:
     one_batch: bool = False
     host_s_per_cache_group: float = 0.0
     all_reduce: str = ""
+    remote_step_s: float = 0.0
+    remote_s_per_seq: float = 0.0
     state_updates_per_s: Mapping[str, float] = field(default_factory=dict)
     tuned_state_elements: tuple[int, ...] = ()
     expert_kernels: str = ""

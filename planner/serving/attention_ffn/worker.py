@@ -36,7 +36,7 @@ from meshplan.planner.serving.estimator.exchange.collectives import COLLECTIVE_S
 from meshplan.planner.serving.estimator.iteration import Worker, launch_s
 from meshplan.planner.serving.estimator.operators import distinct_experts, peak_flops_per_s
 from meshplan.planner.serving.estimator.power.work import request_work
-from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.estimator.step_cost import StepCost, beside_the_host
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.quantization import SCHEMES
 
@@ -148,30 +148,29 @@ class SeparatedWorker(Worker):
         """
         use, ranks = constants or self.constants, self.layout.attention_data_parallel
         counts, prompt = token_knots(self.limits.max_num_seqs), max(self.contexts.prompt, 1.0)
-        least, most = max(self.contexts.least, 1.0), max(self.contexts.most, self.contexts.least + 1.0)
+        least, most = self.contexts.ends
         ends = (np.append(np.full_like(counts, held), 1.0) for held in (least, most))  # and a prompt, each token alone
         low, high = self.traversals_s(np.append(counts, prompt), *ends)
         fixed, slope = _line(counts, (least, np.maximum.accumulate(low[:-1])), (most, np.maximum.accumulate(high[:-1])))
         every = np.arange(1, self.limits.max_num_seqs + 1)
         seqs = token_knots(-(-self.limits.max_num_seqs // ranks) + 1)
         tokens = self.limits.max_batched_tokens + self.limits.max_num_seqs
-        launch = launch_s(use, self.shape)
-        host = use.host_step_s if self.limits.cuda_graphs else use.host_step_s + launch
         first_last = np.array([1.0, float(tokens)])
-        return StepCost(
+        cost = StepCost(
             concurrent_batches=ranks,
             pipeline_parallel=1,
-            dense_s=Table(first_last, np.full(2, host), tokens),
+            dense_s=Table(first_last, np.full(2, use.host_step_s), tokens),
             experts_s=Table(first_last, np.zeros(2), tokens),
             outputs_s=Table(seqs, self.head_s(seqs) + use.host_s_per_seq * seqs, int(seqs[-1])),
             decode_fixed_s=[0.0, *np.interp(every, counts, fixed).tolist()],
             decode_context_s=[0.0, *np.interp(every, counts, slope).tolist()],
             prefill_fixed_s=float(low[-1]),
             prefill_pair_s=use.prefill_factor * self._prefill_line()[0],
-            prefill_least_s=use.host_step_s + launch,
+            prefill_least_s=use.host_step_s + launch_s(use, self.shape),
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
         )
+        return cost if self.limits.cuda_graphs else beside_the_host(cost, cost.prefill_least_s, least, most)
 
     def own_resources(self, running: FloatArray) -> dict[str, FloatArray]:
         """Resource → [N] seconds that a request takes it, each at its peak rate; see ``overlap_bound``.

@@ -20,7 +20,7 @@ from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
-from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, with_draft
+from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, beside_the_host, with_draft
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.requests import Images
@@ -43,6 +43,12 @@ class ContextRange:
     prompt: float
     least: float
     most: float
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The shortest and the longest, at least one token and not the same."""
+        least = max(self.least, 1.0)
+        return least, max(self.most, least + 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,8 @@ class Worker(WorkerParts):
             at most two for each request that may run.
         fixed_graphs: whatever the requests that may run: the size was set.
         prepares_ahead: the engine prepares iterations while others run.
+        remote_step_s: host's time of an iteration to reach workers on other devices.
+        remote_s_per_seq: growth of that with each of its requests.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         one_batch: stages are passed by one batch at a time, not by a batch each.
         host_s_per_cache_group: that each group of layers after the first takes of the host in an iteration.
@@ -102,6 +110,8 @@ class Worker(WorkerParts):
     graphed_tokens: int = 0
     fixed_graphs: bool = False
     prepares_ahead: bool = False
+    remote_step_s: float = 0.0
+    remote_s_per_seq: float = 0.0
     pads_ranks: bool = False
     one_batch: bool = False
     host_s_per_cache_group: float = 0.0
@@ -200,14 +210,14 @@ class Worker(WorkerParts):
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
         use, times, batches = constants or self.constants, self.device_times, self.concurrent_batches
-        launch, prepare_s = launch_s(use, self.shape), use.host_step_s + self._groups_s
-        host = prepare_s if self.limits.cuda_graphs else prepare_s + launch
+        host, per_seq = use.host_step_s + self.remote_step_s + self._groups_s, use.host_s_per_seq + self.remote_s_per_seq
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
 
         def factor(tokens: FloatArray) -> FloatArray:
             return scale(use, tokens) * self.slower(tokens)
 
-        dense = host + factor(times.knots) * times.dense_s
+        shown, shown_per_seq = (0.0, 0.0) if self.prepares_ahead else (host, per_seq)
+        dense = shown + factor(times.knots) * times.dense_s
         experts = factor(times.together / ranks) * times.experts_s
         if self.pads_ranks and ranks > 1:  # experts see the tokens of the fullest rank from each, whatever these hold
             dense = dense + np.interp(times.knots * ranks, times.together, experts)
@@ -218,23 +228,28 @@ class Worker(WorkerParts):
             for values in (times.decode_fixed_s, times.decode_context_s / batches)
         )
         if self.sampling is not None and self.sampling.host_s_per_token:
-            slope = self._beside_the_host(dense - host, experts, fixed, slope)
+            slope = self._beside_the_host(dense - shown, experts, fixed, slope)
         cost = StepCost(
             concurrent_batches=batches,
             pipeline_parallel=self.micro_batches,
             dense_s=Table(times.knots, dense, int(times.knots[-1])),
             experts_s=Table(times.together, experts, int(times.together[-1])),
-            outputs_s=Table(times.seqs, decodes * times.head_s + use.host_s_per_seq * times.seqs, int(times.seqs[-1])),
+            outputs_s=Table(times.seqs, decodes * times.head_s + shown_per_seq * times.seqs, int(times.seqs[-1])),
             decode_fixed_s=fixed,
             decode_context_s=slope,
             prefill_fixed_s=prefill * times.prefill_fixed_s,
             prefill_pair_s=prefill * times.prefill_pair_s,
-            prefill_least_s=prepare_s + launch,
+            prefill_least_s=host + launch_s(use, self.shape),
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,
         )
+        if self.prepares_ahead or not self.limits.cuda_graphs:
+            least = 0.0 if self.limits.cuda_graphs else cost.prefill_least_s
+            if self.prepares_ahead:
+                least = max(least, host) + per_seq * np.arange(1, cost.max_num_seqs + 1)
+            cost = beside_the_host(cost, least, *self.contexts.ends)
         return cost if self.speculation is None else with_draft(cost, self.speculation)
 
     @property
@@ -275,8 +290,7 @@ class Worker(WorkerParts):
 
     def _decode_line(self, seqs: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Attention for the n decodes of a batch: its value at no context and its growth per cached token."""
-        least = np.full_like(seqs, max(self.contexts.least, 1.0))
-        most = np.maximum(np.full_like(seqs, self.contexts.most), least + 1.0)
+        least, most = (np.full_like(seqs, held) for held in self.contexts.ends)
         low, high = (np.maximum.accumulate(self.decode_attention_s(seqs, held)) for held in (least, most))
         per_token = np.maximum((high - low) / ((most - least) * seqs), 0.0)
         return np.maximum(low - per_token * seqs * least, 0.0), per_token

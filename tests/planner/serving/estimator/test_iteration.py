@@ -142,8 +142,9 @@ def test_constants_enter_where_they_say(llama: ModelShape, machine: Machine) -> 
     late = replace(plain, first_token_steps=2.5)
     assert worker.step_cost(late).admission_steps == 0.0
     assert replace(worker, prepares_ahead=True).step_cost(late).admission_steps == 2.5
-    eager = worker_of(llama, machine, limits=EngineLimits(max_num_seqs=64, cuda_graphs=False))
-    assert eager.step_cost(replace(plain, launch_s_per_layer=1e-3)).decode_s(8) > base.decode_s(8) + 0.07
+    remote = replace(worker, remote_step_s=2e-3, remote_s_per_seq=1e-4).step_cost(plain)
+    assert remote.decode_s(8) - base.decode_s(8) == pytest.approx(2e-3 + 8e-4)
+    assert remote.prefill_least_s - base.prefill_least_s == pytest.approx(2e-3)
 
 
 def test_latent_layers_are_launched_at_a_time_of_their_own(
@@ -179,6 +180,22 @@ def test_launch_and_device_time_join_smoothly(llama: ModelShape, machine: Machin
         launch = share * device / llama.num_hidden_layers
         joined = worker_of(llama, machine).step_cost(replace(plain, launch_s_per_layer=launch))
         assert joined.step_s(0, 0, 1, 4000, 8e6) == pytest.approx(expected * device, rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0, 4.0])
+def test_decodes_without_graphs_are_launched_beside_the_device(
+    llama: ModelShape, machine: Machine, share: float
+) -> None:
+    """An iteration takes the fourth root of t⁴ + l⁴, at both ends of its contexts and nearly between them."""
+    plain, limits = ServingConstants(launch_s_per_layer=0.0), EngineLimits(max_num_seqs=64, max_batched_tokens=4096)
+    graphed = worker_of(llama, machine).step_cost(plain)
+    launch = share * graphed.step_s(8, 8 * 1000.0, 0, 0, 0.0)
+    constants = replace(plain, launch_s_per_layer=launch / llama.num_hidden_layers)
+    eager = worker_of(llama, machine, limits=replace(limits, cuda_graphs=False)).step_cost(constants)
+    for context, near in ((1000.0, 1e-6), (1500.0, 2e-3), (2000.0, 1e-6)):
+        replayed, launched = graphed.step_s(8, 8 * context, 0, 0, 0.0), launch + plain.host_step_s
+        joined = (replayed**4 + launched**4) ** 0.25
+        assert eager.step_s(8, 8 * context, 0, 0, 0.0) == pytest.approx(joined, rel=near)
 
 
 def test_tokens_that_choose_by_themselves_hit_fewer_experts_than_balanced_ones(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -15,12 +15,14 @@ from meshplan.catalogs.constants.checks import calibration_problems
 from meshplan.catalogs.constants.serving import OwnLoad, ServingCalibration, ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.measured import calibrate, constants_fit
 from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
 from meshplan.planner.serving.measured.constants_fit import FITTED, NOISE, PARAMETERS, Row, solve
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.fitting import Linear
+from meshplan.planner.validation.held_out import Key
 from meshplan.planner.validation.machines import MachineReader
 
 ITERATION = ("decode_factor", "prefill_factor", "host_step_s", "host_s_per_seq", "launch_s_per_layer")
@@ -91,6 +93,22 @@ def test_planted_constants_predict_what_they_made(reader: MachineReader) -> None
         (group, metric) for group in "ab" for metric in ("ttft_s", "tpot_s")
     }
     assert local.num_runs == 18
+
+
+def test_the_last_linearisation_is_by_secants(reader: MachineReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of a closed loop's first tokens is told by slopes over a range; folds are solved on these, too."""
+    found: list[bool] = []
+
+    def linearised(
+        rows: Sequence[Row], theta: Callable[[Key], FloatArray], *, is_secant: bool = False
+    ) -> tuple[Linear, list[Row]]:
+        found.append(is_secant)
+        return constants_fit.linearised(rows, theta, is_secant=is_secant)
+
+    monkeypatch.setattr(calibrate, "linearised", linearised)
+    calibrate_serving(prepared(reader, (4,), "a"), source="planted", date="2026-11-21")
+    assert found == [False] * calibrate.ITERATIONS + [True] * calibrate.SECANTS
+    assert found[-1]
 
 
 def test_static_batches_pass_no_front_end(reader: MachineReader) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshplan.catalogs.constants.serving import ServingConstants
@@ -275,3 +277,16 @@ def test_disaggregated_servers_are_read_with_the_flags_of_their_scripts(reader: 
     row["source"] = {"title": "another table"}
     other = served_run(row, reader)
     assert (other.config.router, other.config.pools[0].layout.expert_parallel) == (Router.LEAST_LOADED, 8)
+
+
+def test_vllm_of_2023_reaches_its_workers_by_ray(reader: MachineReader) -> None:
+    """Where there are workers on other devices; releases since tell them by NCCL or in processes of their own."""
+    row = next(row for row in ROWS if row["framework"]["name"] == "vLLM (Splitwise profiling)")
+    alone = with_value(with_value(row, ("parallelism", "tensor_parallel"), 1), ("hardware", "num_devices"), 1)
+    later = with_value(row, ("framework",), {"name": "vLLM", "version": "0.6.0"})
+    several, one, newer = (PreparedRun(served_run(each, reader)).workers[0] for each in (row, alone, later))
+    assert (several.remote_step_s, several.remote_s_per_seq) == (3.6e-3, 3.66e-4)
+    assert {(worker.remote_step_s, worker.remote_s_per_seq) for worker in (one, newer)} == {(0.0, 0.0)}
+    tokens = np.array([8.0])
+    nccl = replace(newer, limits=replace(newer.limits, custom_all_reduce=False))
+    assert several.all_reduce_s(tokens) == nccl.all_reduce_s(tokens) > newer.all_reduce_s(tokens)
