@@ -14,7 +14,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.serving.estimator.cache_groups import num_cache_groups
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
@@ -210,14 +210,13 @@ class Worker(WorkerParts):
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
         use, times, batches = constants or self.constants, self.device_times, self.concurrent_batches
-        host, per_seq = use.host_step_s + self.remote_step_s + self._groups_s, use.host_s_per_seq + self.remote_s_per_seq
+        host, per_seq = (0.0, 0.0) if self.prepares_ahead else self.host(use)
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
 
         def factor(tokens: FloatArray) -> FloatArray:
             return scale(use, tokens) * self.slower(tokens)
 
-        shown, shown_per_seq = (0.0, 0.0) if self.prepares_ahead else (host, per_seq)
-        dense = shown + factor(times.knots) * times.dense_s
+        dense = host + factor(times.knots) * times.dense_s
         experts = factor(times.together / ranks) * times.experts_s
         if self.pads_ranks and ranks > 1:  # experts see the tokens of the fullest rank from each, whatever these hold
             dense = dense + np.interp(times.knots * ranks, times.together, experts)
@@ -228,35 +227,41 @@ class Worker(WorkerParts):
             for values in (times.decode_fixed_s, times.decode_context_s / batches)
         )
         if self.sampling is not None and self.sampling.host_s_per_token:
-            slope = self._beside_the_host(dense - shown, experts, fixed, slope)
+            slope = self._beside_the_host(dense - host, experts, fixed, slope)
         cost = StepCost(
             concurrent_batches=batches,
             pipeline_parallel=self.micro_batches,
             dense_s=Table(times.knots, dense, int(times.knots[-1])),
             experts_s=Table(times.together, experts, int(times.together[-1])),
-            outputs_s=Table(times.seqs, decodes * times.head_s + shown_per_seq * times.seqs, int(times.seqs[-1])),
+            outputs_s=Table(times.seqs, decodes * times.head_s + per_seq * times.seqs, int(times.seqs[-1])),
             decode_fixed_s=fixed,
             decode_context_s=slope,
             prefill_fixed_s=prefill * times.prefill_fixed_s,
             prefill_pair_s=prefill * times.prefill_pair_s,
-            prefill_least_s=host + launch_s(use, self.shape),
+            prefill_least_s=self.host(use)[0] + launch_s(use, self.shape),
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,
         )
         if self.prepares_ahead or not self.limits.cuda_graphs:
-            least = 0.0 if self.limits.cuda_graphs else cost.prefill_least_s
-            if self.prepares_ahead:
-                least = max(least, host) + per_seq * np.arange(1, cost.max_num_seqs + 1)
-            cost = beside_the_host(cost, least, *self.contexts.ends)
+            cost = beside_the_host(cost, self.beside_s(use, np.arange(1, cost.max_num_seqs + 1)), *self.contexts.ends)
         return cost if self.speculation is None else with_draft(cost, self.speculation)
 
-    @property
-    def _groups_s(self) -> float:
-        """Host time of an iteration for the groups of layers after the first."""
-        each = self.host_s_per_cache_group
-        return each * (num_cache_groups(self.shape) - 1) if each else 0.0
+    def host(self, use: ServingConstants) -> tuple[float, float]:
+        """Host's time to prepare an iteration, and its growth with each request."""
+        groups = num_cache_groups(self.shape) - 1 if self.host_s_per_cache_group else 0
+        step_s = use.host_step_s + self.remote_step_s + self.host_s_per_cache_group * groups
+        return step_s, use.host_s_per_seq + self.remote_s_per_seq
+
+    def beside_s(self, use: ServingConstants, sequences: FloatArray | IntArray) -> FloatArray:
+        """What the host does while the decodes of so many requests run: it prepares the next iteration, where the
+        engine does so ahead, and launches all kernels, where it has no graphs.
+        """
+        step_s, per_seq = self.host(use)
+        launches = 0.0 if self.limits.cuda_graphs else step_s + launch_s(use, self.shape)
+        ahead = step_s + per_seq * sequences if self.prepares_ahead else np.zeros(np.shape(sequences))
+        return np.asarray(np.maximum(launches, ahead))
 
     def _beside_the_host(
         self, dense_s: FloatArray, experts_s: FloatArray, fixed_s: Sequence[float], slope_s: Sequence[float]

@@ -35,7 +35,7 @@ def test_layers_are_grouped_by_what_they_keep(catalog: Catalog, model: str, grou
 
 
 def test_kinds_of_nearly_as_many_layers_are_padded_to_one_group_each(catalog: Catalog) -> None:
-    """gpt-oss-20b with a draft of one more full layer, the example in vLLM's source: of 12 and 13 layers a group each."""
+    """gpt-oss-20b with a draft, the example in vLLM's source: of 12 and 13 layers a group each."""
     shape = catalog.model_shape("llama-3.1-8b")
     assert num_cache_groups(replace(shape, num_hidden_layers=25, sliding_windows=(None, 128) * 12 + (None,))) == 2
     assert num_cache_groups(replace(shape, num_hidden_layers=5, sliding_windows=(None, 128, 128, None, 128))) == 1 + 2
