@@ -94,6 +94,6 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
 def _host_s(worker: Worker, sequences: FloatArray, device_s: FloatArray, *, is_prefill: bool) -> FloatArray:
     """What the host adds to the time of the devices: all of it, or what it takes longer where both work at once."""
     step_s, per_seq = worker.host(worker.constants)
-    alone = np.zeros_like(device_s) if worker.prepares_ahead else step_s + per_seq * sequences
+    alone = np.zeros_like(device_s) if worker.hides_host else step_s + per_seq * sequences
     beside = np.zeros_like(device_s) if is_prefill else worker.beside_s(worker.constants, sequences)
     return longer(device_s + alone, beside) - device_s

@@ -94,6 +94,7 @@ class Worker(WorkerParts):
             at most two for each request that may run.
         fixed_graphs: whatever the requests that may run: the size was set.
         prepares_ahead: the engine prepares iterations while others run.
+        hides_host: that takes no time but where it takes longer than they do.
         remote_step_s: host's time of an iteration to reach workers on other devices.
         remote_s_per_seq: growth of that with each of its requests.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
@@ -110,6 +111,7 @@ class Worker(WorkerParts):
     graphed_tokens: int = 0
     fixed_graphs: bool = False
     prepares_ahead: bool = False
+    hides_host: bool = False
     remote_step_s: float = 0.0
     remote_s_per_seq: float = 0.0
     pads_ranks: bool = False
@@ -210,7 +212,7 @@ class Worker(WorkerParts):
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
         use, times, batches = constants or self.constants, self.device_times, self.concurrent_batches
-        host, per_seq = (0.0, 0.0) if self.prepares_ahead else self.host(use)
+        host, per_seq = (0.0, 0.0) if self.hides_host else self.host(use)
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
 
         def factor(tokens: FloatArray) -> FloatArray:
@@ -244,7 +246,7 @@ class Worker(WorkerParts):
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,
         )
-        if self.prepares_ahead or not self.limits.cuda_graphs:
+        if self.hides_host or not self.limits.cuda_graphs:
             cost = beside_the_host(cost, self.beside_s(use, np.arange(1, cost.max_num_seqs + 1)), *self.contexts.ends)
         return cost if self.speculation is None else with_draft(cost, self.speculation)
 
@@ -255,12 +257,12 @@ class Worker(WorkerParts):
         return step_s, use.host_s_per_seq + self.remote_s_per_seq
 
     def beside_s(self, use: ServingConstants, sequences: FloatArray | IntArray) -> FloatArray:
-        """What the host does while the decodes of so many requests run: it prepares the next iteration, where the
-        engine does so ahead, and launches all kernels, where it has no graphs.
+        """What the host does while the decodes of so many requests run: it prepares the next iteration, where that
+        is hidden, and launches all kernels, where it has no graphs.
         """
         step_s, per_seq = self.host(use)
         launches = 0.0 if self.limits.cuda_graphs else step_s + launch_s(use, self.shape)
-        ahead = step_s + per_seq * sequences if self.prepares_ahead else np.zeros(np.shape(sequences))
+        ahead = step_s + per_seq * sequences if self.hides_host else np.zeros(np.shape(sequences))
         return np.asarray(np.maximum(launches, ahead))
 
     def _beside_the_host(
