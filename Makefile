@@ -108,7 +108,7 @@ test-ray: $(RAY_STAMP)  ## sweeps on a Ray cluster of this machine
 	$(RAY_VENV)/bin/pytest -m ray tests/planner/sweep
 
 # Which published runs the shipped constants are fitted to: files of the folder OBSERVATIONS, by kind and source. Fits of
-# training take 8 CPU-minutes, those of serving 18. Traces of serving runs lie in TRACES.
+# training take 8 CPU-minutes, those of serving 10. Traces of serving runs lie in TRACES.
 OBSERVATIONS ?= observations
 TRACES ?= $(OBSERVATIONS)/../traces
 FITTED_TRAINING := internevo korthikanti mlperf maxtext-tpu mpt megatron-bridge sc21 oneflow zero-bubble sailor \

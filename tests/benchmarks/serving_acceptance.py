@@ -1,7 +1,7 @@
 """The accuracy that serving plans are asked for, beside what is reached: one table from a folder of measured runs.
 
 Usage: ``python tests/benchmarks/serving_acceptance.py OBSERVATIONS --traces DIR [--folds FILE] [--own-points]``. The
-fit of all constants with everything held out takes about 6 CPU-minutes; ``--folds`` keeps its errors in a file and
+fit of all constants with everything held out takes about 10 CPU-minutes; ``--folds`` keeps its errors in a file and
 reads them from there the next time. What needs other commands is named at the end. The figures asked for are fixed;
 nothing here is fitted to them.
 
