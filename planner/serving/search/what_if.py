@@ -25,12 +25,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshplan.catalogs.surfaces.experts import distinct_experts
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import weights_bytes, worker_memory
-from meshplan.planner.serving.estimator.operators import distinct_experts
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.problem.config import Layout, Pool, Role
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
