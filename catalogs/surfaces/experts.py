@@ -19,9 +19,9 @@ fullest device of the group. F is estimated from the law's mean and variance as 
 
 The law's tables leave more experts without a token than tokens do that choose by themselves: 16 tokens with 8 of 128
 experts each hit 57 there and 82 here (:func:`experts_of_law`, :func:`distinct_experts`). Few tokens take as long as the
-weights that they read, so that such a table is too fast for them. ``by_choice`` takes its times × base(A)/base(A'),
-where A' is smaller than A by the ratio of the two. Where no balanced routing was timed (vLLM 0.12 and 0.14, A100), its
-times are the law's, corrected so as well.
+weights that they read, so that such a table is too fast for them. Where nothing but the law was timed (vLLM 0.12 and
+0.14, A100), ``by_choice`` takes its times × base(A)/base(A'), where A' is smaller than A by the ratio of the two, and
+those of balanced routing, which nobody measured, are the law's corrected so as well.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ class ExpertSurface:
             gated: three products (SwiGLU) or two.
             skew: exponent of the power law of the experts' loads; 0 is balanced, 1.01 and 1.2 were measured.
             load_factor: load of the fullest device over the mean where it is known, in place of ``skew``.
-            by_choice: of a power law's loads, but on as many experts as tokens hit that choose by themselves.
+            by_choice: where nothing but the law was timed, its times on as many experts as tokens hit that choose by
+                themselves.
         """
         products = GATED_PRODUCTS if gated else PLAIN_PRODUCTS
         shape = (int(hidden_size), int(expert_size), int(top_k), int(num_experts), int(expert_parallel), products)
@@ -184,7 +185,7 @@ class ExpertSurface:
         if shape in self.shapes:
             known = self.shapes[shape][:, int(skew > 0.0)]
             values = values + np.interp(np.log(TOKENS), np.log(SHAPE_TOKENS), known)
-        if by_choice if skew > 0.0 else not self.has_balanced:
+        if not self.has_balanced and (by_choice or skew <= 0.0):
             values = values + self._log_more_experts(shape, max(skew, SKEWED))
         below = np.maximum.accumulate(values)
         above = np.flip(np.minimum.accumulate(np.flip(values)))

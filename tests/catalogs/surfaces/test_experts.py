@@ -170,7 +170,7 @@ def test_tokens_that_choose_by_themselves_read_more_weights_than_the_law_s(key: 
         for by_choice in (False, True)
     )
     assert (chosen >= table * (1.0 - 1e-12)).all()
-    assert (chosen[1:3] > 1.02 * table[1:3]).all()
+    assert (chosen[1:3] > 1.02 * table[1:3]).all() == (not surface(key).has_balanced)
     assert chosen[-1] == pytest.approx(table[-1], rel=0.05)  # all experts are read
 
 
