@@ -298,7 +298,8 @@ class _Changes:
             names = " and ".join(pinned.mode_pins)
             self.tried.append(f"{names} dropped")
             mode = "disaggregated" if pinned.is_disaggregated else "aggregated"
-            shares = {role: share for role, share in pinned.memory_fractions.items() if role is Role.MIXED}
+            common = pinned.memory_fractions.get(Role.MIXED)
+            shares: dict[Role, float] = {} if common is None else {Role.MIXED: common}
             free = Pinned(by_role={Role.MIXED: pinned.by_role.get(Role.MIXED, {})}, memory_fractions=shares)
             text = f"{names}: {mode}" if pinned.mode_pins == ("fixed.mode",) else names
             yield from self._without(replace(problem, pinned=free), text)
