@@ -71,6 +71,25 @@ def count(arguments: Arguments, *keys: str) -> int | None:
     return None
 
 
+def fraction(arguments: Arguments, *keys: str) -> float | None:
+    """The share above 0 and at most 1 given by the first of ``keys`` that is present; None where none is.
+
+    Raises:
+        ValueError: another value.
+    """
+    for key in keys:
+        if key not in arguments:
+            continue
+        try:
+            share = float(str(arguments[key]))
+        except ValueError:
+            share = 0.0
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"{key} {arguments[key]!r} is not a share above 0 and at most 1")
+        return share
+    return None
+
+
 def is_true(arguments: Arguments, key: str) -> bool:
     """Whether a key of a document is there and true, as YAML or an override on a command line writes it."""
     return str(arguments.get(key, "")).lower() == "true"

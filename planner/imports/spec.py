@@ -15,6 +15,7 @@ from meshplan.planner.emit.training.megatron.hybrid import letters
 from meshplan.planner.emit.training.terms import ALL_LAYERS_AWAY
 from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
+from meshplan.planner.imports.engine_memory import take_memory_share
 from meshplan.planner.imports.reading import OUR_FILE, Assumption, Reading
 from meshplan.planner.serving.problem.spec import ServingFixedSpec, read_serving_spec
 from meshplan.planner.training.problem.layers import layers_by_weights
@@ -134,6 +135,13 @@ def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
         _layers(reading, model, catalog)
         fixed = _training_part(reading, spec, constraints)
     else:
+        known = model in {str(row["slug"]) for row in catalog.models()}
+        take_memory_share(
+            reading,
+            catalog.model_shape(model) if known else None,
+            nodes.device,
+            context=(answers.input_length or 0) + (answers.output_length or 0),
+        )
         fixed = _serving_part(reading, answers, spec, constraints)
     return Imported(
         source=reading.source,

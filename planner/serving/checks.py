@@ -88,8 +88,8 @@ def _check_sound(spec: ServingSpec, shape: ModelShape, problems: Problems) -> No
 def _refuse_asked(spec: ServingSpec, what: str, problems: Problems, more: Mapping[str, tuple[bool, str]]) -> None:
     """Fields without a meaning where all workers are alike and weights stay on the devices; ``more``: (asked, why)."""
     common = {
-        "fixed.prefill": (bool(spec.fixed.prefill.pinned()), "all workers are alike: pin under fixed"),
-        "fixed.decode": (bool(spec.fixed.decode.pinned()), "all workers are alike: pin under fixed"),
+        "fixed.prefill": (spec.fixed.prefill.pins_something, "all workers are alike: pin under fixed"),
+        "fixed.decode": (spec.fixed.decode.pins_something, "all workers are alike: pin under fixed"),
         "cluster.host_memory": (spec.cluster.host_memory is not None, "weights stay on the devices"),
         "kv_connector": (spec.kv_connector is not None, "all workers are alike: no cache is moved"),
     }

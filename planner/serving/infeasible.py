@@ -288,11 +288,19 @@ class _Changes:
                 rest = {key: other for key, other in choices.items() if key != name}
                 fewer = replace(pinned, by_role={**pinned.by_role, role: rest})
                 yield from self._without(replace(problem, pinned=fewer), f"{where}: {value}")
+        for role, share in pinned.memory_fractions.items():
+            where = "fixed.memory_fraction" if role is Role.MIXED else f"fixed.{role.value}.memory_fraction"
+            self.tried.append(f"{where} dropped")
+            others = {key: other for key, other in pinned.memory_fractions.items() if key is not role}
+            fewer = replace(pinned, memory_fractions=others)
+            yield from self._without(replace(problem, pinned=fewer), f"{where}: {share:g}")
         if pinned.mode_pins:
             names = " and ".join(pinned.mode_pins)
             self.tried.append(f"{names} dropped")
             mode = "disaggregated" if pinned.is_disaggregated else "aggregated"
-            free = Pinned(by_role={Role.MIXED: pinned.by_role.get(Role.MIXED, {})})
+            common = pinned.memory_fractions.get(Role.MIXED)
+            shares: dict[Role, float] = {} if common is None else {Role.MIXED: common}
+            free = Pinned(by_role={Role.MIXED: pinned.by_role.get(Role.MIXED, {})}, memory_fractions=shares)
             text = f"{names}: {mode}" if pinned.mode_pins == ("fixed.mode",) else names
             yield from self._without(replace(problem, pinned=free), text)
         if any(None not in problem.caps_of(machine.device) for machine in problem.machines.values()):

@@ -359,7 +359,8 @@ def _recorded_rate(trace: Requests) -> float | None:
 def _pinned(spec: ServingSpec) -> Pinned:
     fixed = spec.fixed
     mode = fixed.is_disaggregated
-    by = {"fixed.mode": fixed.mode, "fixed.prefill": fixed.prefill.pinned(), "fixed.decode": fixed.decode.pinned()}
+    by = {"fixed.mode": fixed.mode, "fixed.prefill": fixed.prefill.pins_something}
+    by["fixed.decode"] = fixed.decode.pins_something
     mode_pins = tuple(name for name, stated in by.items() if stated)
     if spec.attention_ffn == "disaggregated":
         mode, mode_pins = True, ()  # prefill has workers of its own
@@ -372,6 +373,11 @@ def _pinned(spec: ServingSpec) -> Pinned:
             Role.MIXED: fixed.pinned(),
             Role.PREFILL: fixed.prefill.pinned(),
             Role.DECODE: fixed.decode.pinned(),
+        },
+        memory_fractions={
+            role: part.memory_fraction
+            for role, part in ((Role.MIXED, fixed), (Role.PREFILL, fixed.prefill), (Role.DECODE, fixed.decode))
+            if part.memory_fraction is not None
         },
     )
 

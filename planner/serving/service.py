@@ -193,6 +193,7 @@ def _pins(pools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             **pool["layout"],
             "max_num_seqs": pool["limits"]["max_num_seqs"],
             "max_batched_tokens": pool["limits"]["max_batched_tokens"],
+            "memory_fraction": pool["limits"]["memory_fraction"],
             "num_workers": pool["num_workers"],
         }
         for pool in pools

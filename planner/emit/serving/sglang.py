@@ -47,6 +47,7 @@ _DATA = ("--dp-size", "--data-parallel-size", "--dp")
 _DATA_IS_ATTENTION = "--enable-dp-attention"
 _EXPERTS = ("--ep-size", "--expert-parallel-size", "--ep")
 _CHUNK = "--chunked-prefill-size"
+_MEMORY = "--mem-fraction-static"
 # Model families whose classes in SGLang 0.5.23 have get_model_config_for_expert_location; for others (mixtral, olmoe)
 # the engine passes over the map without a word.
 MAPPED_FAMILIES = (
@@ -106,7 +107,7 @@ def _memory(request: ServingRequest, pool: Pool) -> Arguments:
             f"a static share of {fraction:.3f} of memory",
             "fewer batched tokens, or a larger memory_fraction",
         )
-    return {"--mem-fraction-static": f"{fraction:.3f}"}
+    return {_MEMORY: f"{fraction:.3f}"}
 
 
 def _formats(request: ServingRequest, pool: Pool) -> Arguments:
@@ -265,10 +266,11 @@ TERMS = (
         expressed_by=f"{_CHUNK} (× attention_data_parallel), --max-prefill-tokens",
     ),
     _rows.write_only("chunked_prefill", _mixed, "--enable-mixed-chunk"),
-    _rows.write_only(
-        "memory_fraction",
+    _rows.memory(
         _memory,
-        "--mem-fraction-static (less the activations, where the plan tells them)",
+        _MEMORY,
+        of="static",
+        expressed_by=f"{_MEMORY} (less the activations, where the plan tells them)",
         verified_by=f"{_PARSER}; at most 1 by our own rule",
     ),
     _rows.off_switch("prefix_caching", "--disable-radix-cache"),

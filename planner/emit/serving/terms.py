@@ -10,7 +10,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.emit.terms import Arguments, Rows, Term, count, stated
+from meshplan.planner.emit.terms import Arguments, Rows, Term, count, fraction, stated
 from meshplan.planner.serving.problem.config import Pool
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
@@ -20,6 +20,9 @@ from meshplan.planner.serving.problem.expert_routing import Dispatch
 Ranks = Callable[[Arguments], int]
 
 
+# What an engine's share of a device's memory counts (estimator.memory.share_of_device) → what reading it is called: a
+# share of the total is a plan's own, memory_fraction; the others become one where the memory of the model is known.
+MEMORY_SHARES = {"total": "memory_fraction", "static": "static_memory_fraction", "free": "free_memory_fraction"}
 WITHOUT_BF16 = {"volta", "turing"}  # compute capability 7
 POOLED = "pooled"  # a task that a command names no further: vectors, or scores where the checkpoint has a classifier
 
@@ -103,6 +106,29 @@ class ServingRows(Rows):
             lambda arguments: stated(max_batched_tokens=count(arguments, flag)),
             flag,
         )
+
+    def memory(
+        self,
+        write: Callable[[ServingRequest, Pool], Arguments],
+        *flags: str,
+        of: str,
+        expressed_by: str,
+        verified_by: str = "",
+    ) -> Term:
+        """Share of a device's memory that a worker takes.
+
+        Args:
+            write: of the plan's share, as the engine counts it.
+            flags: the one that is written, then other spellings that mean the same.
+            of: what the engine's share is one of: a key of :data:`MEMORY_SHARES`.
+            expressed_by: for the support matrix.
+            verified_by: what checked it, where that differs.
+        """
+
+        def read(arguments: Arguments) -> Mapping[str, Any]:
+            return stated(**{MEMORY_SHARES[of]: fraction(arguments, *flags)})
+
+        return self.term("memory_fraction", write, read, *flags, expressed_by=expressed_by, verified_by=verified_by)
 
     def off_switch(self, name: str, flag: str, *, note: str = "") -> Term:
         """A limit that is on by default, behind a flag that switches it off."""

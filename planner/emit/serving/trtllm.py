@@ -45,6 +45,8 @@ _ROLES = {Role.PREFILL: "context_servers", Role.DECODE: "generation_servers"}
 _STAGE = "--tp_size"
 _ATTENTION_DATA = "enable_attention_dp"
 _GRAPHS = "cuda_graph_config"
+# The flag, and the key of the file of options that says the same.
+_MEMORY = ("--kv_cache_free_gpu_memory_fraction", "kv_cache_config.free_gpu_memory_fraction")
 _REDUCE = "allreduce_strategy"
 _NCCL = "NCCL"
 
@@ -154,10 +156,11 @@ TERMS = (
     ),
     _rows.max_num_seqs("--max_batch_size", ranks=_attention_ranks, note=" (of one attention-data rank)"),
     _rows.max_batched_tokens("--max_num_tokens"),
-    _rows.write_only(
-        "memory_fraction",
-        lambda request, pool: {"--kv_cache_free_gpu_memory_fraction": f"{free_fraction(request, pool):.3f}"},
-        "--kv_cache_free_gpu_memory_fraction (share of what weights and activations leave)",
+    _rows.memory(
+        lambda request, pool: {_MEMORY[0]: f"{free_fraction(request, pool):.3f}"},
+        *_MEMORY,
+        of="free",
+        expressed_by=f"{_MEMORY[0]} (share of what weights and activations leave)",
     ),
     _rows.max_sequence_length("--max_seq_len"),
     _rows.term(

@@ -54,6 +54,7 @@ _TENSOR = ("--tensor-parallel-size", "-tp")
 _CONTEXT = ("--decode-context-parallel-size", "-dcp")
 _DATA = ("--data-parallel-size", "-dp")
 _EXPERTS = "--enable-expert-parallel"
+_MEMORY = "--gpu-memory-utilization"
 _data_ranks = terms.ranks_of_flags(*_DATA)
 
 
@@ -194,10 +195,11 @@ TERMS = (
     _rows.max_num_seqs("--max-num-seqs", ranks=_data_ranks, note=" (of one data-parallel rank)"),
     _rows.max_batched_tokens("--max-num-batched-tokens"),
     _pair_term("chunked_prefill", write=_chunks),
-    _rows.write_only(
-        "memory_fraction",
-        lambda _, pool: {"--gpu-memory-utilization": f"{pool.fraction_of_device:g}"},
-        "--gpu-memory-utilization, of the whole device",
+    _rows.memory(
+        lambda _, pool: {_MEMORY: f"{pool.fraction_of_device:g}"},
+        _MEMORY,
+        of="total",
+        expressed_by=f"{_MEMORY}, of the whole device",
     ),
     _pair_term("prefix_caching"),
     _rows.write_only(

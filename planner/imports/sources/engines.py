@@ -12,6 +12,7 @@ from typing import Any
 from meshplan.catalogs.names import scheme_of
 from meshplan.planner.emit.serving import llama_cpp, sglang, trtllm, vllm
 from meshplan.planner.emit.serving.script import WORKERS_FILE
+from meshplan.planner.emit.serving.terms import MEMORY_SHARES
 from meshplan.planner.emit.terms import Term, read_all
 from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
 from meshplan.planner.serving.problem.spec import LayoutSpec
@@ -22,7 +23,7 @@ _DEGREES = (
 )
 
 
-_IN_A_SPEC = frozenset({*LayoutSpec.model_fields, "quantization", "kv_cache", "task"})
+_IN_A_SPEC = frozenset({*LayoutSpec.model_fields, *MEMORY_SHARES.values(), "quantization", "kv_cache", "task"})
 # Flags of all engines that state formats, and what they mean in a spec. Checkpoints of these methods hold weights in
 # four bits beside 16-bit activations (docs.vllm.ai, "Quantization").
 _FORMAT_FLAGS = ("--quantization", "-q", "--kv-cache-dtype", "--dtype")
@@ -88,6 +89,9 @@ class EngineSource:
             reading.launch = replace(given.launch, num_hosts=given.servers.num_hosts)
             stated = {"num_workers": given.servers.num_workers, **given.servers.stated}
         reading.values |= stated
+        for replicas in stated.get("mps", []):  # of each replica's share of a device the plan's is the sum
+            if "memory_fraction" in reading.values:
+                reading.values["memory_fraction"] = round(reading.values["memory_fraction"] * replicas, 6)
         for degree in _DEGREES:
             reading.assume(degree, 1, "no flag sets it")
         reading.assume("num_workers", given.num_replicas, "one server" if given.num_replicas == 1 else "replicas")

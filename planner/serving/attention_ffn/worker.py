@@ -29,12 +29,13 @@ import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.catalogs.surfaces.experts import distinct_experts
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.attention_ffn.pipeline import Stages, layers_s
 from meshplan.planner.serving.estimator.exchange.collectives import COLLECTIVE_S, inside_copies
 from meshplan.planner.serving.estimator.iteration import Worker, launch_s
-from meshplan.planner.serving.estimator.operators import distinct_experts, peak_flops_per_s
+from meshplan.planner.serving.estimator.operators import peak_flops_per_s
 from meshplan.planner.serving.estimator.power.work import request_work
 from meshplan.planner.serving.estimator.step_cost import StepCost, beside_the_host
 from meshplan.planner.serving.estimator.table import Table, token_knots

@@ -195,6 +195,23 @@ def worker_memory(
     )
 
 
+def share_of_device(memory: WorkerMemory, share: float, of: str) -> float:
+    """An engine's share as one of the memory that weights, workspace and KV cache take together, at most 1.
+
+    Args:
+        memory: of the worker, with the whole device as its budget.
+        share: as the engine counts it.
+        of: ``total``: that share itself; ``static``: of weights and KV cache; ``free``: of KV cache, over what weights
+            and workspace leave.
+    """
+    taken = memory.weights_bytes + memory.workspace_bytes
+    if of == "free":
+        share += (1.0 - share) * min(taken / memory.budget_bytes, 1.0)
+    elif of == "static":
+        share += memory.workspace_bytes / memory.budget_bytes
+    return min(share, 1.0)
+
+
 def caches(experts: ExpertRouting | None, layout: Layout) -> int:
     """Caches of a worker that hold different requests: its attention data-parallel ranks' unless tokens stay with
     their experts, where every device holds all requests.

@@ -33,7 +33,7 @@ from meshplan.catalogs.efficiency import (
 )
 from meshplan.catalogs.hardware import Device, EvidenceLevel
 from meshplan.catalogs.surfaces.attention import attention_surface
-from meshplan.catalogs.surfaces.experts import expert_surface
+from meshplan.catalogs.surfaces.experts import distinct_experts, expert_surface
 from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.gemm import gemm_surface
 from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface
@@ -347,6 +347,7 @@ class Operators:
             "skew": ROUTING_SKEW if groups > 1 and load_factor is None else 0.0,
             "load_factor": load_factor,
             "is_grouped": rows is not None,
+            "by_choice": True,
         }
         seconds = self._expert_kernels_s(scheme, tokens, **sizes)
         if seconds is not None:
@@ -368,12 +369,3 @@ class Operators:
             outputs=visits * (hidden + (matrices - 1) * width),
         )
         return self._own(gemm_class(scheme)) * grouped + 3.0 * KERNEL_S  # routing, permutation, the second product
-
-
-def distinct_experts(tokens: FloatArray, *, top_k: int, num_experts: int) -> FloatArray:
-    """Expected number of distinct experts that ``tokens`` visit under even routing: E·(1 − (1 − k/E)^T).
-
-    >>> distinct_experts(np.array([1.0, 1e6]), top_k=8, num_experts=256).round(3).tolist()
-    [8.0, 256.0]
-    """
-    return num_experts * (1.0 - (1.0 - top_k / num_experts) ** tokens)

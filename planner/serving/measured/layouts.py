@@ -20,7 +20,7 @@ from meshplan.catalogs.constants.serving_benchmarks import (
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.constants import BYTES_16_BIT
-from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
+from meshplan.planner.serving.estimator.memory import WorkerMemory, share_of_device, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role
 from meshplan.planner.serving.problem.quantization import (
     KV_CACHE_BYTES,
@@ -210,12 +210,8 @@ def _within_memory(limits: EngineLimits, server: Server, role: Role, layout: Lay
         return worker_memory(server.shape, server.machine.device, layout, limits, server.quantization, context=held)
 
     memory = memory_under(replace(limits, memory_fraction=1.0))
-    share, taken = recipe.memory_fraction, memory.weights_bytes + memory.workspace_bytes
-    if recipe.memory_fraction_of == "free":
-        share += (1.0 - share) * min(taken / memory.budget_bytes, 1.0)
-    elif recipe.memory_fraction_of == "static":
-        share += memory.workspace_bytes / memory.budget_bytes
-    limits = replace(limits, memory_fraction=min(share, 1.0))
+    share = share_of_device(memory, recipe.memory_fraction, recipe.memory_fraction_of)
+    limits = replace(limits, memory_fraction=share)
     if not recipe.reserves_output:
         return limits
     ranks = layout.attention_data_parallel

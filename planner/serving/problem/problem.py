@@ -14,7 +14,7 @@ from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.shares import cut
-from meshplan.planner.serving.problem.config import KvConnector, KvTier, Pool, Role, Speculation
+from meshplan.planner.serving.problem.config import EngineLimits, KvConnector, KvTier, Pool, Role, Speculation
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import Quantization
@@ -60,16 +60,22 @@ class Pinned:
     Args:
         is_disaggregated: True or False where the mode is pinned, None where the search chooses.
         by_role: role → field of ``Layout`` or ``EngineLimits``, or ``num_workers`` → value; MIXED holds for all roles.
+        memory_fractions: role → share of a device's memory that a worker may take; MIXED holds for all roles.
         mode_pins: fields of the spec that pin the mode together; empty where the search chooses or the task decides.
     """
 
     is_disaggregated: bool | None = None
     mode_pins: tuple[str, ...] = ()
     by_role: Mapping[Role, Mapping[str, int]] = field(default_factory=dict)
+    memory_fractions: Mapping[Role, float] = field(default_factory=dict)
 
     def of(self, role: Role) -> Mapping[str, int]:
         """What is pinned for pools of a role; a role's own value overrides the common one."""
         return {**self.by_role.get(Role.MIXED, {}), **self.by_role.get(role, {})}
+
+    def memory_fraction(self, role: Role) -> float | None:
+        """The share that is pinned for pools of a role; None: the engine's own."""
+        return self.memory_fractions.get(role, self.memory_fractions.get(Role.MIXED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +199,11 @@ class ServingProblem:
             tiering=self.tiering,
             separation=self.separation,
         )
+
+    def engine_limits(self, device: Device, role: Role = Role.MIXED) -> EngineLimits:
+        """The engine's own limits on a device, with the share of its memory that is pinned for a role."""
+        limits, share = self.rules.default_limits(device), self.pinned.memory_fraction(role)
+        return limits if share is None else replace(limits, memory_fraction=share)
 
     def caps_of(self, device: Device) -> tuple[float | None, ...]:
         """Power limits of a device to choose from, W, the highest first; None: its board's own, which none exceeds."""

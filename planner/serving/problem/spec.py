@@ -29,6 +29,7 @@ MAX_LATENCY_S = 1e5
 MAX_IMAGES, MAX_PIXELS = 1_000, 65_536
 
 Tokens = Annotated[int, Whole(most=MAX_TOKENS, tokens=True)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False), TimeInSeconds()]
 if TYPE_CHECKING:
     SchemeName = str
@@ -332,12 +333,21 @@ class LayoutSpec(SpecModel):
     context_parallel: Count | None = None
     max_num_seqs: Count | None = None
     max_batched_tokens: Count | None = None
+    memory_fraction: Share | None = Field(
+        default=None,
+        description="share of device memory that weights, workspace and KV cache take; default: the engine's own",
+    )
     num_workers: Count | None = Field(default=None, description="replicas")
 
     def pinned(self) -> dict[str, int]:
-        """The pinned choices alone."""
-        chosen = self.model_dump(include=set(LayoutSpec.model_fields), exclude_none=True)
+        """The pinned numbers of devices, requests, tokens and workers alone."""
+        chosen = self.model_dump(include=set(LayoutSpec.model_fields) - {"memory_fraction"}, exclude_none=True)
         return {name: int(value) for name, value in chosen.items()}
+
+    @property
+    def pins_something(self) -> bool:
+        """Whether any choice of a worker is pinned."""
+        return bool(self.pinned()) or self.memory_fraction is not None
 
 
 class ServingFixedSpec(LayoutSpec):
@@ -353,7 +363,7 @@ class ServingFixedSpec(LayoutSpec):
 
     @model_validator(mode="after")
     def _roles_are_of_the_mode(self) -> Self:
-        roles = [name for name in ("prefill", "decode") if getattr(self, name).pinned()]
+        roles = [name for name in ("prefill", "decode") if getattr(self, name).pins_something]
         if roles and self.mode == "aggregated":
             raise ValueError(f"{' and '.join(roles)} is of disaggregated workers: leave it or mode: aggregated out")
         return self
@@ -361,7 +371,7 @@ class ServingFixedSpec(LayoutSpec):
     @property
     def is_disaggregated(self) -> bool | None:
         """The mode that is pinned, by itself or by a choice of one role alone; None where the plan chooses."""
-        if self.prefill.pinned() or self.decode.pinned():
+        if self.prefill.pins_something or self.decode.pins_something:
             return True
         return None if self.mode is None else self.mode == "disaggregated"
 

@@ -272,7 +272,7 @@ def with_chunk(problem: ServingProblem, placed: PlacedWorker, chunk: int) -> Pla
 
 def default_limits(problem: ServingProblem, role: Role, device: Device, layout: Layout) -> EngineLimits:
     """The engine's own limits of one worker, or the pinned ones, before its cache caps them."""
-    pinned, limits = problem.pinned.of(role), problem.rules.default_limits(device)
+    pinned, limits = problem.pinned.of(role), problem.engine_limits(device, role)
     is_whole, longest = problem.shape.keeps_prompts_whole, math.ceil(problem.workload.input_length)
     longest = max(longest, problem.workload.sound_frames)
     budget = max(limits.max_batched_tokens, longest) if is_whole else limits.max_batched_tokens

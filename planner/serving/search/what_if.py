@@ -25,12 +25,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshplan.catalogs.surfaces.experts import distinct_experts
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import weights_bytes, worker_memory
-from meshplan.planner.serving.estimator.operators import distinct_experts
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.problem.config import Layout, Pool, Role
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
@@ -182,7 +182,7 @@ def _running(
     """Concurrency levels that fit the attention devices' memory; None where no request fits."""
     # An attention device holds neither experts nor MLP: modelled as experts spread over very many devices.
     layout = Layout(expert_parallel=10**9) if problem.shape.moe is not None else Layout()
-    limits = replace(problem.rules.default_limits(machine.device), max_num_seqs=MOST_RUNNING)
+    limits = replace(problem.engine_limits(machine.device, Role.DECODE), max_num_seqs=MOST_RUNNING)
     held = problem.workload.input_length + problem.workload.output_length
     memory = worker_memory(problem.shape, machine.device, layout, limits, quantization, context=held)
     spare = 0.0
@@ -198,7 +198,7 @@ def _ffn_fits(problem: ServingProblem, machine: Machine, num_ffn: int, quantizat
     shape = problem.shape
     whole = weights_bytes(shape, quantization, Layout())
     attention = SCHEMES[quantization.attention].weight_bytes * shape.attention_parameters * shape.num_hidden_layers
-    limits = problem.rules.default_limits(machine.device)
+    limits = problem.engine_limits(machine.device, Role.DECODE)
     return (whole - attention) / num_ffn <= limits.memory_fraction * machine.device.usable_memory_bytes
 
 
@@ -217,7 +217,7 @@ def _host_experts(problem: ServingProblem) -> Iterator[WhatIf]:
             expert = SCHEMES[quantization.experts].weight_bytes * shape.expert_parameters
             all_experts = expert * shape.moe.num_experts * shape.num_moe_layers
             layout = Layout(tensor_parallel=devices, expert_parallel=devices)
-            limits = replace(problem.rules.default_limits(machine.device), max_num_seqs=MOST_RUNNING)
+            limits = replace(problem.engine_limits(machine.device), max_num_seqs=MOST_RUNNING)
             budget = limits.memory_fraction * machine.device.usable_memory_bytes * devices
             held = problem.workload.input_length + problem.workload.output_length
             memory = worker_memory(shape, machine.device, layout, limits, quantization, context=held)
@@ -258,7 +258,7 @@ def _worker(problem: ServingProblem, node_type: str, layout: Layout, quantizatio
         role=Role.DECODE,
         layout=layout,
         num_workers=1,
-        limits=problem.rules.default_limits(machine.device),
+        limits=problem.engine_limits(machine.device, Role.DECODE),
         quantization=quantization,
         node_type=node_type,
         power_cap_w=problem.caps_of(machine.device)[0],

@@ -111,9 +111,7 @@ class Split:
     @property
     def whole(self) -> WorkerMemory:
         """Memory with all weights on the devices."""
-        limits = self.limits
-        if self._is_hybrid:
-            limits = replace(limits, memory_fraction=HYBRID_MEMORY_FRACTION)
+        limits = self._hybrid_limits if self._is_hybrid else self.limits
         problem = self.problem
         return worker_memory(
             problem.shape,
@@ -131,6 +129,12 @@ class Split:
         return default_limits(self.problem, Role.MIXED, self.machine.device, self.layout)
 
     @property
+    def _hybrid_limits(self) -> EngineLimits:
+        """The same where the host computes experts: the share of that example's, unless one is pinned."""
+        is_pinned = self.problem.pinned.memory_fraction(Role.MIXED) is not None
+        return self.limits if is_pinned else replace(self.limits, memory_fraction=HYBRID_MEMORY_FRACTION)
+
+    @property
     def _is_hybrid(self) -> bool:
         return Way.EXPERTS_ON_HOST.value in self.problem.rules.weight_ways and self.problem.shape.moe is not None
 
@@ -139,9 +143,7 @@ class Split:
         most = int(memory.kv_capacity_tokens / held)
         if most < 1:
             return None
-        limits = self.limits
-        if tiers.way is Way.EXPERTS_ON_HOST:
-            limits = replace(limits, memory_fraction=HYBRID_MEMORY_FRACTION)
+        limits = self._hybrid_limits if tiers.way is Way.EXPERTS_ON_HOST else self.limits
         if "max_num_seqs" not in self.problem.pinned.of(Role.MIXED):
             limits = replace(limits, max_num_seqs=max(min(limits.max_num_seqs, most), 1))
         return PlacedWorker(

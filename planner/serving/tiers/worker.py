@@ -29,11 +29,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.catalogs.surfaces.experts import distinct_experts
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, weights_bytes
-from meshplan.planner.serving.estimator.operators import distinct_experts
 from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 from meshplan.planner.serving.problem.weight_tiers import WeightTiers

@@ -323,7 +323,7 @@ def test_engines(command: str, values: dict[str, int]) -> None:
 def test_limits_of_an_engine_that_a_spec_has_no_field_for_are_listed() -> None:
     found = read_inputs(["vllm serve a/model -tp 2 --enforce-eager --gpu-memory-utilization 0.9"])
     assert found.left_out == ["--enforce-eager"]
-    assert found.unread == ["--gpu-memory-utilization 0.9"]
+    assert found.values["memory_fraction"] == 0.9
     assert found.source_flags["tensor_parallel"] == "-tp 2"
 
 

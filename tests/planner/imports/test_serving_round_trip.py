@@ -82,6 +82,7 @@ def test_replicas_shares_and_limits_come_back_from_our_files(
     fields: dict[str, Any], stated: dict[str, Any], tmp_path: Path
 ) -> None:
     found = read_inputs([str(written(aggregated("vllm", layout(), **fields), tmp_path))])
+    assert found.values["memory_fraction"] == EngineLimits().memory_fraction  # of replicas on a device the sum
     assert {
         name: found.values[name] for name in ("num_workers", "mps", "mig", "power_caps_w") if name in found.values
     } == (stated)

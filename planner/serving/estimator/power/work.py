@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.catalogs.surfaces.experts import distinct_experts
 from meshplan.planner.cluster.power import DeviceWork
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
@@ -31,7 +32,7 @@ from meshplan.planner.serving.estimator.memory import (
     window_share,
 )
 from meshplan.planner.serving.estimator.mixing.attention import compressed_entries
-from meshplan.planner.serving.estimator.operators import distinct_experts, peak_flops_per_s
+from meshplan.planner.serving.estimator.operators import peak_flops_per_s
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.quantization import SCHEMES
 

@@ -12,10 +12,10 @@ from meshplan.catalogs.constants.power import PowerConstants, power_calibration
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.database.seeds import seed_model_shape
+from meshplan.catalogs.surfaces.experts import distinct_experts
 from meshplan.planner.cluster.power import DeviceWork, average_power_w, power_share
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token, weights_bytes
-from meshplan.planner.serving.estimator.operators import distinct_experts
 from meshplan.planner.serving.estimator.power.work import iteration_work, request_work
 from meshplan.planner.serving.estimator.sampling import SamplingCost
 from meshplan.planner.serving.measured.observations import served_run

@@ -59,6 +59,15 @@ def test_planted_constants_come_back(rows: list[PowerRow]) -> None:
         assert getattr(found, name) == pytest.approx(getattr(PLANTED, name), rel=0.1), name
 
 
+def test_servers_that_wait_for_their_host_do_not_move_the_curve(rows: list[PowerRow]) -> None:
+    """A quarter of the rows draws half of what its kernels would, the others what they would, give or take 5 %."""
+    alike, draws = planted(rows), np.random.default_rng(3)
+    measured = [replace(row, share=row.share * math.exp(draws.normal(0.0, 0.05))) for row in alike]
+    found = fitted([replace(row, share=row.share / (1 if index % 4 else 2)) for index, row in enumerate(measured)])
+    ratios = [float(power_share(found, row.use, row.bytes_per_j)) / row.share for row in alike]
+    assert np.mean(np.log(ratios)) == pytest.approx(0.0, abs=0.02)
+
+
 def test_what_a_waiting_board_takes_is_known_beforehand(rows: list[PowerRow]) -> None:
     """Runs say little of it, so that what others measured of boards that wait holds it back."""
     found = fitted(planted(rows, constants=replace(PLANTED, waiting_share=0.4)))
