@@ -127,6 +127,18 @@ def test_tables_are_the_pipeline_at_the_ends_of_a_request_and_never_below_it_bet
                 assert table == pytest.approx(exact, rel=0.01)  # knots between, and never falling
 
 
+def test_decodes_without_graphs_are_launched_beside_the_two_sides(of_four: list[PricedWorker]) -> None:
+    for kind in of_four:
+        worker, graphed = separated(kind), kind.cost
+        limits = replace(worker.limits, cuda_graphs=False)
+        eager = replace(worker, limits=limits).step_cost()
+        for running in (1, 64):
+            for context in worker.contexts.ends:
+                replayed, launched = (cost.step_s(running, running * context, 0, 0, 0.0) for cost in (graphed, eager))
+                joined = (replayed**4 + graphed.prefill_least_s**4) ** 0.25
+                assert launched == pytest.approx(joined, rel=1e-6)
+
+
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "llama-3.1-8b"])
 def test_the_two_sides_hold_the_model_once(catalog: Catalog, model: str) -> None:
     pins = FOUR if model.startswith("qwen") else {"tensor_parallel": 1, "attention_data_parallel": 1}
