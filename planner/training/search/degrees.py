@@ -61,6 +61,7 @@ from meshplan.planner.training.search.memory_savers import (
 )
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
+from meshplan.planner.training.search.seen import PricedBatch, Seen
 from meshplan.planner.training.search.space import Space
 from meshplan.planner.training.search.templates import legal_candidates, template_candidates, tries_smaller_groups
 from meshplan.planner.training.search.variants import COMMUNICATION, smaller_groups, variants, without_communication_s
@@ -87,6 +88,8 @@ class DegreeSearch:
         usual_splits: layers are split as evenly as possible only, for a comparison that needs no proof.
         incumbents: what keeps candidates, in a search that looks at no other splits of the layers; None: the best.
         cutoff: objective of a plan that is known already; the search then proves what is better, or that nothing is.
+        seen: what a search of the space, or of one that it is a part of, has seen; it
+            begins with what that has priced.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class DegreeSearch:
         usual_splits: bool = False,
         incumbents: Incumbents | None = None,
         cutoff: float = math.inf,
+        seen: Seen | None = None,
     ) -> None:
         self.problem = whole_of(problem)
         self.space = Space.of(self.problem) if space is None else space
@@ -107,6 +111,9 @@ class DegreeSearch:
         self.unseen = -math.inf
         self.open_splits = OpenSplits(problem, self.objective, applies=not usual_splits)
         self._is_closing = incumbents is not None
+        self._seen = seen
+        for batch in () if seen is None else seen.batches:
+            self.incumbents.take(batch)
 
     def _illegal(self) -> Mapping[str, tuple[str, ...]]:
         """Degrees that no rule allows, and more devices than a network joins."""
@@ -161,7 +168,8 @@ class DegreeSearch:
         return bool(self.best)
 
     def _frontier(self) -> Frontier:
-        return Frontier(self.space, self.objective, self.incumbents, other_layers=self.open_splits.applies)
+        others = self.open_splits.applies
+        return Frontier(self.space, self.objective, self.incumbents, other_layers=others, seen=self._seen)
 
     def _least_of_all(self) -> float:
         """A bound before any split was looked at."""
@@ -179,7 +187,9 @@ class DegreeSearch:
     def _visit(self, frontier: Frontier) -> None:
         """Price the most promising templates of the most promising split."""
         if (found := frontier.following()) is not None:
-            self._price(frontier, *found)
+            split, rows, again_s = found
+            self._price(frontier, split, rows, again_s)
+            self.incumbents.seen.visited(split, rows, self.incumbents.limit)
 
     def _price_set_aside(self, frontier: Frontier) -> None:
         """Where there is no plan at all: hold against the limits what was never priced, for what the nearest lacks."""
@@ -338,7 +348,8 @@ class DegreeSearch:
         estimate, objective = self.objective.estimated(batch)
         step_s = estimate.step_s
         keep = incumbents.within_time_and_money(batch, step_s) & self._is_possible(batch)
-        incumbents.take(batch.take(keep), objective[keep], step_s[keep], safe[keep])
+        found = PricedBatch(candidates=batch, objective=objective, step_s=step_s, safe_bytes=safe)
+        incumbents.take(found.take(keep))
         self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION])
 
     def _may_be_kept(self, batch: Candidates) -> BoolArray:
@@ -426,7 +437,7 @@ def search_degrees(
     keep: int = KEEP,
     space: Space | None = None,
     usual_splits: bool = False,
-    cutoff: float = math.inf,
+    seen: Seen | None = None,
     budget: Budget | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Solution[ScoredConfig], DegreeSearch]:
@@ -437,12 +448,12 @@ def search_degrees(
         keep: incumbents to keep.
         space: what there is to search; None to make it.
         usual_splits: see :class:`DegreeSearch`.
-        cutoff: see :class:`DegreeSearch`.
+        seen: see :class:`DegreeSearch`.
         budget: what it may spend.
         on_progress: called with incumbent and bound during the search.
 
     Returns:
         The solution, and the search with its incumbents (``best``) and its ``report``.
     """
-    search = DegreeSearch(problem, keep=keep, space=space, usual_splits=usual_splits, cutoff=cutoff)
+    search = DegreeSearch(problem, keep=keep, space=space, usual_splits=usual_splits, seen=seen)
     return search.run(budget, on_progress), search
