@@ -287,10 +287,12 @@ class DegreeSearch:
         batch = memory.candidates
         if takes_blocks(self.problem):
             blocks = with_blocks(self.problem, memory, stages)
-            hopeful = blocks if takes_blocks_only(self.problem) else blocks.take(self._may_be_kept(blocks))
+            least_s = self.space.bounds.of_candidates_s(blocks)
+            hopes = takes_blocks_only(self.problem) | self.incumbents.may_replace(blocks, least_s)
+            hopeful = blocks.take(hopes)
             self._rule_out(len(blocks) - len(hopeful))
             if len(hopeful):
-                self._price_within(hopeful, self._memory(hopeful).stages())
+                self._price_within(hopeful, self._memory(hopeful).stages(), least_s[hopes])
         if moves_layers(self.problem):
             beyond = _fullest_bytes(stages) > self.problem.limits.memory_bytes
             self._price_with_layers(batch.take(beyond & self._may_be_kept(batch)))
@@ -332,17 +334,25 @@ class DegreeSearch:
             shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
         )
 
-    def _price_within(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
-        """Hold a batch with its memory against the limits; price and keep what is left."""
+    def _price_within(
+        self, batch: Candidates, stages: Sequence[StageMemory], least_s: FloatArray | None = None
+    ) -> None:
+        """Hold a batch with its memory against the limits; price and keep what is left.
+
+        Args:
+            batch: the candidates.
+            stages: their memory.
+            least_s: bounds of their steps, where they are known, s [n].
+        """
         self.report.considered += len(batch)
         self.report.priced += len(batch)
         if not len(batch):
             return
         incumbents = self.incumbents
         safe = _fullest_bytes(stages)
-        keep = incumbents.within_memory(batch, stages, safe)
-        keep &= self._may_be_kept(batch)
-        batch, safe = batch.take(keep), safe[keep]
+        least_s = self.space.bounds.of_candidates_s(batch) if least_s is None else least_s
+        keep = incumbents.within_memory(batch, stages, safe) & incumbents.may_replace(batch, least_s)
+        batch, safe, least_s = batch.take(keep), safe[keep], least_s[keep]
         if not len(batch):
             return
         estimate, objective = self.objective.estimated(batch)
@@ -350,7 +360,7 @@ class DegreeSearch:
         keep = incumbents.within_time_and_money(batch, step_s) & self._is_possible(batch)
         found = PricedBatch(candidates=batch, objective=objective, step_s=step_s, safe_bytes=safe)
         incumbents.take(found.take(keep))
-        self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION])
+        self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION], least_s)
 
     def _may_be_kept(self, batch: Candidates) -> BoolArray:
         """Candidates that the bound of their templates, with what they recompute, does not rule out, [n]."""
@@ -358,12 +368,14 @@ class DegreeSearch:
             return np.ones(len(batch), dtype=bool)
         return self.incumbents.may_replace(batch, self.space.bounds.of_candidates_s(batch))
 
-    def _price_smaller_groups(self, batch: Candidates, step_s: FloatArray, exposed_s: FloatArray) -> None:
+    def _price_smaller_groups(
+        self, batch: Candidates, step_s: FloatArray, exposed_s: FloatArray, bound_s: FloatArray
+    ) -> None:
         """Price candidates with smaller sharding groups, where these may win."""
         if self._is_closing or not tries_smaller_groups(self.problem):
             return
         least_s = without_communication_s(batch, step_s, exposed_s)
-        least_s = np.maximum(least_s, self.space.bounds.of_candidates_s(batch))
+        least_s = np.maximum(least_s, bound_s)
         hopeful = np.isfinite(least_s) & self.incumbents.may_replace(batch, least_s)
         if hopeful.any():
             self._price_more(smaller_groups(batch.take(hopeful)))

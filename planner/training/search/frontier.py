@@ -23,7 +23,7 @@ from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import PipelineSplit
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.search.incumbents import Incumbents
-from meshplan.planner.training.search.layers.least_recompute import fewest_in_flight
+from meshplan.planner.training.search.layers.least_recompute import flown_as
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.seen import Seen
 from meshplan.planner.training.search.space import Space
@@ -59,11 +59,10 @@ class Stages:
 
 
 def by_stages(splits: Sequence[PipelineSplit]) -> list[Stages]:
-    """The splits by what :func:`fewest_in_flight` leaves of them."""
-    alike: dict[tuple[int, int, str, bool], list[PipelineSplit]] = {}
+    """The splits by what :func:`~.layers.least_recompute.fewest_in_flight` leaves of them."""
+    alike: dict[tuple[int, bool, str, int], list[PipelineSplit]] = {}
     for split in splits:
-        few = fewest_in_flight(split)
-        key = few.pipeline_parallel, few.virtual_pipeline_stages, few.schedule, few.vocabulary_parallel
+        key = split.pipeline_parallel, split.vocabulary_parallel, *flown_as(split)
         alike.setdefault(key, []).append(split)
     return [Stages(splits=tuple(group)) for group in alike.values()]
 
