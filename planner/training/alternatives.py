@@ -25,7 +25,6 @@ from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.switches import ALL_TO_ALL, DEEPEP
-from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
 from meshplan.planner.training.search.joint import place_config, search_plans
 from meshplan.planner.training.search.mapping.placement import placed_problem, under_links
@@ -209,6 +208,9 @@ class _Mapped:
     """
 
     def __init__(self, problem: TrainingProblem, network: Network) -> None:
+        # start-up: in most questions links are equal
+        from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps
+
         self.asked, self.problem = problem, problem
         self.config: TrainingConfig | None = None
         self._least, self._steps = math.inf, LeastSteps(problem, network)

@@ -106,7 +106,8 @@ class _Slots:
         """F and B after some slots, [p, n] each."""
         # The ring cut open, the stage before the first and the one after the last once more at its ends: a neighbour is
         # then a view. All in place, as there are thousands of slots of a few numbers.
-        ahead, behind = np.concatenate([forward_end[-1:], forward_end]), np.concatenate([backward_end, backward_end[:1]])
+        ahead = np.concatenate([forward_end[-1:], forward_end])
+        behind = np.concatenate([backward_end, backward_end[:1]])
         left, forward_end, backward_end, right = ahead[:-1], ahead[1:], behind[:-1], behind[1:]
         waited, part = np.empty_like(forward_end), slice(begin, end)
         slots = zip(self._own[part], self._forward[part], self._own_back[part], self._backward[part], strict=True)

@@ -39,7 +39,7 @@ from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined
-from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
+from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory, fullest_bytes
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.frontier import Frontier
@@ -243,7 +243,7 @@ class DegreeSearch:
             self._price_with_blocks(memory, stages)
         for mixed in mix.gathered_mixes(self.problem, batch, self.incumbents.may_replace):
             self._price_more(mixed)
-        safe = _fullest_bytes(stages)
+        safe = fullest_bytes(stages)
         for moved in offloaded(self.problem, batch.take(safe > self.problem.limits.memory_bytes)):
             self._price_more(with_least_share(self.problem, moved, self._safe_bytes))
             self._price_beside_shares(moved)
@@ -256,7 +256,7 @@ class DegreeSearch:
             return memory, memory.stages() if len(batch) else ()
         rows, group = found
         least, known = batch.take(rows), memory.stages() if len(batch) <= MOST_AT_ONCE else None
-        safe = self._safe_bytes(least) if known is None else _fullest_bytes(known)[rows]
+        safe = self._safe_bytes(least) if known is None else fullest_bytes(known)[rows]
         fits = safe <= self.problem.limits.memory_bytes
         if fits.all():
             return memory, memory.stages() if known is None else known
@@ -294,7 +294,7 @@ class DegreeSearch:
             if len(hopeful):
                 self._price_within(hopeful, self._memory(hopeful).stages(), least_s[hopes])
         if moves_layers(self.problem):
-            beyond = _fullest_bytes(stages) > self.problem.limits.memory_bytes
+            beyond = fullest_bytes(stages) > self.problem.limits.memory_bytes
             self._price_with_layers(batch.take(beyond & self._may_be_kept(batch)))
         if not takes_blocks_only(self.problem):
             self._price_within(batch, stages)
@@ -326,7 +326,7 @@ class DegreeSearch:
         self._price_beside_shares(moved)
 
     def _safe_bytes(self, batch: Candidates) -> FloatArray:
-        return _fullest_bytes(self._memory(batch).stages())
+        return fullest_bytes(self._memory(batch).stages())
 
     def _memory(self, batch: Candidates) -> MemoryModel:
         problem = self.problem
@@ -337,19 +337,15 @@ class DegreeSearch:
     def _price_within(
         self, batch: Candidates, stages: Sequence[StageMemory], least_s: FloatArray | None = None
     ) -> None:
-        """Hold a batch with its memory against the limits; price and keep what is left.
-
-        Args:
-            batch: the candidates.
-            stages: their memory.
-            least_s: bounds of their steps, where they are known, s [n].
+        """Hold a batch with its memory against the limits, and with bounds of its steps, [n], where they are known;
+        price and keep what is left.
         """
         self.report.considered += len(batch)
         self.report.priced += len(batch)
         if not len(batch):
             return
         incumbents = self.incumbents
-        safe = _fullest_bytes(stages)
+        safe = fullest_bytes(stages)
         least_s = self.space.bounds.of_candidates_s(batch) if least_s is None else least_s
         keep = incumbents.within_memory(batch, stages, safe) & incumbents.may_replace(batch, least_s)
         batch, safe, least_s = batch.take(keep), safe[keep], least_s[keep]
@@ -374,8 +370,7 @@ class DegreeSearch:
         """Price candidates with smaller sharding groups, where these may win."""
         if self._is_closing or not tries_smaller_groups(self.problem):
             return
-        least_s = without_communication_s(batch, step_s, exposed_s)
-        least_s = np.maximum(least_s, bound_s)
+        least_s = np.maximum(without_communication_s(batch, step_s, exposed_s), bound_s)
         hopeful = np.isfinite(least_s) & self.incumbents.may_replace(batch, least_s)
         if hopeful.any():
             self._price_more(smaller_groups(batch.take(hopeful)))
@@ -438,34 +433,19 @@ class DegreeSearch:
         )
 
 
-def _fullest_bytes(stages: Sequence[StageMemory]) -> FloatArray:
-    """Safe memory of the fullest stage, [n]."""
-    return np.maximum.reduce([stage.safe_bytes for stage in stages])
-
-
 def search_degrees(
-    problem: TrainingProblem,
-    *,
-    keep: int = KEEP,
-    space: Space | None = None,
-    usual_splits: bool = False,
-    seen: Seen | None = None,
-    budget: Budget | None = None,
-    on_progress: OnProgress | None = None,
+    problem: TrainingProblem, *, budget: Budget | None = None, on_progress: OnProgress | None = None, **options: Any
 ) -> tuple[Solution[ScoredConfig], DegreeSearch]:
     """Find the best configuration; see the module docstring.
 
     Args:
         problem: the question.
-        keep: incumbents to keep.
-        space: what there is to search; None to make it.
-        usual_splits: see :class:`DegreeSearch`.
-        seen: see :class:`DegreeSearch`.
         budget: what it may spend.
         on_progress: called with incumbent and bound during the search.
+        options: arguments of :class:`DegreeSearch`.
 
     Returns:
         The solution, and the search with its incumbents (``best``) and its ``report``.
     """
-    search = DegreeSearch(problem, keep=keep, space=space, usual_splits=usual_splits, seen=seen)
+    search = DegreeSearch(problem, **options)
     return search.run(budget, on_progress), search

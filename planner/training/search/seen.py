@@ -1,8 +1,8 @@
 """What a search has looked at, for searches of its space or a part of it: ties, and "why not" something else.
 
 *Notation.* As in :mod:`.degrees`: f is minimised. A template under a split is *seen up to* L when each of its
-candidates was priced, is beyond a limit, or has a bound of f above L. A search that wants no more than f ≤ L' then knows
-the best of all that is seen up to L ≥ L', and leaves it out.
+candidates was priced, is beyond a limit, or has a bound of f above L. A search that wants no more than f ≤ L' then
+knows the best of all that is seen up to L ≥ L', and leaves it out.
 """
 
 from __future__ import annotations
