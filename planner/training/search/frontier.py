@@ -356,6 +356,8 @@ class Frontier:
         return isinstance(item, _Ordered) and item.least != least
 
     def _rule_out(self, rows: slice | IntArray, times: int = 1) -> None:
+        if not isinstance(rows, slice) and not len(rows):
+            return
         count = times * int(self.space.templates.num_variants[rows].sum())
         self.incumbents.report.considered += count
         self.incumbents.report.ruled_out += count

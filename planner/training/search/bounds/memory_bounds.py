@@ -221,7 +221,7 @@ class MemoryBounds:
         """Whether a rule refuses a ZeRO stage under so many pipeline stages, whatever else is chosen."""
         if (zero, num_stages) not in self._refused:
             choices = {"zero_stage": zero, "pipeline_parallel": num_stages}
-            self._refused[zero, num_stages] = bool(self.problem.rules.refusing(choices, self.problem.shape))
+            self._refused[zero, num_stages] = self.problem.rules.refuses(choices, self.problem.shape)
         return self._refused[zero, num_stages]
 
     def _asked(self) -> tuple[int, ...]:
