@@ -21,7 +21,9 @@ from meshplan.planner.training.estimator.candidates import Candidates, PipelineS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.any_chunks import OpenPipeline, as_one, by_stages
+from meshplan.planner.training.search.layers.by_counts import least_by_counts_s
 from meshplan.planner.training.search.layers.chunk_tree import Closed, closed, may_be_closed
+from meshplan.planner.training.search.layers.every_split import every_split_s
 from meshplan.planner.training.search.layers.least_recompute import (
     fewest_in_flight,
     least_of_kinds_s,
@@ -263,9 +265,6 @@ class OpenSplits:
 
     def _try_all(self, splits: UnevenSplits, known: FloatArray, best: Best, price: Price) -> FloatArray:
         """Price every split that may win, the least bound first, where there are few; what is left of bounds, [n]."""
-        # start-up: bounds settle most questions
-        from meshplan.planner.training.search.layers.every_split import every_split_s
-
         batch = splits.batch
         found = every_split_s(splits, self._most_s(worthwhile_of(best), batch))
         if found is None:
@@ -289,9 +288,6 @@ class OpenSplits:
         """
 
         def by_counts(splits: UnevenSplits, most_s: float, outside_s: float, batch: Candidates) -> FloatArray:
-            # start-up: bounds settle most questions
-            from meshplan.planner.training.search.layers.by_counts import least_by_counts_s
-
             return np.full(len(batch), least_by_counts_s(splits, most_s, outside_s))
 
         def by_splits(splits: UnevenSplits, most_s: float, outside_s: float, batch: Candidates) -> FloatArray:
