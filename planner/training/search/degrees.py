@@ -111,9 +111,10 @@ class DegreeSearch:
         self.unseen = -math.inf
         self.open_splits = OpenSplits(problem, self.objective, applies=not usual_splits)
         self._is_closing = incumbents is not None
-        self._seen = seen
         for batch in () if seen is None else seen.batches:
             self.incumbents.take(batch)
+        # Without a plan all is looked at again, for what the nearest lacks.
+        self._seen = None if self.incumbents.found_nothing else seen
 
     def _illegal(self) -> Mapping[str, tuple[str, ...]]:
         """Degrees that no rule allows, and more devices than a network joins."""
@@ -187,9 +188,8 @@ class DegreeSearch:
     def _visit(self, frontier: Frontier) -> None:
         """Price the most promising templates of the most promising split."""
         if (found := frontier.following()) is not None:
-            split, rows, again_s = found
-            self._price(frontier, split, rows, again_s)
-            self.incumbents.seen.visited(split, rows, self.incumbents.limit)
+            self._price(frontier, *found)
+            self.incumbents.seen.visited(*found[:2], self.incumbents.limit)
 
     def _price_set_aside(self, frontier: Frontier) -> None:
         """Where there is no plan at all: hold against the limits what was never priced, for what the nearest lacks."""
@@ -337,9 +337,7 @@ class DegreeSearch:
     def _price_within(
         self, batch: Candidates, stages: Sequence[StageMemory], least_s: FloatArray | None = None
     ) -> None:
-        """Hold a batch with its memory against the limits, and with bounds of its steps, [n], where they are known;
-        price and keep what is left.
-        """
+        """Hold a batch against the limits by its memory, and by bounds of its steps; price and keep what is left."""
         self.report.considered += len(batch)
         self.report.priced += len(batch)
         if not len(batch):

@@ -56,6 +56,16 @@ def test_what_the_search_of_the_answer_has_seen_changes_no_alternative(shape: An
     assert found == alternatives(problem, chosen)
 
 
+def test_nor_what_one_that_does_not_fit_lacks() -> None:
+    problem = problem_of(MOE, num_devices=4, limits={"memory_bytes": 7.6e9})
+    solution, search = search_degrees(problem)
+    assert solution.assignment is not None
+    chosen = price(problem, solution.assignment.config)
+    found = alternatives(problem, chosen, search=search)
+    assert any(other.reason.startswith("does not fit") for other in found)
+    assert found == alternatives(problem, chosen)
+
+
 def test_an_alternative_is_the_best_plan_that_has_the_choice() -> None:
     problem = problem_of(DENSE, num_devices=16)
     other = instead(problem, chosen_of(problem), {"pipeline_parallel": 2, "tensor_parallel": 2})
