@@ -68,7 +68,8 @@ def spent() -> Spent:
 def resident_bytes() -> int:
     """Memory of this process that is in RAM; its peak where the system does not tell the present value."""
     try:
-        pages = int(_STATM.read_text().split()[1])
+        with _STATM.open("rb", buffering=0) as file:  # asked with every step of a search
+            pages = int(file.read().split()[1])
     except (OSError, ValueError, IndexError):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * _KIB
