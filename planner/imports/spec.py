@@ -311,7 +311,8 @@ def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
         hint = f" (close: {', '.join(close)})" if close else ""
         reading.report("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
         return None
-    found = models.models_of_size(reading.model_arguments, (catalog.model_shape(slug) for slug in slugs))
+    shapes = (catalog.model_shape(slug) for slug in slugs)
+    found = models.models_of_size(reading.model_arguments, shapes, num_positions=reading.num_positions)
     if not found:
         sizes = ", ".join(
             f"{size} {reading.model_arguments[size]}" for size in models.SIZES if size in reading.model_arguments

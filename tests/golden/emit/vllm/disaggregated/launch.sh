@@ -56,8 +56,8 @@ decode_command() {
 
 # --- checks before the start (MESHPLAN_SKIP_CHECKS=1 skips them) --------------------------------------------------
 check_gpus() {
-  if [[ $1 == prefill ]]; then
-  :
+  case $1 in
+  prefill)
   command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
   local listing device line name memory_mib
   listing=$(env -u CUDA_VISIBLE_DEVICES nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits)
@@ -67,9 +67,8 @@ check_gpus() {
     [[ $name == *H100* ]] || fail "GPU $device is $name, the plan is for "H100
     (( memory_mib >= 78469 )) || fail "GPU $device has $memory_mib MiB, the plan counts on 78469 MiB"
   done
-  fi
-  if [[ $1 == decode ]]; then
-  :
+  ;;
+  decode)
   command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
   local listing device line name memory_mib
   listing=$(env -u CUDA_VISIBLE_DEVICES nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits)
@@ -79,7 +78,8 @@ check_gpus() {
     [[ $name == *H100* ]] || fail "GPU $device is $name, the plan is for "H100
     (( memory_mib >= 78469 )) || fail "GPU $device has $memory_mib MiB, the plan counts on 78469 MiB"
   done
-  fi
+  ;;
+  esac
   return 0
 }
 if [[ ${MESHPLAN_SKIP_CHECKS:-0} != 1 ]]; then
