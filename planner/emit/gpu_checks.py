@@ -52,7 +52,8 @@ _MIG_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not
   done"""
 
 # A whole word: A10 is neither A100 nor A10G.
-_NAME_CHECK = r"""    [[ " $name " == *[!A-Za-z0-9]{model}[!A-Za-z0-9]* ]] || fail "GPU $device is $name, the plan is for "{model}
+_NAME_CHECK = r"""    [[ " $name " == *[!A-Za-z0-9]{model}[!A-Za-z0-9]* ]] ||
+      fail "GPU $device is $name, the plan is for "{model}
 """
 _NVIDIA_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
   local listing device line name memory_mib

@@ -34,9 +34,7 @@ def flags_of(shape: ModelShape) -> Mapping[str, str]:
     return written | ({PATTERN: "".join(letters(shape))} if has_pattern(shape) else {})
 
 
-def models_of_size(
-    arguments: Arguments, shapes: Iterable[ModelShape], *, num_positions: int = 0
-) -> list[ModelShape]:
+def models_of_size(arguments: Arguments, shapes: Iterable[ModelShape], *, num_positions: int = 0) -> list[ModelShape]:
     """Models whose sizes are those of the command, the most alike first.
 
     Fine-tuned releases have the sizes of their base model. Among models that no flag tells apart, those come first that

@@ -34,7 +34,7 @@ _TRTLLM_FLAGS = {
     "--max_seq_len": "--max-seq-len",
     "--kv_cache_free_gpu_memory_fraction": "--free-gpu-memory-fraction",
 }
-# The engines' own images (vllm/vllm-openai, lmsysorg/sglang) hold no Dynamo: their pods end with "No module named dynamo".
+# The engines' own images (vllm/vllm-openai, lmsysorg/sglang) hold no Dynamo: pods end with "No module named dynamo".
 _IMAGE_NOTE = (
     "{image} must hold NVIDIA Dynamo: pods run `python3 -m {module}` and `python3 -m dynamo.frontend`. Images of "
     "{engine} itself do not hold it; NVIDIA's are nvcr.io/nvidia/ai-dynamo/*-runtime."
