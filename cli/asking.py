@@ -142,8 +142,10 @@ class Asked:
         """An option that only training has was given."""
         return any(one is not None for one in (self.sequence_length, self.batch, self.tokens))
 
-    def pictures(self) -> DiffusionModel | None:
+    def pictures(self, catalog: Catalog) -> DiffusionModel | None:
         """The diffusion model that the question names; None where it names none."""
+        if catalog.model_name(self.model or "") is not None:  # a model of the catalog: no file has to be read
+            return None
         from meshplan.catalogs.errors import UnknownEntryError
         from meshplan.catalogs.models.diffusion import diffusion_model  # start-up: --help reads no model
 
@@ -152,13 +154,13 @@ class Asked:
         except UnknownEntryError:
             return None
 
-    def kind(self) -> str:
+    def kind(self, catalog: Catalog) -> str:
         """``diffusion`` by the model, else ``training`` or ``serving`` by the options that only one of them has.
 
         Raises:
             SpecError: they say both, or nothing, or what the model has not.
         """
-        if (pictures := self.pictures()) is not None:
+        if (pictures := self.pictures(catalog)) is not None:
             others = [f"--{name.replace('_', '-')}" for name in _OF_LANGUAGE if getattr(self, name) is not None]
             if others:
                 raise _problem(
@@ -191,7 +193,7 @@ class Asked:
         missing = [f"--{name}" for name in ("model", "gpus") if getattr(self, name) is None]
         if missing:
             raise _problem("", f"a question without a spec file needs {' and '.join(missing)}")
-        kind = self.kind()
+        kind = self.kind(catalog)
         cluster, most = cluster_of(str(self.gpus), catalog)
         constraints: dict[str, Any] = {"target": self.target} if self.target else {}
         if most is not None:

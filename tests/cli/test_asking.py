@@ -13,6 +13,7 @@ from command_line import SPEC, Command
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.catalogs.models import diffusion
 from meshplan.cli.asking import Asked, slo_of, with_settings
 from meshplan.cli.gpus import cluster_of
 from meshplan.planner.core.reading.spec_reader import plain_numbers
@@ -75,10 +76,17 @@ def test_limits_have_units() -> None:
         slo_of("ttft_p99=0,5s,tpot_p95=50ms")
 
 
-def test_a_question_that_says_neither_or_both_gets_two_commands_to_copy() -> None:
+def test_a_language_model_of_the_catalog_reads_no_diffusion_models(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diffusion, "diffusion_models", lambda: pytest.fail("read for a language model"))
+    assert Asked(model="Qwen/Qwen3-32B", gpus="8xH100", rate=1.0).document(catalog)["kind"] == "serving"
+
+
+def test_a_question_that_says_neither_or_both_gets_two_commands_to_copy(catalog: Catalog) -> None:
     for asked in (Asked(model="m", gpus="8xH100"), Asked(model="m", gpus="8xH100", rate=1.0, batch="4M")):
         with pytest.raises(SpecError, match=r"To serve: .* To train: "):
-            asked.kind()
+            asked.kind(catalog)
 
 
 def test_a_model_of_images_asks_for_images(catalog: Catalog) -> None:
