@@ -76,6 +76,21 @@ def test_limits_have_units() -> None:
         slo_of("ttft_p99=0,5s,tpot_p95=50ms")
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (Asked(target="trtlm", rate=1.0), r"--target: 'trtlm' is none of .*did you mean 'trtllm'"),
+        (Asked(target="slurm"), r"'slurm' is none of megatron, .*meshplan emit PLAN --target slurm"),
+        (Asked(target="megatron", rate=1.0, slo="ttft_p99=1s"), "megatron trains models, and --rate and --slo is of"),
+        (Asked(target="vllm", batch="1M"), "vllm serves models, and --batch is of training"),
+    ],
+)
+def test_a_target_that_cannot_be_meant_is_told(asked: Asked, said: str, catalog: Catalog) -> None:
+    asked.model, asked.gpus = "llama-3.1-8b", "8xH100"
+    with pytest.raises(SpecError, match=said):
+        asked.document(catalog)
+
+
 def test_a_language_model_of_the_catalog_reads_no_diffusion_models(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
