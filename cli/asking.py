@@ -173,7 +173,7 @@ class Asked:
         serving, training = self.says_serving, self.says_training
         if self.target is not None:
             serves = _serves(self.target)
-            if serving != training and serving != serves:
+            if serving not in (training, serves):
                 names = _OF_SERVING if serving else _OF_TRAINING
                 given = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
                 does, other = ("serves", "training") if serves else ("trains", "serving")

@@ -279,7 +279,8 @@ class _Changes:
         return replace(problem, machines=machines, limits=limits)
 
     def _formats(self) -> Iterator[dict[str, Any]]:
-        """The widest weight format of the engine with which a plan is found.
+        """The weight format with which a plan is found: first those that the engine makes itself of the checkpoint at
+        hand, then those that need another one; the widest of them.
 
         Where memory suffices, only what the engine makes itself of weights in 16 bits: less is read for each token, and
         more requests fit beside it.
@@ -303,8 +304,9 @@ class _Changes:
             others = dict(list(others.items())[:MOST_FORMATS])
         if not others:
             return
-        self.tried.append(f"weights in {', '.join(others)}")
-        for scheme, one in sorted(others.items(), key=lambda item: -SCHEMES[item[0]].weight_bytes):
+        nearest = sorted(others, key=lambda name: (name not in problem.rules.online, -SCHEMES[name].weight_bytes))
+        self.tried.append(f"weights in {', '.join(nearest)}")
+        for scheme, one in ((name, others[name]) for name in nearest):
             found = self._best(replace(problem, quantizations=(one,)))
             if found is not None:
                 yield _change("weights in " + ", ".join(sorted(asked)), f"quantization: [{scheme}]", found)

@@ -108,6 +108,17 @@ def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
     assert "are missing" in made.solution["binding_constraint"]
 
 
+def test_a_format_that_the_engine_makes_itself_comes_before_another_checkpoint(catalog: Catalog) -> None:
+    """vLLM casts weights to fp8 as it loads them; mxfp8 is a little wider, and somebody else's checkpoint."""
+    cluster = {"nodes": [{"type": "rtx-4090-pcie-8", "count": 1}]}
+    workload = {"input_length": 2000, "output_length": 500, "request_rate_per_s": 0.2, "num_requests": 100}
+    limits = {"max_devices": 2, "target": "vllm"}
+    asked = {"model": "mistral-small-24b", "cluster": cluster, "workload": workload, "constraints": limits}
+    solution = make_plan({"kind": "serving", **asked}, catalog).solution
+    assert solution["binding_constraint"].startswith("memory: ")
+    assert solution["least_change"][0]["change"] == "quantization: [fp8]"
+
+
 def test_a_pair_of_workers_needs_two_devices(catalog: Catalog) -> None:
     """Prefill and decode workers apart do not carry what one device does not: the rate is too high for it."""
     asked = spec(
