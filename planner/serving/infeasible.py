@@ -280,7 +280,7 @@ class _Changes:
 
     def _formats(self) -> Iterator[dict[str, Any]]:
         """The weight format with which a plan is found: first those that the engine makes itself of the checkpoint at
-        hand, then those that need another one; the widest of them.
+        hand, then those that need another one; the widest of them, scales aside, in the order of the engine's rules.
 
         Where memory suffices, only what the engine makes itself of weights in 16 bits: less is read for each token, and
         more requests fit beside it.
@@ -304,7 +304,8 @@ class _Changes:
             others = dict(list(others.items())[:MOST_FORMATS])
         if not others:
             return
-        nearest = sorted(others, key=lambda name: (name not in problem.rules.online, -SCHEMES[name].weight_bytes))
+        online = problem.rules.online
+        nearest = sorted(others, key=lambda name: (name not in online, -round(SCHEMES[name].weight_bytes, 1)))
         self.tried.append(f"weights in {', '.join(nearest)}")
         for scheme, one in ((name, others[name]) for name in nearest):
             found = self._best(replace(problem, quantizations=(one,)))
