@@ -223,6 +223,8 @@ class Asked:
         section: dict[str, Any] = {"workload": workload}
         if self.slo is not None:
             section["slo"] = slo_of(self.slo)
+        elif self.rate is not None:
+            self.assumed.append("no limit on latencies, so requests may wait for long (--slo)")
         return section
 
     def _requests(self, shape: ModelShape | None) -> dict[str, Any]:

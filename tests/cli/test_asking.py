@@ -91,6 +91,16 @@ def test_a_target_that_cannot_be_meant_is_told(asked: Asked, said: str, catalog:
         asked.document(catalog)
 
 
+def test_a_rate_without_limits_says_that_requests_may_wait(catalog: Catalog) -> None:
+    """The fewest devices that finish the rate are the answer then, however long a request waits for them."""
+    asked = Asked(model="llama-3.1-8b", gpus="1xH100", lengths="100/10", rate=1.0)
+    asked.document(catalog)
+    assert asked.assumed == ["no limit on latencies, so requests may wait for long (--slo)"]
+    limited = Asked(model="llama-3.1-8b", gpus="1xH100", lengths="100/10", rate=1.0, slo="ttft_p99=1s")
+    limited.document(catalog)
+    assert limited.assumed == []
+
+
 def test_a_language_model_of_the_catalog_reads_no_diffusion_models(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +142,7 @@ def test_a_model_of_images_asks_for_images(catalog: Catalog) -> None:
 def test_models_that_do_not_chat_are_asked_for_what_they_do(
     model: str, lengths: str | None, workload: dict[str, Any], catalog: Catalog
 ) -> None:
-    asked = Asked(model=model, gpus="1xL4", rate=2.0, lengths=lengths)
+    asked = Asked(model=model, gpus="1xL4", rate=2.0, lengths=lengths, slo="e2e_p99=1s")
     assert asked.document(catalog)["workload"] == {**workload, "request_rate_per_s": 2.0}
     assert len(asked.assumed) == (lengths is None)
 
