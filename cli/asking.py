@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshplan.catalogs.errors import Problem, SpecError, UnitError
+from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
 from meshplan.cli.completion import complete_gpus, complete_model
 from meshplan.cli.gpus import cluster_of
 
@@ -105,7 +105,8 @@ SetOption = Annotated[
 ]
 
 # Options about tokens and sequences, which images and videos do not have.
-_OF_LANGUAGE = ("lengths", "concurrency", "sequence_length", "batch", "tokens")
+_OF_SERVING, _OF_TRAINING = ("lengths", "rate", "concurrency", "slo"), ("sequence_length", "batch", "tokens")
+_OF_LANGUAGE = ("lengths", "concurrency", *_OF_TRAINING)
 _DECIMAL_COMMA = re.compile(r"(?P<key>\w+)\s*=\s*(?P<whole>\d+),(?P<rest>\d[^,]*)")
 _SLO = re.compile(r"\s*(?P<key>[a-z0-9_]+?)(?P<unit>_s)?\s*=\s*(?P<limit>[^=]+?)\s*")
 
@@ -135,15 +136,17 @@ class Asked:
     @property
     def says_serving(self) -> bool:
         """An option that only serving has was given."""
-        return any(one is not None for one in (self.lengths, self.rate, self.concurrency, self.slo))
+        return any(getattr(self, name) is not None for name in _OF_SERVING)
 
     @property
     def says_training(self) -> bool:
         """An option that only training has was given."""
-        return any(one is not None for one in (self.sequence_length, self.batch, self.tokens))
+        return any(getattr(self, name) is not None for name in _OF_TRAINING)
 
-    def pictures(self) -> DiffusionModel | None:
+    def pictures(self, catalog: Catalog) -> DiffusionModel | None:
         """The diffusion model that the question names; None where it names none."""
+        if catalog.model_name(self.model or "") is not None:  # a model of the catalog: no file has to be read
+            return None
         from meshplan.catalogs.errors import UnknownEntryError
         from meshplan.catalogs.models.diffusion import diffusion_model  # start-up: --help reads no model
 
@@ -152,13 +155,13 @@ class Asked:
         except UnknownEntryError:
             return None
 
-    def kind(self) -> str:
+    def kind(self, catalog: Catalog) -> str:
         """``diffusion`` by the model, else ``training`` or ``serving`` by the options that only one of them has.
 
         Raises:
             SpecError: they say both, or nothing, or what the model has not.
         """
-        if (pictures := self.pictures()) is not None:
+        if (pictures := self.pictures(catalog)) is not None:
             others = [f"--{name.replace('_', '-')}" for name in _OF_LANGUAGE if getattr(self, name) is not None]
             if others:
                 raise _problem(
@@ -167,10 +170,15 @@ class Asked:
                     "(items/s), --slo latency=10s and --set workload.steps=30 (width, height, frames)",
                 )
             return "diffusion"
-        from meshplan.planner.serving.problem.engines import ENGINES  # start-up: --help must not load the planner
-
-        serving = self.says_serving or self.target in ENGINES
-        training = self.says_training or (self.target is not None and self.target not in ENGINES)
+        serving, training = self.says_serving, self.says_training
+        if self.target is not None:
+            serves = _serves(self.target)
+            if serving not in (training, serves):
+                names = _OF_SERVING if serving else _OF_TRAINING
+                given = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
+                does, other = ("serves", "training") if serves else ("trains", "serving")
+                raise _problem("--target", f"{self.target} {does} models, and {' and '.join(given)} is of {other}")
+            serving, training = serving or serves, training or not serves
         if serving == training:
             model, gpus = self.model or "Qwen/Qwen3-32B", self.gpus or "16xH100"
             what = "both training and serving" if serving else "neither training nor serving"
@@ -191,7 +199,7 @@ class Asked:
         missing = [f"--{name}" for name in ("model", "gpus") if getattr(self, name) is None]
         if missing:
             raise _problem("", f"a question without a spec file needs {' and '.join(missing)}")
-        kind = self.kind()
+        kind = self.kind(catalog)
         cluster, most = cluster_of(str(self.gpus), catalog)
         constraints: dict[str, Any] = {"target": self.target} if self.target else {}
         if most is not None:
@@ -215,6 +223,8 @@ class Asked:
         section: dict[str, Any] = {"workload": workload}
         if self.slo is not None:
             section["slo"] = slo_of(self.slo)
+        elif self.rate is not None:
+            self.assumed.append("no limit on latencies, so requests may wait for long (--slo)")
         return section
 
     def _requests(self, shape: ModelShape | None) -> dict[str, Any]:
@@ -285,6 +295,28 @@ def makes_no_tokens(shape: ModelShape | None) -> bool:
 
 def _hears(shape: ModelShape) -> bool:
     return shape.encoder is not None and shape.encoder.audio is not None
+
+
+def _serves(target: str) -> bool:
+    """Whether plans for a target serve, or else train.
+
+    Raises:
+        SpecError: it is neither an engine nor a framework.
+    """
+    from meshplan.planner.serving.problem.engines import ENGINES  # start-up: --help must not load the planner
+
+    if target in ENGINES:
+        return True
+    from meshplan.planner.launch.registry import TARGETS
+    from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
+
+    if target in FRAMEWORKS:
+        return False
+    known = (*FRAMEWORKS, *ENGINES)
+    hint = did_you_mean(closest_names(target, known))
+    if any(one.name == target for one in TARGETS):
+        hint = f"; it launches what one of them runs: plan for that one, then meshplan emit PLAN --target {target}"
+    raise _problem("--target", f"{target!r} is none of {', '.join(known)}{hint}")
 
 
 def shape_of(model: str, catalog: Catalog) -> ModelShape | None:

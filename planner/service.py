@@ -21,7 +21,6 @@ from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Kind, Question, cert
 from meshplan.planner.core.reading.documents import read_spec_file
 from meshplan.planner.core.reading.spec_reader import plain_numbers
 from meshplan.planner.emit.artifact import EmitOptions, plan_artifact
-from meshplan.planner.emit.writer import write_artifacts
 
 if TYPE_CHECKING:
     from meshplan.planner.core.plan import Plan
@@ -245,4 +244,7 @@ def write_files(emitted: EmittedPlan, folder: str | Path, *, force: bool = False
     Raises:
         EmitError: a file exists and ``force`` is false, or the disk refuses. Nothing has changed then.
     """
+    # start-up: most plans are read before files are written
+    from meshplan.planner.emit.writer import write_artifacts
+
     return write_artifacts(emitted.artifacts, Path(folder), force=force)

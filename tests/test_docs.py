@@ -95,7 +95,8 @@ def command_lines(path: Path) -> list[str]:
 
 def commands_of(line: str) -> list[tuple[str, list[str]]]:
     """(sub-command, rest) of a line; ``a|b`` in the second place stands for both."""
-    words = [word for word in shlex.split(line.split(" #", maxsplit=1)[0]) if word != "…"][1:]
+    ours = line.split(" #", maxsplit=1)[0].split(" -- ", maxsplit=1)[0]  # after -- stands another program's command
+    words = [word for word in shlex.split(ours) if word != "…"][1:]
     if not words or words[0].startswith("-"):
         return []
     return [(name, words[1:]) for name in words[0].split("|")]
@@ -135,6 +136,42 @@ def test_every_command_line_is_one_that_the_program_takes(path: Path) -> None:
 def test_every_command_is_in_the_readme() -> None:
     named = {name for line in command_lines(ROOT / "README.md") for name, _ in commands_of(line)}
     assert set(SUBCOMMANDS) - named == set()
+
+
+def recipes() -> list[str]:
+    """The command lines of the recipes, one after the other."""
+    (block,) = re.findall(
+        r"^## Six recipes\n\n```\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    return [line for line in block.splitlines() if not line.startswith("#")]
+
+
+def test_every_recipe_finds_its_files_in_a_clone() -> None:
+    """A file that a recipe reads is shipped, or a recipe before it has written it."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    there = set(listed) if listed else {path.name for path in ROOT.iterdir()}
+    missing = []
+    for line in recipes():
+        words = shlex.split(line.split(" -- ")[0])[2:]
+        named = {word for word in words if re.fullmatch(r"[\w/.-]+\.(yaml|sh|json|csv)", word)}
+        if line.startswith("meshplan init "):
+            there |= named
+        missing += [f"{line}: {name}" for name in sorted(named - there)]
+    assert len(recipes()) == 7
+    assert missing == []
+
+
+def test_the_running_command_of_the_readme_is_improved(
+    database: Path, meshplan: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (line,) = (line for line in recipes() if line.startswith("meshplan import "))
+    words = shlex.split(line)[1:]
+    at = words.index("--")
+    document = meshplan(*words[:at], "--format", "json", *words[at:]).json
+    (cost,) = (row for row in document["comparison"]["metrics"] if row["metric"] == "usd_per_million_tokens")
+    current, proposed = (one["value"] for one in cost["predicted"])
+    assert proposed < current
 
 
 CHEAP = ("meshplan catalog list", "meshplan catalog schema", "meshplan catalog support")

@@ -111,7 +111,20 @@ class ServingCalibration:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> ServingCalibration:
-        """Read back what :meth:`to_document` wrote; a missing constant takes its default."""
-        constants = ServingConstants(**document.get("constants", {}))
-        near = {name: ServingConstants(**values) for name, values in document.get("model_constants", {}).items()}
+        """Read back what :meth:`to_document` wrote; a missing constant takes its default, see :func:`_as_fitted`."""
+        constants = _as_fitted(document.get("constants", {}))
+        near = {name: _as_fitted(values) for name, values in document.get("model_constants", {}).items()}
         return cls(**{**document, "constants": constants, "model_constants": near})
+
+
+def _as_fitted(written: Mapping[str, float]) -> ServingConstants:
+    """Constants as the set that states them was fitted: those it lacks take their defaults, launches apart.
+
+    The time to launch a layer was one constant, then one of layers with latent attention was split off it (2026-11-26),
+    then one of routed experts (2026-11-27). A set from before has their launches in those that it states.
+    """
+    launch = written.get("launch_s_per_layer")
+    if launch is None and "launch_s_per_latent_layer" not in written:
+        return ServingConstants(**written)
+    before = {"launch_s_of_experts": 0.0} | ({} if launch is None else {"launch_s_per_latent_layer": launch})
+    return ServingConstants(**{**before, **written})

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshplan.catalogs.errors import ModelConfigError, Problem, why
 from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
@@ -24,9 +25,11 @@ from meshplan.catalogs.models.layers.blocks import ATTENTION_WORDS, layer_blocks
 from meshplan.catalogs.models.pooling import pooled
 from meshplan.catalogs.models.scope import language_section, scope_problems
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
-from meshplan.catalogs.models.stored_formats import StoredFormats, stored_formats
 from meshplan.catalogs.models.vision import vision_tower
 from meshplan.catalogs.untrusted.documents import parse
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.models.stored_formats import StoredFormats
 
 CONFIG_FILE, QUANTIZATION_FILE = "config.json", "hf_quant_config.json"
 MAX_CONFIG_BYTES = 8 * 2**20  # published configurations stay below 1 MiB, those with quantisation tables included
@@ -59,6 +62,9 @@ def read_formats(path: Path, shape: ModelShape, problems: list[Problem]) -> Stor
     Raises:
         ModelConfigError: a file cannot be read.
     """
+    # start-up: most models are planned in the format that the question states
+    from meshplan.catalogs.models.stored_formats import stored_formats
+
     file, content = _read_bounded(path)
     stated = stored_formats(parse_config(file, content), shape, problems)
     beside = file.with_name(QUANTIZATION_FILE)

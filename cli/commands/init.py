@@ -110,7 +110,7 @@ def _ask(asked: Asked, catalog: Catalog) -> None:
     """Ask for what the options leave open."""
     asked.model = asked.model or _prompt("Which model (Hugging Face id, catalog name, config.json)?")
     asked.gpus = asked.gpus or _prompt("Which GPUs (16xH100, 2xdgx-h100)?")
-    if asked.pictures() is not None:
+    if asked.pictures(catalog) is not None:
         asked.slo = asked.slo or _prompt("Limit of the latency (empty for none)?", "latency=10s") or None
         return
     shape = shape_of(asked.model, catalog)

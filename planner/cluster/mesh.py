@@ -29,7 +29,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshplan.planner.cluster.rings import num_rings
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 
@@ -109,6 +108,9 @@ def _share(mesh: Mesh, kind: str, size: int, stride: int, world_size: int) -> fl
             own = routes[np.ix_(place, place)]
             inside, cuts = _cuts(own)
         if kind == "ring":
+            # start-up: most machines have a switch, and this loads the solver's model
+            from meshplan.planner.cluster.rings import num_rings
+
             least = min(least, num_rings(own, int(cuts.min())) / most)
         else:
             crowded = (inside * (len(members) - inside) / cuts).max()

@@ -9,6 +9,7 @@ between pieces of work that take a fraction of a second; whoever holds an incumb
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -29,6 +30,8 @@ DEFAULT_MEMORY_BYTES = 2 * 1024**3
 INTERRUPTED = "Ctrl-C"
 # Seconds between Ctrl-C and the end of work that does not look at its budget.
 PATIENCE_S = 1.5
+# Seconds between two looks at the memory, which read a file: searches ask many times as often.
+MEMORY_PERIOD_S = 0.01
 _STATM = Path("/proc/self/statm")
 _STAT = Path("/proc/self/stat")
 _START_FIELD = 19  # starttime, counted after the command's name (proc_pid_stat(5), field 22)
@@ -68,7 +71,8 @@ def spent() -> Spent:
 def resident_bytes() -> int:
     """Memory of this process that is in RAM; its peak where the system does not tell the present value."""
     try:
-        pages = int(_STATM.read_text().split()[1])
+        with _STATM.open("rb", buffering=0) as file:  # asked with every step of a search
+            pages = int(file.read().split()[1])
     except (OSError, ValueError, IndexError):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * _KIB
@@ -98,6 +102,7 @@ class Budget:
         self.time_limit_s, self.memory_limit_bytes = time_limit_s, memory_limit_bytes
         self._clock, self._resident = clock, resident
         self._started = clock() - elapsed_s
+        self._look_again = -math.inf  # the clock from which on the memory is read again
         self._stopped = ""
 
     @property
@@ -111,7 +116,10 @@ class Budget:
         left_s = self.left_s()
         if left_s is not None and left_s <= 0.0:
             return f"time limit of {self.time_limit_s:g} s"
-        if self.memory_limit_bytes is not None and self._resident() > self.memory_limit_bytes:
+        if self.memory_limit_bytes is None or (now := self._clock()) < self._look_again:
+            return ""
+        self._look_again = now + MEMORY_PERIOD_S
+        if self._resident() > self.memory_limit_bytes:
             return f"memory limit of {format_bytes(self.memory_limit_bytes)}"
         return ""
 

@@ -199,4 +199,6 @@ def offered(plan: Plan, ability: str, what: str) -> Any:
     if function is not None and (plan.config or plan.answer):
         return function
     message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no {what}"
+    if function is None:
+        message += f"; plans of {' and '.join(name for name, kind in KINDS.items() if kind.offers(ability))} have"
     raise SpecError([Problem(path="", message=message)], of="the question")

@@ -34,8 +34,13 @@ def flags_of(shape: ModelShape) -> Mapping[str, str]:
     return written | ({PATTERN: "".join(letters(shape))} if has_pattern(shape) else {})
 
 
-def models_of_size(arguments: Arguments, shapes: Iterable[ModelShape]) -> list[ModelShape]:
-    """Models whose sizes are those of the command, the most alike first."""
+def models_of_size(arguments: Arguments, shapes: Iterable[ModelShape], *, num_positions: int = 0) -> list[ModelShape]:
+    """Models whose sizes are those of the command, the most alike first.
+
+    Fine-tuned releases have the sizes of their base model. Among models that no flag tells apart, those come first that
+    read ``num_positions`` tokens, then those named after their family (``llama-3-70b`` before
+    ``deepseek-r1-distill-llama-70b``), then those with the shorter name (``qwen2.5-7b`` before ``qwen2.5-coder-7b``).
+    """
     if not all(size in arguments for size in _GIVEN_ALWAYS) or not {DEPTH, PATTERN} & arguments.keys():
         return []
     found = []
@@ -45,7 +50,16 @@ def models_of_size(arguments: Arguments, shapes: Iterable[ModelShape]) -> list[M
         written = flags_of(shape)
         if all(_agrees(size, arguments, written) for size in SIZES):
             found.append(shape)
-    return sorted(found, key=lambda shape: -_likeness(arguments, flags_of(shape)))
+    return sorted(
+        found,
+        key=lambda shape: (
+            -_likeness(arguments, flags_of(shape)),
+            shape.max_sequence_length != num_positions,
+            not shape.slug.startswith(shape.family.rstrip("0123456789._")),
+            len(shape.slug),
+            shape.slug,
+        ),
+    )
 
 
 def mismatches(arguments: Arguments, shape: ModelShape) -> list[str]:

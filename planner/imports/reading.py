@@ -94,6 +94,8 @@ class Reading:
         problems: contradictions, and values that cannot be meant.
         model: name or path as written; empty where only sizes are known.
         model_arguments: flags that describe the model, to find it by.
+        num_positions: tokens that the model is built to read, 0 where nothing states it; to choose among models of
+            the same sizes.
     """
 
     source: str
@@ -108,6 +110,7 @@ class Reading:
     problems: list[Problem] = field(default_factory=list)
     model: str = ""
     model_arguments: Arguments = field(default_factory=dict)
+    num_positions: int = 0
 
     def take(self, read: ReadBack) -> None:
         """Values of a mapping table; a different value from another table is a contradiction."""

@@ -17,6 +17,7 @@ from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.engine_memory import take_memory_share
 from meshplan.planner.imports.reading import OUR_FILE, Assumption, Reading
+from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.spec import ServingFixedSpec, read_serving_spec
 from meshplan.planner.training.problem.layers import layers_by_weights
 from meshplan.planner.training.problem.precisions import PRECISIONS
@@ -142,6 +143,8 @@ def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
             nodes.device,
             context=(answers.input_length or 0) + (answers.output_length or 0),
         )
+        if nodes.prices:
+            _objective(reading, spec)
         fixed = _serving_part(reading, answers, spec, constraints)
     return Imported(
         source=reading.source,
@@ -179,6 +182,13 @@ def _serving_part(
     fixed = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
     read_serving_spec({**spec, "constraints": constraints, "fixed": fixed})
     return fixed
+
+
+def _objective(reading: Reading, spec: dict[str, Any]) -> None:
+    """The nodes run and are paid: a proposal that leaves GPUs of theirs idle and answers later would be no better."""
+    spec["objective"] = ServingObjective.USD_PER_MILLION_TOKENS.value
+    why = "the nodes that run now are paid as a whole; throughput_per_device would favour fewer GPUs at work"
+    reading.assumed.append(Assumption(term="objective", value=spec["objective"], why=why))
 
 
 def _workload_of(reading: Reading) -> tuple[str, ...]:
@@ -319,7 +329,8 @@ def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
         hint = f" (close: {', '.join(close)})" if close else ""
         reading.report("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
         return None
-    found = models.models_of_size(reading.model_arguments, (catalog.model_shape(slug) for slug in slugs))
+    shapes = (catalog.model_shape(slug) for slug in slugs)
+    found = models.models_of_size(reading.model_arguments, shapes, num_positions=reading.num_positions)
     if not found:
         sizes = ", ".join(
             f"{size} {reading.model_arguments[size]}" for size in models.SIZES if size in reading.model_arguments

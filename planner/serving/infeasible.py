@@ -44,6 +44,8 @@ MOST_KINDS = 6
 # The devices are multiplied by these until a plan is found, beginning with what the closed form asks for.
 MORE_DEVICES = (1, 1.25, 2, 4, 8, 16)
 MOST_SEARCHES = 4
+# The same, over as many copies as carry the rate: the second for what sampling leaves short.
+MORE_COPIES = (1.0, 1.25)
 # Bytes of a weight in 16 bits: of these an engine makes narrower ones itself.
 WIDE_BYTES = 2.0
 # Formats of weights that are searched where memory is not what binds: each takes a search of its own.
@@ -94,6 +96,7 @@ class _Changes:
         seed: for drawing the requests.
         budget: that of the question; once it is spent, nothing more is tried.
         tried: in words; grows.
+        lower_rate_per_s: the highest rate within the SLOs on the devices of the question, once it was found; else 0.
     """
 
     problem: ServingProblem
@@ -101,6 +104,7 @@ class _Changes:
     seed: int
     budget: Budget
     tried: list[str] = field(default_factory=list)
+    lower_rate_per_s: float = 0.0
 
     def all(self) -> Iterator[dict[str, Any]]:
         """Changes that help, those of the constraint that binds first."""
@@ -222,32 +226,61 @@ class _Changes:
         asked = replace(self.problem, workload=free, objective=ServingObjective.MAX_REQUEST_RATE)
         found = self._best(asked)
         if found is not None and found.judged.requests_per_s < (workload.request_rate_per_s or math.inf):
-            rate = found.judged.requests_per_s
+            rate = self.lower_rate_per_s = found.judged.requests_per_s
             least = f"request_rate_per_s: {float(f'{0.995 * rate:.3g}'):g}"
             yield _change(f"request_rate_per_s: {workload.request_rate_per_s:g}", least, found)
 
     def _more_devices(self) -> Iterator[dict[str, Any]]:
-        problem, have = self.problem, self.problem.num_devices
-        least = max(2.0, self.binding.shortage)
-        if self.binding.capacity_per_s:
-            least = max((problem.workload.request_rate_per_s or 0.0) / self.binding.capacity_per_s, 1.0)
-        factors = [math.ceil(least * more) for more in MORE_DEVICES][:MOST_SEARCHES]
-        self.tried.append(f"{', '.join(map(str, dict.fromkeys(factors)))} times the devices")
-        for factor in dict.fromkeys(factors):
-            machines = {
-                name: replace(machine, num_devices=factor * machine.num_devices)
-                for name, machine in problem.machines.items()
-            }
-            limits = replace(problem.limits, max_devices=None)
-            found = self._best(replace(problem, machines=machines, limits=limits))
+        """The fewest devices of a deployment that is found among several times as many."""
+        have = self.problem.num_devices
+        sizes = list(dict.fromkeys(have * factor for factor in self._factors()))
+        self.tried.append(f"up to {', '.join(map(str, sizes))} devices")
+        for size in sizes:
+            found = self._best(self._of_size(size))
             if found is not None:
                 yield _change(
                     f"devices: {have}", f"{found.candidate.config.num_devices} devices instead of {have}", found
                 )
                 return
 
+    def _factors(self) -> list[int]:
+        """Multiples of the devices to look at, the smallest first.
+
+        As many copies of what was found at a lower rate carry the rate that is asked for: one search among so many
+        devices finds whatever needs fewer. Where no lower rate was found, from what the closed form asks for on.
+        """
+        asked = self.problem.workload.request_rate_per_s or 0.0
+        if self.lower_rate_per_s:
+            copies = asked / self.lower_rate_per_s
+            return [math.ceil(copies * more) for more in MORE_COPIES]
+        least = max(2.0, self.binding.shortage)
+        if self.binding.capacity_per_s:
+            least = max(asked / self.binding.capacity_per_s, 1.0)
+        return [math.ceil(least * more) for more in MORE_DEVICES][:MOST_SEARCHES]
+
+    def _of_size(self, num_devices: int) -> ServingProblem:
+        """The question with so many devices: whole nodes, as many of each type, of which ``num_devices`` may be used.
+
+        Where devices lack for the rate, one worker stays on those that there are, or on one node: the others make more
+        workers of it.
+        """
+        problem = self.problem
+        there = sum(machine.num_devices for machine in problem.machines.values())
+        times = -(-num_devices // there)
+        machines = {
+            name: replace(machine, num_devices=times * machine.num_devices)
+            for name, machine in problem.machines.items()
+        }
+        most_of_one = None
+        if self.binding.kind == CAPACITY:
+            hosts = (machine.devices_per_host for machine in problem.machines.values())
+            most_of_one = max(problem.num_devices, *hosts)
+        limits = replace(problem.limits, max_devices=num_devices, max_worker_devices=most_of_one)
+        return replace(problem, machines=machines, limits=limits)
+
     def _formats(self) -> Iterator[dict[str, Any]]:
-        """The widest weight format of the engine with which a plan is found.
+        """The weight format with which a plan is found: first those that the engine makes itself of the checkpoint at
+        hand, then those that need another one; the widest of them, scales aside, in the order of the engine's rules.
 
         Where memory suffices, only what the engine makes itself of weights in 16 bits: less is read for each token, and
         more requests fit beside it.
@@ -271,8 +304,10 @@ class _Changes:
             others = dict(list(others.items())[:MOST_FORMATS])
         if not others:
             return
-        self.tried.append(f"weights in {', '.join(others)}")
-        for scheme, one in sorted(others.items(), key=lambda item: -SCHEMES[item[0]].weight_bytes):
+        online = problem.rules.online
+        nearest = sorted(others, key=lambda name: (name not in online, -round(SCHEMES[name].weight_bytes, 1)))
+        self.tried.append(f"weights in {', '.join(nearest)}")
+        for scheme, one in ((name, others[name]) for name in nearest):
             found = self._best(replace(problem, quantizations=(one,)))
             if found is not None:
                 yield _change("weights in " + ", ".join(sorted(asked)), f"quantization: [{scheme}]", found)

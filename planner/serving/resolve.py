@@ -14,7 +14,6 @@ from meshplan.catalogs.errors import Problem, UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.config import read_formats
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.catalogs.models.stored_formats import StoredFormats
 from meshplan.planner.cluster.identity import cluster_identity
 from meshplan.planner.cluster.lookup import (
     config_path,
@@ -42,6 +41,7 @@ from meshplan.planner.serving.problem.weight_tiers import Separation, Tiering
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
+    from meshplan.catalogs.models.stored_formats import StoredFormats
 
 ANY = "any"
 CHECKPOINT_FORMATS = "formats of the checkpoint"  # source of a plan whose model's own files state its formats

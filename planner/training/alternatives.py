@@ -25,12 +25,12 @@ from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.switches import ALL_TO_ALL, DEEPEP
-from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
 from meshplan.planner.training.search.joint import place_config, search_plans
 from meshplan.planner.training.search.mapping.placement import placed_problem, under_links
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import LIMITS, SearchReport
+from meshplan.planner.training.search.seen import Seen
 from meshplan.planner.training.search.space import Space
 
 Choices = Mapping[str, int | str | bool]
@@ -155,7 +155,7 @@ def instead(
     pinned = problem.with_fixed({**problem.fixed, **choices})
     if search is not None:
         own = search.space.pinned(pinned, choices)
-        pinned, config, report = _best_of(own, pinned, search.incumbents.least_with(choices, own.splits), budget)
+        pinned, config, report = _best_of(own, pinned, search.incumbents.seen.part(own.splits, choices), budget)
     elif problem.machine.network_model is None:
         solution, alone = search_degrees(pinned, keep=1, budget=budget)
         report, config = alone.report, None if solution.assignment is None else solution.assignment.config
@@ -173,14 +173,14 @@ def instead(
 
 
 def _best_of(
-    space: Space, pinned: TrainingProblem, known: float, budget: Budget | None
+    space: Space, pinned: TrainingProblem, seen: Seen, budget: Budget | None
 ) -> tuple[TrainingProblem, TrainingConfig | None, SearchReport]:
     """The best configuration of a part of the space, with the usual splits of the layers.
 
     Args:
         space: the part.
         pinned: the question with the choices of the part.
-        known: objective of one of its candidates under the links of the answer; infinite where none is known.
+        seen: what the search of the answer has seen of it, under its links.
         budget: what the search may spend.
 
     Returns:
@@ -188,7 +188,7 @@ def _best_of(
     """
     network = pinned.machine.network
     if pinned.machine.network_model is None or network is None:
-        _, search = search_degrees(pinned, keep=1, space=space, usual_splits=True, cutoff=known, budget=budget)
+        _, search = search_degrees(pinned, keep=1, space=space, usual_splits=True, seen=seen, budget=budget)
         return pinned, search.best[0].config if search.best else None, search.report
     objective, found = Objective(pinned), _Mapped(pinned, network)
     for links in (pinned, under_links(pinned, BestLinks(network=network, domain_size=pinned.machine.domain_size))):
@@ -208,6 +208,9 @@ class _Mapped:
     """
 
     def __init__(self, problem: TrainingProblem, network: Network) -> None:
+        # start-up: in most questions links are equal
+        from meshplan.planner.training.search.bounds.crossing_bounds import LeastSteps
+
         self.asked, self.problem = problem, problem
         self.config: TrainingConfig | None = None
         self._least, self._steps = math.inf, LeastSteps(problem, network)

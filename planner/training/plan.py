@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +14,6 @@ from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
-from meshplan.planner.goodput.forecast import Ending, ending
-from meshplan.planner.goodput.report import run_document, run_metrics
 from meshplan.planner.training.alternatives import Alternative
 from meshplan.planner.training.estimator.assembly import WAITING
 from meshplan.planner.training.estimator.energy import energy_j
@@ -30,6 +28,9 @@ from meshplan.planner.training.search.mapping.placement import Placement
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
 from meshplan.planner.training.unvalidated import unconfirmed, unmeasured_share
+
+if TYPE_CHECKING:
+    from meshplan.planner.goodput.forecast import Ending
 
 # Added to the interval of a schedule, or of vocabulary parallelism, that no measured run has confirmed. Assumed: what
 # is at stake, a few per cent to a fifth of a step, may be missed altogether.
@@ -102,6 +103,8 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
         metrics["energy_j_per_step"] = energy
     end = _run_ending(problem, metrics["iteration_s"], devices)
     if end is not None and problem.run is not None:
+        from meshplan.planner.goodput.report import run_metrics  # start-up, as in _run_ending
+
         metrics |= run_metrics(problem.run.setting, devices, end, price)
     metrics["peak_memory_bytes"] = Interval(
         value=priced.typical_bytes, low=priced.typical_bytes * PEAK_AT_LEAST, high=priced.safe_bytes
@@ -141,6 +144,9 @@ def _run_ending(problem: TrainingProblem, step: Interval, devices: int) -> Endin
     """When the run ends; None where only steps are asked about."""
     if problem.run is None or problem.num_steps is None:
         return None
+    # start-up: many questions ask about steps alone
+    from meshplan.planner.goodput.forecast import ending
+
     return ending(problem.run.setting, devices, step.value * problem.num_steps, spread=step.high / step.value)
 
 
@@ -150,6 +156,8 @@ def _run_section(resolved: Resolved, step: Interval, config: TrainingConfig) -> 
     end = _run_ending(problem, step, devices)
     if end is None or problem.run is None or problem.num_steps is None:
         return None
+    from meshplan.planner.goodput.report import run_document  # start-up, as in _run_ending
+
     apart = config.world_size // config.num_copies % problem.machine.devices_per_host == 0
     copies = config.num_copies if apart else 1
     training_s = step.value * problem.num_steps

@@ -43,7 +43,6 @@ from meshplan.planner.cluster.unused import check_price_filter, check_serving_on
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.goodput.resolve import assumed, run_setting
 from meshplan.planner.goodput.run import Stretches
-from meshplan.planner.lengths.reading import packed_documents
 from meshplan.planner.training.checks import check_choices, check_framework, check_layers, check_mapping, check_offload
 from meshplan.planner.training.estimator.states import checkpoint_bytes
 from meshplan.planner.training.problem.encoder_decoder import check_stacks, target_length, whole_stacks
@@ -60,6 +59,7 @@ from meshplan.planner.training.problem.spec import TrainingSpec
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.measurements.types import ClusterProfile
+    from meshplan.planner.lengths.packing import PackedDocuments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,10 +220,9 @@ def _machine(
 
 def _workload(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, base: Path) -> TrainingWorkload:
     """What one step must do."""
-    lengths, window = spec.workload.sequence_lengths, spec.workload.sequence_length
-    target = spec.workload.decoder_sequence_length or target_length(window)
+    target = spec.workload.decoder_sequence_length or target_length(spec.workload.sequence_length)
     return TrainingWorkload(
-        documents=None if lengths is None else packed_documents(lengths, window, base),
+        documents=_documents(spec, base),
         sequence_length=spec.workload.sequence_length,
         decoder_sequence_length=None if shape.encoder is None else target,
         global_batch_size=spec.workload.num_sequences,
@@ -239,6 +238,17 @@ def _workload(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, base
         expert_imbalance=spec.workload.expert_imbalance,
         is_eager=rules.is_eager,
     )
+
+
+def _documents(spec: TrainingSpec, base: Path) -> PackedDocuments | None:
+    """What lies in a sequence; None where it is one document each."""
+    lengths = spec.workload.sequence_lengths
+    if lengths is None:
+        return None
+    # start-up: most questions have one length
+    from meshplan.planner.lengths.reading import packed_documents
+
+    return packed_documents(lengths, spec.workload.sequence_length, base)
 
 
 def named_profile(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> ClusterProfile | None:

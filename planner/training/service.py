@@ -19,8 +19,6 @@ from meshplan.planner.training.alternatives import alternatives
 from meshplan.planner.training.alternatives import instead as best_instead
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.explanation import explain
-from meshplan.planner.training.infeasible import explain_infeasible
-from meshplan.planner.training.pinned import fixed_config
 from meshplan.planner.training.plan import (
     alternative_rows,
     catalog_content,
@@ -109,6 +107,9 @@ def plan(question: Question) -> Plan:
     common: dict[str, Any] = {**_identity(question.document, resolved), "rejected": tuple(rejected_rows(search))}
     report = {**solution_document(solution, question.seed), "num_candidates": search.considered, "tie_width": TIE_WIDTH}
     if solution.assignment is None:
+        # start-up: most questions have a plan
+        from meshplan.planner.training.infeasible import explain_infeasible
+
         return Plan(config={}, predicted={}, solution={**report, **explain_infeasible(problem, search)}, **common)
     common["placement"] = found.placement
     is_generous = problem is not resolved.problem
@@ -182,6 +183,9 @@ def estimate(question: Question) -> Plan:
     if by_nodes().steady(question.document) != question.document:
         message = "needs plans for other numbers of nodes: ask meshplan plan"
         raise SpecError([Problem(path="run.availability", message=message)])
+    # start-up: a plan is found without it
+    from meshplan.planner.training.pinned import fixed_config
+
     resolved = resolve(question.document, question.catalog, question.base)
     common: dict[str, Any] = _identity(question.document, resolved)
     config = fixed_config(resolved.problem)

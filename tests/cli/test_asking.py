@@ -13,6 +13,7 @@ from command_line import SPEC, Command
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.catalogs.models import diffusion
 from meshplan.cli.asking import Asked, slo_of, with_settings
 from meshplan.cli.gpus import cluster_of
 from meshplan.planner.core.reading.spec_reader import plain_numbers
@@ -75,10 +76,42 @@ def test_limits_have_units() -> None:
         slo_of("ttft_p99=0,5s,tpot_p95=50ms")
 
 
-def test_a_question_that_says_neither_or_both_gets_two_commands_to_copy() -> None:
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (Asked(target="trtlm", rate=1.0), r"--target: 'trtlm' is none of .*did you mean 'trtllm'"),
+        (Asked(target="slurm"), r"'slurm' is none of megatron, .*meshplan emit PLAN --target slurm"),
+        (Asked(target="megatron", rate=1.0, slo="ttft_p99=1s"), "megatron trains models, and --rate and --slo is of"),
+        (Asked(target="vllm", batch="1M"), "vllm serves models, and --batch is of training"),
+    ],
+)
+def test_a_target_that_cannot_be_meant_is_told(asked: Asked, said: str, catalog: Catalog) -> None:
+    asked.model, asked.gpus = "llama-3.1-8b", "8xH100"
+    with pytest.raises(SpecError, match=said):
+        asked.document(catalog)
+
+
+def test_a_rate_without_limits_says_that_requests_may_wait(catalog: Catalog) -> None:
+    """The fewest devices that finish the rate are the answer then, however long a request waits for them."""
+    asked = Asked(model="llama-3.1-8b", gpus="1xH100", lengths="100/10", rate=1.0)
+    asked.document(catalog)
+    assert asked.assumed == ["no limit on latencies, so requests may wait for long (--slo)"]
+    limited = Asked(model="llama-3.1-8b", gpus="1xH100", lengths="100/10", rate=1.0, slo="ttft_p99=1s")
+    limited.document(catalog)
+    assert limited.assumed == []
+
+
+def test_a_language_model_of_the_catalog_reads_no_diffusion_models(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diffusion, "diffusion_models", lambda: pytest.fail("read for a language model"))
+    assert Asked(model="Qwen/Qwen3-32B", gpus="8xH100", rate=1.0).document(catalog)["kind"] == "serving"
+
+
+def test_a_question_that_says_neither_or_both_gets_two_commands_to_copy(catalog: Catalog) -> None:
     for asked in (Asked(model="m", gpus="8xH100"), Asked(model="m", gpus="8xH100", rate=1.0, batch="4M")):
         with pytest.raises(SpecError, match=r"To serve: .* To train: "):
-            asked.kind()
+            asked.kind(catalog)
 
 
 def test_a_model_of_images_asks_for_images(catalog: Catalog) -> None:
@@ -109,7 +142,7 @@ def test_a_model_of_images_asks_for_images(catalog: Catalog) -> None:
 def test_models_that_do_not_chat_are_asked_for_what_they_do(
     model: str, lengths: str | None, workload: dict[str, Any], catalog: Catalog
 ) -> None:
-    asked = Asked(model=model, gpus="1xL4", rate=2.0, lengths=lengths)
+    asked = Asked(model=model, gpus="1xL4", rate=2.0, lengths=lengths, slo="e2e_p99=1s")
     assert asked.document(catalog)["workload"] == {**workload, "request_rate_per_s": 2.0}
     assert len(asked.assumed) == (lengths is None)
 

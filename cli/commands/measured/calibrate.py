@@ -316,7 +316,7 @@ def _training(trained: Observed[ObservedRun], catalog: Catalog, hold_out: str, *
     from meshplan.planner.training.resolve import calibration_for
 
     if not trained.runs:
-        raise SpecError([Problem(path="", message="no run in these files that can be priced")])
+        raise SpecError([Problem(path="", message="no run in these files that can be priced")], of="the measured rows")
     if from_scratch:
         result = calibrate(trained.runs, source=trained.source, log=log).headed_by(hold_out)
     else:

@@ -111,7 +111,7 @@ class NetworkModel:
             asked = PipelineLayout(num_stages=num_stages, stage_devices=int(stage_devices[0]), wraps=wraps)
             return self.pipeline_s(asked, sent_bytes, inside_s, waits)
         seconds = np.zeros(len(sent_bytes))
-        for devices in np.unique(stage_devices).tolist():
+        for devices in sorted(set(stage_devices.tolist())):
             rows = np.flatnonzero(stage_devices == devices)
             asked = PipelineLayout(num_stages=num_stages, stage_devices=devices, wraps=wraps)
             seconds[rows] = self.pipeline_s(asked, sent_bytes[rows], inside_s[rows], waits[rows])

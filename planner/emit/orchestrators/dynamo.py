@@ -34,6 +34,11 @@ _TRTLLM_FLAGS = {
     "--max_seq_len": "--max-seq-len",
     "--kv_cache_free_gpu_memory_fraction": "--free-gpu-memory-fraction",
 }
+# The engines' own images (vllm/vllm-openai, lmsysorg/sglang) hold no Dynamo: pods end with "No module named dynamo".
+_IMAGE_NOTE = (
+    "{image} must hold NVIDIA Dynamo: pods run `python3 -m {module}` and `python3 -m dynamo.frontend`. Images of "
+    "{engine} itself do not hold it; NVIDIA's are nvcr.io/nvidia/ai-dynamo/*-runtime."
+)
 _TYPES = {Role.MIXED: "worker", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 _MODES = {Router.ROUND_ROBIN: "round-robin", Router.LEAST_LOADED: "least-loaded", Router.PREFIX_AWARE: "kv"}
 
@@ -65,7 +70,8 @@ def wrap(job: ServingJob) -> EmittedPlan:
             "components": [frontend, *(_component(job, program) for program in job.programs)],
         },
     }
-    return kube.emitted(job, target=TARGET, file=FILE, objects=[*kube.config_maps(job), graph])
+    note = _IMAGE_NOTE.format(image=job.request.image or "The image", module=_MODULES[job.target][0], engine=job.target)
+    return kube.emitted(job, target=TARGET, file=FILE, objects=[*kube.config_maps(job), graph], more=(note,))
 
 
 def _component(job: ServingJob, program: PoolProgram) -> dict[str, Any]:

@@ -252,8 +252,8 @@ def _gpu_checks(request: ServingRequest) -> str:
         share = pool.share
         device = request.host_type(pool.node_type).device
         checks = mig_checks(share) if isinstance(share, MigProfile) else gpu_checks(device)
-        branches.append(f"  if [[ $1 == {name} ]]; then\n  :\n{checks}\n  fi")
-    return "\n".join(branches)
+        branches.append(f"  {name})\n{checks}\n  ;;")
+    return "\n".join(("  case $1 in", *branches, "  esac"))
 
 
 def _start_function(program: PoolProgram) -> str:

@@ -53,6 +53,8 @@ def read(given: Given) -> Reading:
     modules = str(given.arguments.get("--recompute-modules", "core_attn"))
     if modules != "core_attn":
         reading.left_out.append(f"--recompute-modules {modules}: selective recomputation is priced for core_attn only")
+    positions = str(given.arguments.get("--max-position-embeddings", ""))
+    reading.num_positions = int(positions) if positions.isascii() and positions.isdigit() else 0
     known = {key for term in TERMS for key in term.keys} | _TRAINING_SETTINGS | FIXED_ARGUMENTS.keys()
     reading.model_arguments = {flag: value for flag, value in given.arguments.items() if flag not in known}
     try:

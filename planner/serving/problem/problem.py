@@ -42,12 +42,14 @@ class ServingLimits:
 
     Args:
         max_devices: devices of all node types together.
+        max_worker_devices: devices of one worker.
         max_usd_per_hour: price of the nodes in use.
         max_power_w: average power of the devices in use.
         rents_devices: single devices are rented, at their share of a node's price; otherwise whole nodes are.
     """
 
     max_devices: int | None = None
+    max_worker_devices: int | None = None
     max_usd_per_hour: float | None = None
     max_power_w: float | None = None
     rents_devices: bool = False

@@ -377,13 +377,15 @@ def _soonest(families: Iterable[Family], number: int) -> list[tuple[Family, Coun
     """Families on all devices: the ``number`` whose workers begin soonest and the ``number`` whose workers generate
     fastest, with one request running; of workers that do both, and of pairs that prefill and decode.
     """
-    full = [(family, counts) for family in families if family.fits(counts := _full(family))]
+    every = list(families)
     found: dict[int, tuple[Family, Counts]] = {}
     for is_pair in (False, True):
-        group = [one for one in full if one[0].is_disaggregated is is_pair]
-        first = sorted(group, key=lambda one: one[0].kinds[0].first_token_s)
-        between = sorted(group, key=lambda one: float(one[0].kinds[-1].steady.tpot_s[0]))
-        found |= {id(one[0]): one for one in (*first[:number], *between[:number])}
+        group = [family for family in every if family.is_disaggregated is is_pair]
+        first = sorted(group, key=lambda family: family.kinds[0].first_token_s)
+        between = sorted(group, key=lambda family: float(family.kinds[-1].steady.tpot_s[0]))
+        for best in (first, between):
+            fitting = ((family, counts) for family in best if family.fits(counts := _full(family)))
+            found |= {id(one[0]): one for one in itertools.islice(fitting, number)}
     return list(found.values())
 
 

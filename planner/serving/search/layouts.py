@@ -150,7 +150,7 @@ def _refused(problem: ServingProblem, machine: Machine, layout: Layout, quantiza
 def layouts(problem: ServingProblem, machine: Machine, role: Role) -> list[Layout]:
     """Layouts of one worker on a machine, fewest devices first; pinned degrees are kept."""
     pinned = problem.pinned.of(role)
-    most = machine.num_devices
+    most = min(machine.num_devices, problem.limits.max_worker_devices or machine.num_devices)
 
     def degrees(name: str, free: list[int]) -> list[int]:
         return [pinned[name]] if name in pinned else free

@@ -404,10 +404,12 @@ class Candidates:
         """Every column as bytes: equal in batches of the same candidates under any split."""
         return (getattr(self, name).tobytes() for name in _COLUMN_NAMES)
 
-    def codes(self, choice: Choice) -> Any:
-        """Column of a choice, [n]: where offloaded states and layers lie counts only where there are any."""
-        codes = getattr(self, choice.column)
-        return codes & (self.offloads_states | self.offloads_layers) if choice.name == "offload_to" else codes
+    def codes(self, choice: Choice, row: int | slice = slice(None)) -> Any:
+        """Column of a choice, [n], or one row of it: where offloaded states and layers lie counts only where there are
+        any.
+        """
+        codes = getattr(self, choice.column)[row]
+        return codes & (self.offloads_states | self.offloads_layers)[row] if choice.name == "offload_to" else codes
 
     def shared(self) -> dict[str, Any]:
         """Choice → value, of those that all candidates share through the split."""
@@ -415,8 +417,7 @@ class Candidates:
 
     def choices(self, row: int) -> dict[str, Any]:
         """Choice → value of one candidate, without those that the question settles."""
-        alone = self.take(slice(row, row + 1))
-        return {**self.shared(), **{one.name: one.decode(alone.codes(one)[0]) for one in COLUMNS}}
+        return {**self.shared(), **{one.name: one.decode(self.codes(one, row)) for one in COLUMNS}}
 
 
 def joined(batches: Sequence[Candidates]) -> Candidates:

@@ -100,6 +100,11 @@ class StageMemory:
         )
 
 
+def fullest_bytes(stages: Sequence[StageMemory]) -> FloatArray:
+    """Safe memory of the fullest of some stages, [n]."""
+    return np.maximum.reduce([stage.safe_bytes for stage in stages])
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryModel(LayerActivations):
     """Memory of a batch of candidates; what its stages share is worked out once."""

@@ -83,7 +83,6 @@ class _Slots:
         # A pass that there is none of, or that comes from no other stage, waits for its own stage alone.
         waits, waits_back = runs & ((stages > 0) | (row > 0)), runs_back & ((stages < last) | (row_back < v - 1))
         self._own, self._own_back = (np.where(own, 0.0, -np.inf)[..., None] for own in (waits, waits_back))
-        self._left, self._right = np.roll(stages, 1), np.roll(stages, -1)
         self._group = (groups - 1) * p * v, groups * p * v  # slots of the first stage's last group of forwards
 
     def end_and_group(self) -> tuple[FloatArray, FloatArray]:
@@ -105,11 +104,22 @@ class _Slots:
         self, forward_end: FloatArray, backward_end: FloatArray, begin: int, end: int
     ) -> tuple[FloatArray, FloatArray]:
         """F and B after some slots, [p, n] each."""
-        for slot in range(begin, end):
-            waited = np.maximum(backward_end, forward_end[self._left] + self._own[slot])
-            forward_end = waited + self._forward[slot]
-            waited = np.maximum(forward_end, backward_end[self._right] + self._own_back[slot])
-            backward_end = waited + self._backward[slot]
+        # The ring cut open, the stage before the first and the one after the last once more at its ends: a neighbour is
+        # then a view. All in place, as there are thousands of slots of a few numbers.
+        ahead = np.concatenate([forward_end[-1:], forward_end])
+        behind = np.concatenate([backward_end, backward_end[:1]])
+        left, forward_end, backward_end, right = ahead[:-1], ahead[1:], behind[:-1], behind[1:]
+        waited, part = np.empty_like(forward_end), slice(begin, end)
+        slots = zip(self._own[part], self._forward[part], self._own_back[part], self._backward[part], strict=True)
+        for own, forward, own_back, backward in slots:
+            np.add(left, own, out=waited)
+            np.maximum(waited, backward_end, out=waited)
+            np.add(waited, forward, out=forward_end)
+            ahead[0] = ahead[-1]
+            np.add(right, own_back, out=waited)
+            np.maximum(waited, forward_end, out=waited)
+            np.add(waited, backward, out=backward_end)
+            behind[-1] = behind[0]
         return forward_end, backward_end
 
 

@@ -43,7 +43,7 @@ class Phase(Enum):
     @property
     def has_adapters(self) -> bool:
         """Only low-rank adapters are trained."""
-        return self in {Phase.LORA, Phase.QLORA}
+        return self is Phase.LORA or self is Phase.QLORA  # a set would hash it, which members of an Enum do in Python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

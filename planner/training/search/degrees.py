@@ -39,7 +39,7 @@ from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined
-from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
+from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory, fullest_bytes
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.frontier import Frontier
@@ -61,6 +61,7 @@ from meshplan.planner.training.search.memory_savers import (
 )
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
+from meshplan.planner.training.search.seen import PricedBatch, Seen
 from meshplan.planner.training.search.space import Space
 from meshplan.planner.training.search.templates import legal_candidates, template_candidates, tries_smaller_groups
 from meshplan.planner.training.search.variants import COMMUNICATION, smaller_groups, variants, without_communication_s
@@ -87,6 +88,8 @@ class DegreeSearch:
         usual_splits: layers are split as evenly as possible only, for a comparison that needs no proof.
         incumbents: what keeps candidates, in a search that looks at no other splits of the layers; None: the best.
         cutoff: objective of a plan that is known already; the search then proves what is better, or that nothing is.
+        seen: what a search of the space, or of one that it is a part of, has seen; it
+            begins with what that has priced.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class DegreeSearch:
         usual_splits: bool = False,
         incumbents: Incumbents | None = None,
         cutoff: float = math.inf,
+        seen: Seen | None = None,
     ) -> None:
         self.problem = whole_of(problem)
         self.space = Space.of(self.problem) if space is None else space
@@ -107,6 +111,10 @@ class DegreeSearch:
         self.unseen = -math.inf
         self.open_splits = OpenSplits(problem, self.objective, applies=not usual_splits)
         self._is_closing = incumbents is not None
+        for batch in () if seen is None else seen.batches:
+            self.incumbents.take(batch)
+        # Without a plan all is looked at again, for what the nearest lacks.
+        self._seen = None if self.incumbents.found_nothing else seen
 
     def _illegal(self) -> Mapping[str, tuple[str, ...]]:
         """Degrees that no rule allows, and more devices than a network joins."""
@@ -161,7 +169,8 @@ class DegreeSearch:
         return bool(self.best)
 
     def _frontier(self) -> Frontier:
-        return Frontier(self.space, self.objective, self.incumbents, other_layers=self.open_splits.applies)
+        others = self.open_splits.applies
+        return Frontier(self.space, self.objective, self.incumbents, other_layers=others, seen=self._seen)
 
     def _least_of_all(self) -> float:
         """A bound before any split was looked at."""
@@ -180,6 +189,7 @@ class DegreeSearch:
         """Price the most promising templates of the most promising split."""
         if (found := frontier.following()) is not None:
             self._price(frontier, *found)
+            self.incumbents.seen.visited(*found[:2], self.incumbents.limit)
 
     def _price_set_aside(self, frontier: Frontier) -> None:
         """Where there is no plan at all: hold against the limits what was never priced, for what the nearest lacks."""
@@ -233,7 +243,7 @@ class DegreeSearch:
             self._price_with_blocks(memory, stages)
         for mixed in mix.gathered_mixes(self.problem, batch, self.incumbents.may_replace):
             self._price_more(mixed)
-        safe = _fullest_bytes(stages)
+        safe = fullest_bytes(stages)
         for moved in offloaded(self.problem, batch.take(safe > self.problem.limits.memory_bytes)):
             self._price_more(with_least_share(self.problem, moved, self._safe_bytes))
             self._price_beside_shares(moved)
@@ -246,7 +256,7 @@ class DegreeSearch:
             return memory, memory.stages() if len(batch) else ()
         rows, group = found
         least, known = batch.take(rows), memory.stages() if len(batch) <= MOST_AT_ONCE else None
-        safe = self._safe_bytes(least) if known is None else _fullest_bytes(known)[rows]
+        safe = self._safe_bytes(least) if known is None else fullest_bytes(known)[rows]
         fits = safe <= self.problem.limits.memory_bytes
         if fits.all():
             return memory, memory.stages() if known is None else known
@@ -277,12 +287,14 @@ class DegreeSearch:
         batch = memory.candidates
         if takes_blocks(self.problem):
             blocks = with_blocks(self.problem, memory, stages)
-            hopeful = blocks if takes_blocks_only(self.problem) else blocks.take(self._may_be_kept(blocks))
+            least_s = self.space.bounds.of_candidates_s(blocks)
+            hopes = takes_blocks_only(self.problem) | self.incumbents.may_replace(blocks, least_s)
+            hopeful = blocks.take(hopes)
             self._rule_out(len(blocks) - len(hopeful))
             if len(hopeful):
-                self._price_within(hopeful, self._memory(hopeful).stages())
+                self._price_within(hopeful, self._memory(hopeful).stages(), least_s[hopes])
         if moves_layers(self.problem):
-            beyond = _fullest_bytes(stages) > self.problem.limits.memory_bytes
+            beyond = fullest_bytes(stages) > self.problem.limits.memory_bytes
             self._price_with_layers(batch.take(beyond & self._may_be_kept(batch)))
         if not takes_blocks_only(self.problem):
             self._price_within(batch, stages)
@@ -314,7 +326,7 @@ class DegreeSearch:
         self._price_beside_shares(moved)
 
     def _safe_bytes(self, batch: Candidates) -> FloatArray:
-        return _fullest_bytes(self._memory(batch).stages())
+        return fullest_bytes(self._memory(batch).stages())
 
     def _memory(self, batch: Candidates) -> MemoryModel:
         problem = self.problem
@@ -322,24 +334,27 @@ class DegreeSearch:
             shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
         )
 
-    def _price_within(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
-        """Hold a batch with its memory against the limits; price and keep what is left."""
+    def _price_within(
+        self, batch: Candidates, stages: Sequence[StageMemory], least_s: FloatArray | None = None
+    ) -> None:
+        """Hold a batch against the limits by its memory, and by bounds of its steps; price and keep what is left."""
         self.report.considered += len(batch)
         self.report.priced += len(batch)
         if not len(batch):
             return
         incumbents = self.incumbents
-        safe = _fullest_bytes(stages)
-        keep = incumbents.within_memory(batch, stages, safe)
-        keep &= self._may_be_kept(batch)
-        batch, safe = batch.take(keep), safe[keep]
+        safe = fullest_bytes(stages)
+        least_s = self.space.bounds.of_candidates_s(batch) if least_s is None else least_s
+        keep = incumbents.within_memory(batch, stages, safe) & incumbents.may_replace(batch, least_s)
+        batch, safe, least_s = batch.take(keep), safe[keep], least_s[keep]
         if not len(batch):
             return
         estimate, objective = self.objective.estimated(batch)
         step_s = estimate.step_s
         keep = incumbents.within_time_and_money(batch, step_s) & self._is_possible(batch)
-        incumbents.take(batch.take(keep), objective[keep], step_s[keep], safe[keep])
-        self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION])
+        found = PricedBatch(candidates=batch, objective=objective, step_s=step_s, safe_bytes=safe)
+        incumbents.take(found.take(keep))
+        self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION], least_s)
 
     def _may_be_kept(self, batch: Candidates) -> BoolArray:
         """Candidates that the bound of their templates, with what they recompute, does not rule out, [n]."""
@@ -347,12 +362,13 @@ class DegreeSearch:
             return np.ones(len(batch), dtype=bool)
         return self.incumbents.may_replace(batch, self.space.bounds.of_candidates_s(batch))
 
-    def _price_smaller_groups(self, batch: Candidates, step_s: FloatArray, exposed_s: FloatArray) -> None:
+    def _price_smaller_groups(
+        self, batch: Candidates, step_s: FloatArray, exposed_s: FloatArray, bound_s: FloatArray
+    ) -> None:
         """Price candidates with smaller sharding groups, where these may win."""
         if self._is_closing or not tries_smaller_groups(self.problem):
             return
-        least_s = without_communication_s(batch, step_s, exposed_s)
-        least_s = np.maximum(least_s, self.space.bounds.of_candidates_s(batch))
+        least_s = np.maximum(without_communication_s(batch, step_s, exposed_s), bound_s)
         hopeful = np.isfinite(least_s) & self.incumbents.may_replace(batch, least_s)
         if hopeful.any():
             self._price_more(smaller_groups(batch.take(hopeful)))
@@ -415,34 +431,19 @@ class DegreeSearch:
         )
 
 
-def _fullest_bytes(stages: Sequence[StageMemory]) -> FloatArray:
-    """Safe memory of the fullest stage, [n]."""
-    return np.maximum.reduce([stage.safe_bytes for stage in stages])
-
-
 def search_degrees(
-    problem: TrainingProblem,
-    *,
-    keep: int = KEEP,
-    space: Space | None = None,
-    usual_splits: bool = False,
-    cutoff: float = math.inf,
-    budget: Budget | None = None,
-    on_progress: OnProgress | None = None,
+    problem: TrainingProblem, *, budget: Budget | None = None, on_progress: OnProgress | None = None, **options: Any
 ) -> tuple[Solution[ScoredConfig], DegreeSearch]:
     """Find the best configuration; see the module docstring.
 
     Args:
         problem: the question.
-        keep: incumbents to keep.
-        space: what there is to search; None to make it.
-        usual_splits: see :class:`DegreeSearch`.
-        cutoff: see :class:`DegreeSearch`.
         budget: what it may spend.
         on_progress: called with incumbent and bound during the search.
+        options: arguments of :class:`DegreeSearch`.
 
     Returns:
         The solution, and the search with its incumbents (``best``) and its ``report``.
     """
-    search = DegreeSearch(problem, keep=keep, space=space, usual_splits=usual_splits, cutoff=cutoff)
+    search = DegreeSearch(problem, **options)
     return search.run(budget, on_progress), search

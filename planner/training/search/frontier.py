@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import PipelineSplit
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.search.incumbents import Incumbents
-from meshplan.planner.training.search.layers.least_recompute import fewest_in_flight
+from meshplan.planner.training.search.layers.least_recompute import flown_as
 from meshplan.planner.training.search.objective import Objective
+from meshplan.planner.training.search.seen import Seen
 from meshplan.planner.training.search.space import Space
 from meshplan.planner.training.search.templates import recompute_modes
 
@@ -58,11 +59,10 @@ class Stages:
 
 
 def by_stages(splits: Sequence[PipelineSplit]) -> list[Stages]:
-    """The splits by what :func:`fewest_in_flight` leaves of them."""
-    alike: dict[tuple[int, int, str, bool], list[PipelineSplit]] = {}
+    """The splits by what :func:`~.layers.least_recompute.fewest_in_flight` leaves of them."""
+    alike: dict[tuple[int, bool, str, int], list[PipelineSplit]] = {}
     for split in splits:
-        few = fewest_in_flight(split)
-        key = few.pipeline_parallel, few.virtual_pipeline_stages, few.schedule, few.vocabulary_parallel
+        key = split.pipeline_parallel, split.vocabulary_parallel, *flown_as(split)
         alike.setdefault(key, []).append(split)
     return [Stages(splits=tuple(group)) for group in alike.values()]
 
@@ -166,12 +166,21 @@ class Frontier:
         objective: f(T, n).
         incumbents: what is found so far, and with it which bounds are of use; its report counts what is ruled out.
         other_layers: bounds hold for every other split of the layers, too.
+        seen: what another search has seen of the space, or of the one that it is a part of; it is left out.
     """
 
-    def __init__(self, space: Space, objective: Objective, incumbents: Incumbents, *, other_layers: bool) -> None:
+    def __init__(
+        self,
+        space: Space,
+        objective: Objective,
+        incumbents: Incumbents,
+        *,
+        other_layers: bool,
+        seen: Seen | None = None,
+    ) -> None:
         self.space, self.objective, self.incumbents = space, objective, incumbents
         self.problem = incumbents.problem
-        self.other_layers = other_layers
+        self.other_layers, self._seen = other_layers, seen
         # Where every layer is recomputed anyway, its time counts from the first refined bound on.
         self._mode = Recompute.FULL if recompute_modes(self.problem) == [Recompute.FULL] else Recompute.NONE
         self._beyond: list[tuple[Stages, IntArray]] = []
@@ -301,19 +310,36 @@ class Frontier:
         if rows is None:
             raise AssertionError("as many are known as are ever taken")
         self._push(unrefined)
-        again_s = self.space.memory.least_s(stages.splits[0], rows)
+        unseen = {id(split): self._unseen(split, rows) for split in stages.splits}
+        again_s = np.full(len(rows), np.inf)
+        asked = np.logical_or.reduce([*unseen.values()])
+        again_s[asked] = self.space.memory.least_s(stages.splits[0], rows[asked])
         fits = np.isfinite(again_s)
         if not fits.all():
             self._rule_out(rows[~fits], len(stages.splits))
-            self._beyond.append((stages, rows[~fits]))
-            rows, again_s = rows[fits], again_s[fits]
-        for split in stages.splits if len(rows) else ():
-            refined = self.bounds_of(split, rows, again_s=again_s)
-            hopeful = refined <= self.incumbents.limit
-            self._rule_out(rows[~hopeful])
-            ordered = self._ordered[id(split)]
-            ordered.add(refined[hopeful], rows[hopeful], again_s[hopeful])
-            self._push(ordered)
+            self._beyond.append((stages, rows[asked & ~fits]))
+        for split in stages.splits if fits.any() else ():
+            self._refine_under(split, rows, again_s, fits & unseen[id(split)])
+            self._rule_out(rows[fits & ~unseen[id(split)]])
+
+    def _refine_under(self, split: PipelineSplit, rows: IntArray, again_s: FloatArray, chosen: BoolArray) -> None:
+        """Put those of some templates that are ``chosen`` in the order of a split; ``again_s`` is their R."""
+        if not chosen.any():
+            return
+        rows, again_s = (rows, again_s) if chosen.all() else (rows[chosen], again_s[chosen])
+        refined = self.bounds_of(split, rows, again_s=again_s)
+        hopeful = refined <= self.incumbents.limit
+        self._rule_out(rows[~hopeful])
+        ordered = self._ordered[id(split)]
+        ordered.add(refined[hopeful], rows[hopeful], again_s[hopeful])
+        self._push(ordered)
+
+    def _unseen(self, split: PipelineSplit, rows: IntArray) -> BoolArray:
+        """Templates whose candidates under a split are not all known as far as they may still be kept, [n]."""
+        if self._seen is None:
+            return np.ones(len(rows), dtype=bool)
+        whole = rows if self.space.rows is None else self.space.rows[rows]
+        return ~self._seen.up_to(split, whole, self.incumbents.limit)
 
     # --- the queue --------------------------------------------------------------------------------------------------
 
@@ -330,6 +356,8 @@ class Frontier:
         return isinstance(item, _Ordered) and item.least != least
 
     def _rule_out(self, rows: slice | IntArray, times: int = 1) -> None:
+        if not isinstance(rows, slice) and not len(rows):
+            return
         count = times * int(self.space.templates.num_variants[rows].sum())
         self.incumbents.report.considered += count
         self.incumbents.report.ruled_out += count

@@ -11,21 +11,20 @@ money. Each candidate beyond one is counted under the first that it exceeds, and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray, FloatArray
-from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
+from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.exchange.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.memory import StageMemory
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
-from meshplan.planner.training.problem.choices import COLUMNS
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import ScoredConfig, SearchReport, config_of, order_of
+from meshplan.planner.training.search.seen import PricedBatch, Seen
 
 # Two candidates within this relative distance are equal to the estimator; the simpler one is taken.
 TIE_RELATIVE = 1e-9
@@ -56,7 +55,7 @@ class Incumbents:
         self.report = report
         self.keep, self.cutoff = keep, cutoff
         self.best: list[ScoredConfig] = []
-        self._priced: list[tuple[Candidates, FloatArray]] = []
+        self.seen = Seen()
 
     # --- what can still win -----------------------------------------------------------------------------------------
 
@@ -171,42 +170,21 @@ class Incumbents:
 
     # --- keeping ----------------------------------------------------------------------------------------------------
 
-    def take(self, batch: Candidates, objective: FloatArray, step_s: FloatArray, safe: FloatArray) -> None:
-        """Keep what is among the K best.
-
-        Args:
-            batch: candidates within all limits.
-            objective: f, [n].
-            step_s: T, seconds, [n].
-            safe: M, bytes, [n].
-        """
-        self._priced.append((batch, objective))
-        rows = np.flatnonzero(objective <= self.limit)
-        rows = rows[np.argsort(objective[rows], kind="stable")][: 4 * self.keep]
-        self.best += [scored_row(self.problem, batch, int(row), objective, step_s, safe) for row in rows]
+    def take(self, batch: PricedBatch) -> None:
+        """Keep what is among the K best."""
+        self.seen.batches.append(batch)
+        rows = np.flatnonzero(batch.objective <= self.limit)
+        rows = rows[np.argsort(batch.objective[rows], kind="stable")][: 4 * self.keep]
+        self.best += [scored_row(self.problem, batch, int(row)) for row in rows]
         self.best.sort(key=lambda scored: order_of(scored, self.problem.objective))
         del self.best[self.keep :]
 
-    def least_with(self, choices: Mapping[str, Any], splits: Sequence[PipelineSplit]) -> float:
-        """F of the best that was priced with some choices under one of some splits, kept or not; else infinite."""
-        usual, least = set(map(id, splits)), math.inf
-        for batch, objective in self._priced:
-            if id(batch.split) in usual:
-                has_them = np.ones(len(batch), dtype=bool)
-                for one in COLUMNS:
-                    if one.name in choices:
-                        has_them &= batch.codes(one) == one.encode(choices[one.name])
-                least = min(least, float(objective[has_them].min(initial=math.inf)))
-        return least
 
-
-def scored_row(
-    problem: TrainingProblem, batch: Candidates, row: int, objective: FloatArray, step_s: FloatArray, safe: FloatArray
-) -> ScoredConfig:
+def scored_row(problem: TrainingProblem, batch: PricedBatch, row: int) -> ScoredConfig:
     """One candidate of a priced batch."""
     return ScoredConfig(
-        config=config_of(batch, row, problem),
-        objective=float(objective[row]),
-        step_s=float(step_s[row]),
-        safe_bytes=float(safe[row]),
+        config=config_of(batch.candidates, row, problem),
+        objective=float(batch.objective[row]),
+        step_s=float(batch.step_s[row]),
+        safe_bytes=float(batch.safe_bytes[row]),
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.training.estimator.candidates import PipelineSplit
 from meshplan.planner.training.problem.choices import SPLIT
 from meshplan.planner.training.problem.problem import TrainingProblem
@@ -23,12 +24,14 @@ class Space:
         splits: every pipeline split.
         bounds: of the templates.
         memory: what the templates must recompute at least.
+        rows: where the templates stand in the space that this is a part of [n]; None: it is none.
     """
 
     templates: Templates
     splits: tuple[PipelineSplit, ...]
     bounds: CellBounds
     memory: MemoryBounds
+    rows: IntArray | None = None
 
     @classmethod
     def of(cls, problem: TrainingProblem) -> Space:
@@ -54,7 +57,8 @@ class Space:
         )
         bounds = self.bounds.pinned(problem, templates, rows)
         memory = self.memory.pinned(problem, templates, rows, bounds)
-        return Space(templates=templates, splits=splits, bounds=bounds, memory=memory)
+        whole = rows if self.rows is None else self.rows[rows]
+        return Space(templates=templates, splits=splits, bounds=bounds, memory=memory, rows=whole)
 
     def under(self, problem: TrainingProblem) -> Space:
         """The same space under other links between nodes, none of which are uniform."""

@@ -41,6 +41,9 @@ TEMPLATE = (
     "expert_tensor_parallel",
 )
 
+# Places of the optional choices in COLUMNS.
+_OPTIONAL = [place for place, choice in enumerate(COLUMNS) if choice.is_optional]
+
 
 def divisors(number: int) -> list[int]:
     """All divisors, ascending.
@@ -323,30 +326,32 @@ def rule_view(problem: TrainingProblem, batch: Candidates) -> SimpleNamespace:
 
     An optional choice that is alike in every candidate is that one value: rules are quicker over one than over many.
     """
-    view = {**problem.settled, **batch.shared()}
-    for choice in COLUMNS:
-        codes = batch.codes(choice)
-        is_alike = choice.is_optional and len(batch) > 0 and (codes == codes[0]).all()
-        view[choice.name] = choice.decode(codes[0]) if is_alike else choice.decoded(codes)
-    return SimpleNamespace(**view)
+    codes = [batch.codes(choice) for choice in COLUMNS]
+    is_alike = np.zeros(len(COLUMNS), dtype=bool)
+    if len(batch):
+        columns = np.array([codes[place] for place in _OPTIONAL])
+        is_alike[_OPTIONAL] = (columns == columns[:, :1]).all(axis=1)
+    view = {
+        choice.name: choice.decode(column[0]) if alike else choice.decoded(column)
+        for choice, column, alike in zip(COLUMNS, codes, is_alike.tolist(), strict=True)
+    }
+    return SimpleNamespace(**problem.settled, **batch.shared(), **view)
 
 
 def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Counter[str]) -> Candidates:
     """The candidates that the framework's rules allow; the others are counted in ``refused``."""
     view = rule_view(problem, batch)
-    keep = np.ones(len(batch), dtype=bool)
     plain = {choice.name for choice in COLUMNS if choice.is_optional and _is_default(view, choice)}
-    for rule in problem.rules.rules:
-        if rule.about and plain.issuperset(rule.about):
-            continue
-        holds = np.asarray(rule.holds(problem.shape, view))
-        if holds.all():  # most rules of most batches
-            continue
-        holds = np.broadcast_to(holds, keep.shape)
-        count = int(np.count_nonzero(keep & ~holds))
+    rules = [rule for rule in problem.rules.rules if not rule.about or not plain.issuperset(rule.about)]
+    holds = np.ones((len(rules), len(batch)), dtype=bool)
+    for row, rule in zip(holds, rules, strict=True):
+        row[:] = rule.holds(problem.shape, view)
+    keep = np.ones(len(batch), dtype=bool)
+    for place in np.flatnonzero(~holds.all(axis=1)):  # few rules of most batches
+        count = int(np.count_nonzero(keep & ~holds[place]))
         if count:
-            refused[rule.message] += count
-            keep &= holds
+            refused[rules[place].message] += count
+            keep &= holds[place]
     return batch.take(keep)
 
 

@@ -29,7 +29,8 @@ The bound stays that of the search; the gap says what the choice may cost.
 
 *Method.* The degree search once more, with the number of devices fixed, the objective bounded by bound/(1 − width), or
 by the best plan's over (1 − width) where that is not proven so closely, and candidates left out that are no simpler
-than the simplest found. Splits of the layers other than the usual one count only where the search had kept them.
+than the simplest found. It begins with what the search has priced, and leaves out what that has :mod:`~.seen` as far.
+Splits of the layers other than the usual one count only where the search had kept them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
-from meshplan.planner.core.arrays import BoolArray, FloatArray
+from meshplan.planner.core.arrays import BoolArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Solution, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates
@@ -54,6 +55,7 @@ from meshplan.planner.training.problem.schedules import NO_PIPELINE
 from meshplan.planner.training.search.degrees import DegreeSearch
 from meshplan.planner.training.search.incumbents import Incumbents, scored_row
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
+from meshplan.planner.training.search.seen import PricedBatch
 
 # Tokens of a sequence on each device below which it is not split: the least in NVIDIA's published Llama 3 recipes
 # (NeMo and Megatron-Bridge train 70B and 405B at 8,192 tokens with context_parallel 2).
@@ -143,14 +145,17 @@ class _SimplestTie(Incumbents):
         # What a candidate lacks in memory, recompute of a block may bring: that is no simpler than none.
         return batch.take(_is_simpler([*complexity(self.problem, batch), np.zeros(len(batch))], self.rank))
 
-    def take(self, batch: Candidates, objective: FloatArray, step_s: FloatArray, safe: FloatArray) -> None:
-        columns = [*complexity(self.problem, batch), objective]
-        rows = np.flatnonzero((objective <= self.largest) & _is_simpler(columns, self.rank))
+    def take(self, batch: PricedBatch) -> None:
+        ties = (batch.objective <= self.largest) & (batch.candidates.world_size == self.num_devices)
+        if not ties.any():
+            return
+        columns = [*complexity(self.problem, batch.candidates), batch.objective]
+        rows = np.flatnonzero(ties & _is_simpler(columns, self.rank))
         if not len(rows):
             return
         row = int(rows[np.lexsort([column[rows] for column in reversed(columns)])[0]])
         self.rank = tuple(float(column[row]) for column in columns)
-        self.chosen = scored_row(self.problem, batch, row, objective, step_s, safe)
+        self.chosen = scored_row(self.problem, batch, row)
 
 
 def settle_ties(
@@ -171,7 +176,8 @@ def settle_ties(
     ties = _SimplestTie(search, limit)
     wall, cpu, budget = time.perf_counter(), time.process_time(), budget or Budget()
     with budget.keeping(), suppress(SolverError):  # out of budget before another tie was met: one is known
-        DegreeSearch(search.problem, incumbents=ties, space=search.space, usual_splits=True).run(budget)
+        seen = search.incumbents.seen.part(search.space.splits)
+        DegreeSearch(search.problem, incumbents=ties, space=search.space, usual_splits=True, seen=seen).run(budget)
     chosen = ties.chosen
     others = (scored for scored in search.best if scored.config != chosen.config)
     search.incumbents.best = [chosen, *others][: search.incumbents.keep]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.service import make_plan
 from meshplan.planner.serving import infeasible, service
+from meshplan.planner.serving.problem.problem import ServingProblem
 
 
 def test_an_impossible_slo_names_what_would_do(catalog: Catalog) -> None:
@@ -75,10 +77,46 @@ def test_too_many_requests_are_a_lack_of_capacity(catalog: Catalog) -> None:
     assert made.solution["tried"]
 
 
+def test_more_devices_are_looked_for_among_the_copies_that_carry_the_rate(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of devices that may be used, not of all that a node has; and one search finds the fewest."""
+    asked, search = [], infeasible.search_serving
+
+    def recorded(problem: ServingProblem, **options: Any) -> Any:
+        asked.append(problem)
+        return search(problem, **options)
+
+    monkeypatch.setattr(infeasible, "search_serving", recorded)
+    workload = {"input_length": 1000, "output_length": 200, "request_rate_per_s": 40, "num_requests": 200}
+    slo, limits = {"tpot_p95_s": 0.05, "ttft_p95_s": 1.0}, {"max_devices": 1}
+    question = small("l40s", model="llama-3.1-8b", workload=workload, slo=slo, constraints=limits)
+    changes = {
+        one["constraint"].partition(":")[0]: one for one in make_plan(question, catalog).solution["least_change"]
+    }
+    lower = float(changes["request_rate_per_s"]["change"].split(": ")[1])
+    copies = math.ceil(40 / lower)
+    sizes = [problem.num_devices for problem in asked if problem.num_devices > 1]
+    assert sizes in ([copies], [copies, math.ceil(1.25 * 40 / lower)])
+    found = int(changes["devices"]["change"].split(" ")[0])
+    assert 1 < found <= max(sizes)
+
+
 def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
     made = make_plan(small("l4", fixed={"tensor_parallel": 1, "pipeline_parallel": 1}), catalog)
     assert made.solution["binding_constraint"].startswith("memory: ")
     assert "are missing" in made.solution["binding_constraint"]
+
+
+def test_a_format_that_the_engine_makes_itself_comes_before_another_checkpoint(catalog: Catalog) -> None:
+    """vLLM casts weights to fp8 as it loads them; mxfp8 is a little wider, and somebody else's checkpoint."""
+    cluster = {"nodes": [{"type": "rtx-4090-pcie-8", "count": 1}]}
+    workload = {"input_length": 2000, "output_length": 500, "request_rate_per_s": 0.2, "num_requests": 100}
+    limits = {"max_devices": 2, "target": "vllm"}
+    asked = {"model": "mistral-small-24b", "cluster": cluster, "workload": workload, "constraints": limits}
+    solution = make_plan({"kind": "serving", **asked}, catalog).solution
+    assert solution["binding_constraint"].startswith("memory: ")
+    assert solution["least_change"][0]["change"] == "quantization: [fp8]"
 
 
 def test_a_pair_of_workers_needs_two_devices(catalog: Catalog) -> None:

@@ -10,7 +10,7 @@ parser accepts (``stage``). tests/conformance/megatron holds them against the fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -86,8 +86,15 @@ class FrameworkRules:
             choices: name of the configuration's field → value.
             shape: the model; None: whatever the model is.
         """
+        return tuple(self._refusing(choices, shape))
+
+    def refuses(self, choices: Mapping[str, Any], shape: ModelShape | None = None) -> bool:
+        """Whether there is such a rule."""
+        return any(True for _ in self._refusing(choices, shape))
+
+    def _refusing(self, choices: Mapping[str, Any], shape: ModelShape | None) -> Iterator[LegalityRule]:
         alone = SimpleNamespace(**choices)
-        return tuple(rule for rule in self.rules if _breaks(rule, shape, alone))
+        return (rule for rule in self.rules if _breaks(rule, shape, alone))
 
     def usual_layers(self, num_layers: int, num_chunks: int) -> tuple[int, ...] | None:
         """Layers of each chunk where nobody says otherwise; None where the framework has no split into so many."""

@@ -34,7 +34,7 @@ from meshplan.planner.training.search.bounds.distinct import occurring
 from meshplan.planner.training.search.layers.least_recompute import (
     LEAST_IN_FLIGHT,
     ROWS_AT_ONCE,
-    fewest_in_flight,
+    flown_as,
     least_of_kinds_s,
     least_recompute_s,
 )
@@ -64,6 +64,7 @@ class MemoryBounds:
             problem.search_over or problem.moves_off_devices or style or problem.calibration.recipe.loads_whole
         )
         self._by_layer = takes_blocks(problem) and int(Recompute.SELECTIVE) not in recompute_modes(problem)
+        self._refused: dict[tuple[int, int], bool] = {}
         self._stages: dict[int, int | None] = {}
         self._tables: dict[tuple[int, bool], _Table] = {}
 
@@ -80,6 +81,7 @@ class MemoryBounds:
         """
         other = MemoryBounds(problem, templates.columns, layers)
         other._tables = {leader: table.take(rows) for leader, table in self._tables.items()}
+        other._refused = self._refused
         if other._asked() == self._asked():
             other._stages = self._stages
         return other
@@ -87,7 +89,7 @@ class MemoryBounds:
     def under(self, problem: TrainingProblem) -> MemoryBounds:
         """The same under other links between nodes."""
         other = MemoryBounds(problem, self._columns, self._layers)
-        other._tables = self._tables
+        other._tables, other._refused = self._tables, self._refused
         return other
 
     def least_s(self, split: PipelineSplit, rows: IntArray) -> FloatArray:
@@ -100,12 +102,12 @@ class MemoryBounds:
         zero = self._most_sharded(split.pipeline_parallel) if self._applies else None
         if zero is None or not len(rows):
             return np.zeros(len(rows))
-        few = fewest_in_flight(split)
-        if few.schedule != LEAST_IN_FLIGHT or few.vocabulary_parallel:
+        schedule, _ = flown_as(split)
+        if schedule != LEAST_IN_FLIGHT or split.vocabulary_parallel:
             again_s = least_recompute_s(self.problem, self.leaders(zero, rows, split), any_recompute=True)
         else:
             pieces = [rows[i : i + ROWS_AT_ONCE] for i in range(0, len(rows), ROWS_AT_ONCE)]
-            again_s = np.concatenate([self._least_s(zero, few.pipeline_parallel, piece) for piece in pieces])
+            again_s = np.concatenate([self._least_s(zero, split.pipeline_parallel, piece) for piece in pieces])
         if self._by_layer and self.problem.machine.network_model is None:
             return again_s
         return np.where(np.isfinite(again_s), 0.0, np.inf)
@@ -208,17 +210,19 @@ class MemoryBounds:
     def _most_sharded(self, num_stages: int) -> int | None:
         """ZeRO stage of the leader under so many pipeline stages; None where there is no leader."""
         if num_stages not in self._stages:
-            rules, shape = self.problem.rules, self.problem.shape
-            possible = (
-                zero
-                for zero in sorted(self._asked(), reverse=True)
-                if not rules.refusing({"zero_stage": zero, "pipeline_parallel": num_stages}, shape)
-            )
+            possible = (zero for zero in sorted(self._asked(), reverse=True) if not self._refuses(zero, num_stages))
             most = next(possible, ZERO_PARAMETERS)
             # Fully sharded frameworks sum whole gradients in a pipeline, and keep gathered what ZeRO-2 has sharded.
             keeps_whole = self.problem.calibration.recipe.is_fsdp and most >= ZERO_GRADIENTS
             self._stages[num_stages] = None if most >= ZERO_PARAMETERS or keeps_whole else most
         return self._stages[num_stages]
+
+    def _refuses(self, zero: int, num_stages: int) -> bool:
+        """Whether a rule refuses a ZeRO stage under so many pipeline stages, whatever else is chosen."""
+        if (zero, num_stages) not in self._refused:
+            choices = {"zero_stage": zero, "pipeline_parallel": num_stages}
+            self._refused[zero, num_stages] = self.problem.rules.refuses(choices, self.problem.shape)
+        return self._refused[zero, num_stages]
 
     def _asked(self) -> tuple[int, ...]:
         pinned = self.problem.fixed.get("zero_stage")

@@ -44,9 +44,13 @@ _AHEAD = frozenset({LEAST_IN_FLIGHT, "interleaved"})
 
 def fewest_in_flight(split: PipelineSplit) -> PipelineSplit:
     """The split whose schedule keeps no more micro-batches in flight on any stage; layers and classes stay."""
-    if split.schedule not in _AHEAD:
-        return split
-    return replace(split, schedule=LEAST_IN_FLIGHT, virtual_pipeline_stages=1)
+    schedule, chunks = flown_as(split)
+    return replace(split, schedule=schedule, virtual_pipeline_stages=chunks)
+
+
+def flown_as(split: PipelineSplit) -> tuple[str, int]:
+    """Schedule and chunks on each stage of :func:`fewest_in_flight`."""
+    return (LEAST_IN_FLIGHT, 1) if split.schedule in _AHEAD else (split.schedule, split.virtual_pipeline_stages)
 
 
 def least_recompute_s(

@@ -244,6 +244,14 @@ def test_pods_that_fetch_a_gated_model_have_a_token(target: str) -> None:
     assert "HF_TOKEN" not in folder
 
 
+@pytest.mark.parametrize("image", ["", "vllm/vllm-openai:v0.11.0"])
+def test_an_image_for_dynamo_must_hold_dynamo(image: str) -> None:
+    emitted = emit_serving("dynamo", serving_request(LLAMA_70B, aggregated("vllm", layout(8)), image=image))
+    (note,) = (note for note in emitted.notes if "must hold NVIDIA Dynamo" in note)
+    assert note.startswith(image or "The image ")
+    assert "python3 -m dynamo.vllm" in note
+
+
 def test_what_stands_twice_is_written_twice() -> None:
     """No anchors: a person edits one probe, not both."""
     request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)))

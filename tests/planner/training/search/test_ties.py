@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from core_cases import DENSE, MOE, configured, problem_of
 
@@ -13,6 +14,7 @@ from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.report import TIE_WIDTH
+from meshplan.planner.training.search.seen import PricedBatch
 from meshplan.planner.training.search.ties import complexity, settle_ties
 
 Choices = dict[str, Any]
@@ -66,3 +68,23 @@ def test_what_is_found_is_kept_when_the_search_for_ties_is_cut_short(stopped: st
     assert settled.objective is not None
     assert settled.objective <= solution.objective / (1.0 - TIE_WIDTH)
     assert settled.bound == solution.bound
+
+
+def test_a_plan_on_fewer_devices_is_no_tie() -> None:
+    """As if one had been priced that is faster on a single device."""
+    problem = problem_of(DENSE, num_devices=4, global_batch_size=8)
+    solution, search = search_degrees(problem)
+    assert solution.objective is not None
+    alone = candidates_of(problem, configured(problem))
+    faster = np.array([0.9 * solution.objective])
+    search.incumbents.seen.batches.append(
+        PricedBatch(
+            candidates=replace(alone, split=next(one for one in search.space.splits if one.pipeline_parallel == 1)),
+            objective=faster,
+            step_s=faster,
+            safe_bytes=faster,
+        )
+    )
+    settled = settle_ties(search, solution)
+    assert settled.assignment is not None
+    assert (alone.world_size.tolist(), settled.assignment.config.world_size) == ([1], 4)

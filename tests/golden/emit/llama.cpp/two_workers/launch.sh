@@ -42,18 +42,20 @@ mixed_command() {
 
 # --- checks before the start (MESHPLAN_SKIP_CHECKS=1 skips them) --------------------------------------------------
 check_gpus() {
-  if [[ $1 == mixed ]]; then
-  :
+  case $1 in
+  mixed)
   command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
   local listing device line name memory_mib
   listing=$(env -u CUDA_VISIBLE_DEVICES nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits)
   for device in "${device_list[@]}"; do
     line=$(grep -E "^$device, " <<< "$listing") || fail "$hostname has no GPU $device; it has: $listing"
     IFS=, read -r _ name memory_mib <<< "${line//, /,}"
-    [[ $name == *H100* ]] || fail "GPU $device is $name, the plan is for "H100
+    [[ " $name " == *[!A-Za-z0-9]H100[!A-Za-z0-9]* ]] ||
+      fail "GPU $device is $name, the plan is for "H100
     (( memory_mib >= 78469 )) || fail "GPU $device has $memory_mib MiB, the plan counts on 78469 MiB"
   done
-  fi
+  ;;
+  esac
   return 0
 }
 if [[ ${MESHPLAN_SKIP_CHECKS:-0} != 1 ]]; then

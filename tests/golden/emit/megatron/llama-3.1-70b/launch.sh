@@ -84,7 +84,8 @@ check_gpus() {
   for device in "${device_list[@]}"; do
     line=$(grep -E "^$device, " <<< "$listing") || fail "$hostname has no GPU $device; it has: $listing"
     IFS=, read -r _ name memory_mib <<< "${line//, /,}"
-    [[ $name == *H100* ]] || fail "GPU $device is $name, the plan is for "H100
+    [[ " $name " == *[!A-Za-z0-9]H100[!A-Za-z0-9]* ]] ||
+      fail "GPU $device is $name, the plan is for "H100
     (( memory_mib >= 78469 )) || fail "GPU $device has $memory_mib MiB, the plan counts on 78469 MiB"
   done
   return 0
