@@ -45,8 +45,6 @@ class EngineRecipe:
         fixed_graphs: that size was set, and holds whatever the requests that may run.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
-        hides_host: what it prepares ahead takes no time but where that is longer than the iteration that runs; else it
-            is counted beside the devices' time.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         gathers_tokens: attention data-parallel ranks gather all tokens and reduce and scatter the results of experts;
             else they send each token to the devices of its experts where that is cheaper.
@@ -95,7 +93,6 @@ class EngineRecipe:
     graphed_tokens: int = 0
     fixed_graphs: bool = False
     prepares_ahead: tuple[str, ...] = ()
-    hides_host: bool = False
     pads_ranks: bool = False
     gathers_tokens: bool = False
     receive_interval: int = 1

@@ -8,9 +8,7 @@ import numpy as np
 
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.pools import pool_worker
-from meshplan.planner.serving.estimator.step_cost import longer
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 
@@ -60,6 +58,7 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
             constants.decode_factor * worker.slower(tokens) * worker.decode_attention_s(sequences, held)
             for held in (context, np.array([longest]))
         )
+    host = constants.host_step_s + constants.host_s_per_seq * sequences
     dense = {name: factor * seconds for name, seconds in worker.dense_parts_s(tokens).items()}
     levels = {
         "attention projections": gemm_level(pool.quantization.attention),
@@ -85,15 +84,6 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
             worker.slower(sequences) * worker.head_s(sequences),
             gemm_level(pool.quantization.ends),
         ),
+        ("host and scheduler", host, EvidenceLevel.FITTED if calibration.num_runs else EvidenceLevel.ASSUMED),
     ]
-    host = _host_s(worker, sequences, np.asarray(sum(seconds for _, seconds, _ in parts)), is_prefill=is_prefill)
-    parts.append(("host and scheduler", host, EvidenceLevel.FITTED if calibration.num_runs else EvidenceLevel.ASSUMED))
     return [Part(name=name, seconds=float(seconds[0]), level=level) for name, seconds, level in parts]
-
-
-def _host_s(worker: Worker, sequences: FloatArray, device_s: FloatArray, *, is_prefill: bool) -> FloatArray:
-    """What the host adds to the time of the devices: all of it, or what it takes longer where both work at once."""
-    step_s, per_seq = worker.host(worker.constants)
-    alone = np.zeros_like(device_s) if worker.hides_host else step_s + per_seq * sequences
-    beside = np.zeros_like(device_s) if is_prefill else worker.beside_s(worker.constants, sequences)
-    return longer(device_s + alone, beside) - device_s

@@ -14,13 +14,13 @@ import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.cache_groups import num_cache_groups
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
-from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, beside_the_host, with_draft
+from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, launched_decodes, with_draft
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.requests import Images
@@ -94,7 +94,6 @@ class Worker(WorkerParts):
             at most two for each request that may run.
         fixed_graphs: whatever the requests that may run: the size was set.
         prepares_ahead: the engine prepares iterations while others run.
-        hides_host: that takes no time but where it takes longer than they do.
         remote_step_s: host's time of an iteration to reach workers on other devices.
         remote_s_per_seq: growth of that with each of its requests.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
@@ -111,7 +110,6 @@ class Worker(WorkerParts):
     graphed_tokens: int = 0
     fixed_graphs: bool = False
     prepares_ahead: bool = False
-    hides_host: bool = False
     remote_step_s: float = 0.0
     remote_s_per_seq: float = 0.0
     pads_ranks: bool = False
@@ -212,7 +210,7 @@ class Worker(WorkerParts):
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
         use, times, batches = constants or self.constants, self.device_times, self.concurrent_batches
-        host, per_seq = (0.0, 0.0) if self.hides_host else self.host(use)
+        host, per_seq = self.host(use)
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
 
         def factor(tokens: FloatArray) -> FloatArray:
@@ -240,14 +238,14 @@ class Worker(WorkerParts):
             decode_context_s=slope,
             prefill_fixed_s=prefill * times.prefill_fixed_s,
             prefill_pair_s=prefill * times.prefill_pair_s,
-            prefill_least_s=self.host(use)[0] + launch_s(use, self.shape),
+            prefill_least_s=host + launch_s(use, self.shape),
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,
         )
-        if self.hides_host or not self.limits.cuda_graphs:
-            cost = beside_the_host(cost, self.beside_s(use, np.arange(1, cost.max_num_seqs + 1)), *self.contexts.ends)
+        if not self.limits.cuda_graphs:
+            cost = launched_decodes(cost, *self.contexts.ends)
         return cost if self.speculation is None else with_draft(cost, self.speculation)
 
     def host(self, use: ServingConstants) -> tuple[float, float]:
@@ -255,15 +253,6 @@ class Worker(WorkerParts):
         groups = num_cache_groups(self.shape) - 1 if self.host_s_per_cache_group else 0
         step_s = use.host_step_s + self.remote_step_s + self.host_s_per_cache_group * groups
         return step_s, use.host_s_per_seq + self.remote_s_per_seq
-
-    def beside_s(self, use: ServingConstants, sequences: FloatArray | IntArray) -> FloatArray:
-        """What the host does while the decodes of so many requests run: it prepares the next iteration, where that
-        is hidden, and launches all kernels, where it has no graphs.
-        """
-        step_s, per_seq = self.host(use)
-        launches = 0.0 if self.limits.cuda_graphs else step_s + launch_s(use, self.shape)
-        ahead = step_s + per_seq * sequences if self.hides_host else np.zeros(np.shape(sequences))
-        return np.asarray(np.maximum(launches, ahead))
 
     def _beside_the_host(
         self, dense_s: FloatArray, experts_s: FloatArray, fixed_s: Sequence[float], slope_s: Sequence[float]
