@@ -82,6 +82,7 @@ class SolutionDocument(Section):
     seed: int = 0
     num_candidates: Count | None = None
     num_simulated: Count | None = None
+    tie: Number | None = None
     binding_constraint: Text = ""
     tried: tuple[Text, ...] = ()
 

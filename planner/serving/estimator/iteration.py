@@ -210,7 +210,7 @@ class Worker(WorkerParts):
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
         use, times, batches = constants or self.constants, self.device_times, self.concurrent_batches
-        host, per_seq = self.host(use)
+        host, per_seq = self.host_times(use)
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
 
         def factor(tokens: FloatArray) -> FloatArray:
@@ -248,7 +248,7 @@ class Worker(WorkerParts):
             cost = launched_decodes(cost, *self.contexts.ends)
         return cost if self.speculation is None else with_draft(cost, self.speculation)
 
-    def host(self, use: ServingConstants) -> tuple[float, float]:
+    def host_times(self, use: ServingConstants) -> tuple[float, float]:
         """Host's time to prepare an iteration, and its growth with each request."""
         groups = num_cache_groups(self.shape) - 1 if self.host_s_per_cache_group else 0
         step_s = use.host_step_s + self.remote_step_s + self.host_s_per_cache_group * groups

@@ -13,7 +13,7 @@ P₀ are the power curve's: nothing is fitted to runs under a limit. Held agains
   of the board's on: times err by 4 % (median), 14 % (p90), 6 % (mean; 13 % without notice of the limit, 14 % for times
   proportional to P₀/L). Just at half the A40 is 13 % slower than this says. Limits below half are refused.
 - Prefill of MiniMax-M2.5 on RTX 3090 (llmgarage.ai, February 2026): at 0.86 and 0.71 of the board's limit 2 % off, at
-  0.57 17 % too fast. One decoding request lost 1, 3 and 6 % there; by the curve it asks for 0.6 and loses 0, 0 and 3 %.
+  0.57 25 % too fast. One decoding request lost 1, 3 and 6 % there; by the curve it asks for 0.6 and loses 0, 0 and 3 %.
 
 Where a load asks for less than the limit, the limit changes nothing: so measured for decode of small batches, 137 to
 300 W on an H200 under every limit (arXiv:2605.11999). Memory clocks do not fall with the limit, so that decode of large

@@ -46,10 +46,13 @@ def test_a_layer_of_transformers_keeps_what_is_counted(catalog: Catalog) -> None
     assert compiled.layer_bytes(kind)[0] < 0.75 * LAYER_BYTES
 
 
-def test_windows_as_masks_take_the_time_of_the_whole_square(catalog: Catalog) -> None:
-    """Gemma 3 in transformers: windows of 512 among 2,048 tokens; priced as windows it is 29 % off."""
-    (run,) = [run for run in measured_runs() if run.name == "hf-gemma-3-1b-s2k-m4"]
-    assert run.priced(catalog).step_s == pytest.approx(run.measured["step_s"], rel=0.15)
+def test_windows_as_masks_err_as_the_frameworks_other_runs_do(catalog: Catalog) -> None:
+    """Gemma 3 in transformers: windows of 512 among 2,048 tokens; priced as windows it is 29 % too short."""
+    runs = [run for run in measured_runs() if run.name.startswith("hf-") and "step_s" in run.measured]
+    errors = {run.name: run.priced(catalog).step_s / run.measured["step_s"] - 1.0 for run in runs}
+    masked = errors.pop("hf-gemma-3-1b-s2k-m4")
+    assert len(errors) == 6
+    assert 0.0 < min(errors.values()) < masked < max(errors.values())
 
 
 def test_steps_and_peaks_of_another_device_are_where_validate_says(catalog: Catalog) -> None:
