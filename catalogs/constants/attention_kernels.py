@@ -32,8 +32,7 @@ class AttentionKernel:
         forward_share: of the forward pass: two products.
         backward_share: of the backward pass: five products, the scores computed again.
         narrow_heads: rates with heads of 64 over these; in between in proportion.
-        widest_backward: rate of the backward pass with heads of 256 over this; in between in proportion. Its five
-            products hold twice the elements there, which a kernel that was made for less must keep out of registers.
+        widest_backward: rate of the backward pass with heads of 256 over this; in between in proportion.
     """
 
     forward_share: float
