@@ -17,7 +17,7 @@ servers' constants say 26 (56 layers of 0.4 to 0.46 ms). Scaled by that, 0.21 ms
 prepare an iteration while the one before runs hide it: decodes of one sequence took 5.35 ms there, their kernels 5.14.
 
 Assumes: groups of windows cost as much as those of states. *To doubt*: ML.ENERGY's servers of vLLM 0.11.1 were started
-with ``async-scheduling`` and pay it here, as the release does by default; how much of it that flag hid there is unknown.
+with ``async-scheduling`` and pay it here, as the release does by default; what that flag hid there is unknown.
 """
 
 from __future__ import annotations
