@@ -23,6 +23,10 @@ DECODE, PREFILL = "decode", "prefill"
 # H100: 12.6 million tokens/s of 128 heads of 64 × 128 in prompts of 8,192 (vLLM pull request 27299, "Original":
 # granite-4.0-h-small), at 8.45 MFLOP a token as mamba2.py counts them.
 SCAN_SHARE = 0.108
+# Backward pass over forward pass of a gated delta rule: flash-linear-attention 0.5.1's Triton kernels, one sequence of
+# 8,192 or 32,768 tokens, 8 to 32 value heads of 128, on H200 and GB200: 2.94 to 3.15, median of ten
+# (github.com/QwenLM/FlashQLA, benchmark/benchmark_results_H200.txt and _GB200.txt).
+DELTA_BACKWARD_RATIO = 3.04
 KERNELS = SurfaceFile("recurrent_kernels.json", key=("device", "kind", "framework", "phase"), listed="kernels")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from meshplan.catalogs.models.families.facts import Family
 from meshplan.catalogs.models.fields import ConfigFields, shorten
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, SparseIndexer
-from meshplan.catalogs.models.layers.registry import read_attention_forms, read_recurrent
+from meshplan.catalogs.models.layers.registry import read_attention_forms, read_recurrent, recurrent_keys
 
 ATTENTION_WORDS = (
     *("full_attention", "attention", "global", "sliding_attention", "chunked_attention", "local"),
@@ -41,6 +41,19 @@ def layer_words(fields: ConfigFields, num_layers: int) -> tuple[str, ...]:
             return ()
         return words
     return ()
+
+
+def report_unplaced(fields: ConfigFields, family: Family) -> None:
+    """A problem where a configuration states the sizes of recurrent layers and nothing says which layers they are.
+
+    Such a model would be read as a transformer, its recurrent layers as attention. Families with both mixers in every
+    layer need no list.
+    """
+    listed = any(fields.config.get(key) not in (None, "", []) for key in _LISTED)
+    stated = recurrent_keys(fields)
+    if stated and not listed and not family.parallel_mixers:
+        keys = ", ".join(_LISTED)
+        fields.report(stated[0], f"sizes of recurrent layers, but nothing says which layers these are ({keys})")
 
 
 def layer_blocks(fields: ConfigFields, family: Family, words: tuple[str, ...], hidden_size: int) -> LayerBlocks | None:

@@ -41,10 +41,17 @@ ATTENTION_FORMS: Mapping[str, tuple[tuple[str, ...], FormReader]] = {
 """The same for models whose layers have attention of several forms."""
 
 
+def recurrent_keys(fields: ConfigFields) -> list[str]:
+    """The keys of recurrent mixers that a configuration states."""
+    telling = (key for keys, _ in KINDS.values() for key in keys)
+    return [key for key in telling if fields.config.get(key) not in (None, {}, [])]
+
+
 def read_recurrent(fields: ConfigFields, hidden_size: int) -> RecurrentMixer | None:
     """The recurrent mixer that a configuration describes; None, and a problem, where its keys tell of no kind."""
+    stated = recurrent_keys(fields)
     for keys, read in KINDS.values():
-        if any(fields.config.get(key) not in (None, {}, []) for key in keys):
+        if any(key in stated for key in keys):
             return read(fields, hidden_size)
     known = "; ".join(f"{name}: {' or '.join(keys)}" for name, (keys, _) in KINDS.items())
     fields.report("layer_types", f"lists recurrent layers, but no key states their sizes ({known})")

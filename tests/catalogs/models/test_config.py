@@ -228,6 +228,10 @@ def test_falcon_h1_mixes_both_ways_in_each_layer() -> None:
         ({**SMALL_LLAMA, "hybrid_override_pattern": "M*E-"}, "lists recurrent layers, but no key states their sizes"),
         ({**SMALL_LLAMA, "hybrid_override_pattern": "M*EX"}, "must be made of M (mamba)"),
         (
+            {**SMALL_LLAMA, "model_type": "nemotron_h", "mamba_num_heads": 8, "mamba_head_dim": 64},
+            "mamba_num_heads: sizes of recurrent layers, but nothing says which layers these are (layer_types, ",
+        ),
+        (
             {**SMALL_LLAMA, "layer_types": ["linear_attention", "full_attention"] * 2},
             "lists recurrent layers, but no key",
         ),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshplan.catalogs.constants.attention_kernels import TILE_KEYS, UNTIMED
 from meshplan.catalogs.models.layers.attention_form import AttentionForm
-from meshplan.catalogs.surfaces.recurrent import PREFILL, SCAN_SHARE, recurrent_kernel
+from meshplan.catalogs.surfaces.recurrent import DELTA_BACKWARD_RATIO, PREFILL, SCAN_SHARE, recurrent_kernel
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import LayerKind
@@ -57,8 +57,9 @@ class MixingCosts(OperatorCosts):
         """The recurrence of a recurrent mixer in chunks; its backward computes the chunks again, as attention's does.
 
         Gated delta rules run flash-linear-attention's kernel (megatron-core 0.19.2, core/ssm/gated_delta_net), which
-        SGLang runs, too: its forward pass as timed there. Other scans reach :data:`SCAN_SHARE` of the matrix units'
-        peak; where they multiply no matrices, attention's share of the vector units' in fp32. No backward was timed.
+        SGLang runs, too: its forward pass as timed there, its backward pass :data:`DELTA_BACKWARD_RATIO` of that. Other
+        scans reach :data:`SCAN_SHARE` of the matrix units' peak; where they multiply no matrices, attention's share of
+        the vector units' in fp32. Their backward passes, which nobody timed, take attention's multiple.
         """
         recurrent = None if self.shape.blocks is None else self.shape.blocks.recurrent
         if recurrent is None:
@@ -67,7 +68,8 @@ class MixingCosts(OperatorCosts):
         kernel = recurrent_kernel(self.device.slug, recurrent.kind, "sglang", PREFILL)
         if kernel is not None:
             forward_s = tokens * recurrent.state_elements / kernel.elements_per_s
-        elif recurrent.multiplies_matrices:
+            return Cost(forward_s=forward_s, backward_s=DELTA_BACKWARD_RATIO * forward_s)
+        if recurrent.multiplies_matrices:
             peak = attention_peak_flops_per_s(self.device, self.workload)
             forward_s = tokens * recurrent.scan_flops_per_token / (SCAN_SHARE * peak)
         else:

@@ -71,7 +71,7 @@ def test_an_indexer_that_sees_everything_only_adds() -> None:
 
 def test_a_timed_recurrence_takes_the_time_of_its_kernel() -> None:
     """flash-linear-attention's gated delta rule on H100 updates 5.4e12 elements/s, a fifteenth of the peak in FLOPs;
-    backward 2.5 times the forward pass."""
+    its backward pass takes 3.04 times as long (FlashQLA's published timings of it), not attention's 2.5."""
     assert HYBRID.blocks is not None
     assert HYBRID.blocks.recurrent is not None
     delta = replace(HYBRID.blocks.recurrent, kind="gated-delta")
@@ -82,7 +82,7 @@ def test_a_timed_recurrence_takes_the_time_of_its_kernel() -> None:
     kernel = recurrent_kernel("h100-sxm-80gb", "gated-delta", "sglang", PREFILL)
     assert kernel is not None
     tokens = 16 * 1024 / config.data_parallel
-    expected = HYBRID.num_hidden_layers * tokens * delta.state_elements / kernel.elements_per_s * (1.0 + 2.5)
+    expected = HYBRID.num_hidden_layers * tokens * delta.state_elements / kernel.elements_per_s * (1.0 + 3.04)
     assert price(problem, config).breakdown_s["attention"] == pytest.approx(expected)
 
 
