@@ -13,6 +13,7 @@ from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.catalogs.constants.serving_benchmarks import (
     BenchmarkRun,
     expert_parallel,
+    num_waiting,
     settings_of,
     spreads_attention,
     started_as,
@@ -181,7 +182,7 @@ def _pool(server: Server, role: Role, section: Section) -> Pool:
     seqs = _max_running(section, base, started) * layout.attention_data_parallel
     seqs = seqs or max(recipe.max_num_seqs, in_flight)
     if workload.arrival is not Arrival.ALL_AT_ONCE:
-        seqs = min(seqs, max(in_flight, 1))
+        seqs = min(seqs, max(in_flight - num_waiting(base, started), 1))
     seqs = server.stated.get("max_num_seqs", seqs)
     budget = recipe.token_budget(workload.input_length, min(seqs, in_flight))
     limits = EngineLimits(

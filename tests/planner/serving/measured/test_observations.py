@@ -236,6 +236,21 @@ def test_a_published_checkpoint_in_fp8_has_the_formats_of_its_config(reader: Mac
     assert formats("Qwen/Qwen3-32B-FP8", quantization={"gemm": "fp8"}) == formats("mine") == ("fp8", "fp8")
 
 
+def test_one_request_waits_where_the_publishers_server_had_no_slot_for_it(reader: MachineReader) -> None:
+    row = copy.deepcopy(dict(next(row for row in ROWS if row["workload"]["arrival"] == "closed_loop")))
+    row["source"] = {**row["source"], "title": "aiconfigurator"}
+    row["caveats"], row["precision"] = ["vendor internal gap-analysis run; noisier than the others"], "bf16"
+    row["framework"], row["parallelism"] = {"name": "TensorRT-LLM", "version": "1.0.0rc3"}, {"tensor_parallel": 1}
+    row["hardware"] = {"device": "h100-sxm-80gb", "num_devices": 1}
+    row["model"] = {**row["model"], "num_hidden_layers": 2}
+    row["workload"] = {"arrival": "closed_loop", "input_length": 1024, "output_length": 128, "concurrency": 8}
+    slots = {
+        name: served_run({**row, "model": {**row["model"], "name": name}}, reader).config.pools[0].limits.max_num_seqs
+        for name in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B")
+    }
+    assert list(slots.values()) == [7, 8]
+
+
 def test_sglang_gathers_where_its_scripts_name_no_all_to_all(reader: MachineReader) -> None:
     """Decode workers, too, though the settings stand with prefill's; TensorRT-LLM's servers send tokens to experts."""
     name = "aicsil-dsr1_b200_trtllm_fp8_disagg_8192x1024_c128_cfg549"
