@@ -220,7 +220,7 @@ def test_how_tokens_are_drawn_is_the_rows_or_the_clients(reader: MachineReader) 
 
 
 def test_a_published_checkpoint_in_fp8_has_the_formats_of_its_config(reader: MachineReader) -> None:
-    """Qwen's are scaled in blocks, Meta's 405B keeps attention in 16 bits; what a row states comes first."""
+    """Qwen's and MiniMax's are scaled in blocks, Meta's 405B keeps attention in 16 bits; another format comes first."""
     row = with_value(next(row for row in ROWS if row["workload"]["arrival"] == "closed_loop"), ("precision",), "fp8")
     row["workload"].pop("quantization", None)
 
@@ -233,7 +233,12 @@ def test_a_published_checkpoint_in_fp8_has_the_formats_of_its_config(reader: Mac
 
     assert formats("Qwen/Qwen3-32B-FP8") == ("fp8_block", "fp8_block")
     assert formats("meta-llama/Llama-3.1-405B-Instruct-FP8") == ("bf16", "fp8")
-    assert formats("Qwen/Qwen3-32B-FP8", quantization={"gemm": "fp8"}) == formats("mine") == ("fp8", "fp8")
+    assert formats("MiniMaxAI/MiniMax-M2.5", quantization={"gemm": "fp8", "moe": "fp8"}) == ("fp8_block", "fp8_block")
+    assert formats("Qwen/Qwen3.5-397B-A17B", quantization={"gemm": "fp8", "moe": "fp8_block"}) == (
+        ("fp8_block", "fp8_block")
+    )
+    assert formats("Qwen/Qwen3-32B-FP8", quantization={"gemm": "mxfp8"}) == ("mxfp8", "mxfp8")
+    assert formats("mine", quantization={"gemm": "fp8"}) == formats("mine") == ("fp8", "fp8")
 
 
 def test_one_request_waits_where_the_publishers_server_had_no_slot_for_it(reader: MachineReader) -> None:
