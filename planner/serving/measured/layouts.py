@@ -41,8 +41,8 @@ DEGREES = frozenset(
 )
 # What "fp8" of a published checkpoint is, by the beginning and end of its name → formats of attention and of the rest:
 # Qwen scales in blocks of 128 (vllm-project/vllm, issue 17569; rows of others say so of the same checkpoint), so does
-# MiniMax (quantization_config of MiniMaxAI/MiniMax-M2.5: weight_block_size 128 × 128), Meta quantises feed-forward layers
-# alone (arXiv:2407.21783, §6.2; that the first and the last stay wide is left out).
+# MiniMax (quantization_config of MiniMaxAI/MiniMax-M2.5: weight_block_size 128 × 128), Meta quantises feed-forward
+# layers alone (arXiv:2407.21783, §6.2; that the first and the last stay wide is left out).
 PUBLISHED_FP8: Mapping[tuple[str, str], tuple[str, str]] = {
     ("Qwen/", "-FP8"): ("fp8_block", "fp8_block"),
     ("MiniMaxAI/", ""): ("fp8_block", "fp8_block"),
