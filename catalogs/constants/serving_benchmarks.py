@@ -32,6 +32,7 @@ class BenchmarkServer:
         role: what the workers do: ``mixed``, ``prefill`` or ``decode``.
         spreads_attention: every device of a worker is an attention-data-parallel rank, whatever the run's table prints.
         expert_parallel: degree that the scripts set, whatever the run's table prints; None: as it prints.
+        num_waiting: requests of a closed loop for which the server never has a slot.
     """
 
     in_source: str
@@ -44,6 +45,7 @@ class BenchmarkServer:
     role: str = "mixed"
     spreads_attention: bool = False
     expert_parallel: int | None = None
+    num_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +235,11 @@ def spreads_attention(recipe: EngineRecipe, run: BenchmarkRun) -> bool:
 def expert_parallel(recipe: EngineRecipe, run: BenchmarkRun) -> int | None:
     """The expert-parallel degree that the benchmark's scripts set; None where they say nothing."""
     return next((server.expert_parallel for server in _servers_of(recipe, run) if server.expert_parallel), None)
+
+
+def num_waiting(recipe: EngineRecipe, run: BenchmarkRun) -> int:
+    """Requests of a closed loop for which the benchmark's servers never have a slot."""
+    return max((server.num_waiting for server in _servers_of(recipe, run)), default=0)
 
 
 def _servers_of(recipe: EngineRecipe, run: BenchmarkRun) -> list[BenchmarkServer]:

@@ -13,6 +13,7 @@ from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.catalogs.constants.serving_benchmarks import (
     BenchmarkRun,
     expert_parallel,
+    num_waiting,
     settings_of,
     spreads_attention,
     started_as,
@@ -39,10 +40,12 @@ DEGREES = frozenset(
     | {"expert_parallel", "expert_tensor_parallel", "num_workers", "max_batch_size", "prefill", "decode"}
 )
 # What "fp8" of a published checkpoint is, by the beginning and end of its name → formats of attention and of the rest:
-# Qwen scales in blocks of 128 (vllm-project/vllm, issue 17569; rows of others say so of the same checkpoint), Meta
-# quantises feed-forward layers alone (arXiv:2407.21783, §6.2; that the first and the last stay wide is left out).
+# Qwen scales in blocks of 128 (vllm-project/vllm, issue 17569; rows of others say so of the same checkpoint), so does
+# MiniMax (quantization_config of MiniMaxAI/MiniMax-M2.5: weight_block_size 128 × 128), Meta quantises feed-forward
+# layers alone (arXiv:2407.21783, §6.2; that the first and the last stay wide is left out).
 PUBLISHED_FP8: Mapping[tuple[str, str], tuple[str, str]] = {
     ("Qwen/", "-FP8"): ("fp8_block", "fp8_block"),
+    ("MiniMaxAI/", ""): ("fp8_block", "fp8_block"),
     ("meta-llama/", "-405B-Instruct-FP8"): ("bf16", "fp8"),
 }
 
@@ -106,7 +109,7 @@ def observed_formats(
     """Number formats of a row, and those that it leaves out.
 
     DeepSeek's fp8 is the published one, scaled in blocks, that of other checkpoints what :data:`PUBLISHED_FP8` says,
-    unless the row says more.
+    unless the row says more: ``fp8`` of its products repeats the precision.
     """
     precision = row.get("precision")
     if not isinstance(precision, str) or precision not in (*SCHEMES, "fp32"):
@@ -126,8 +129,10 @@ def observed_formats(
         return checkpoint_formats(shape, "mxfp4", kv_cache), filled
     if shape.latent is not None:
         return checkpoint_formats(shape, "fp8_block" if mlp == "fp8" else mlp, kv_cache), filled
+    if experts == "fp8_block" and mlp == "fp8":  # no checkpoint has both
+        mlp = experts
     attention = mlp
-    if weight == mlp == experts == "fp8" and not asked.states("quantization"):
+    if weight == mlp == experts == "fp8":
         attention, mlp = _published_fp8(str(Section(row, "model").values.get("name", "")))
         experts = mlp
     return Quantization(attention=attention, mlp=mlp, experts=experts, kv_cache=kv_cache), filled
@@ -181,7 +186,7 @@ def _pool(server: Server, role: Role, section: Section) -> Pool:
     seqs = _max_running(section, base, started) * layout.attention_data_parallel
     seqs = seqs or max(recipe.max_num_seqs, in_flight)
     if workload.arrival is not Arrival.ALL_AT_ONCE:
-        seqs = min(seqs, max(in_flight, 1))
+        seqs = min(seqs, max(in_flight - num_waiting(base, started), 1))
     seqs = server.stated.get("max_num_seqs", seqs)
     budget = recipe.token_budget(workload.input_length, min(seqs, in_flight))
     limits = EngineLimits(

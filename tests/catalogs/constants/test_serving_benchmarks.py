@@ -13,6 +13,7 @@ from meshplan.catalogs.constants.serving_benchmarks import (
     BenchmarkServer,
     benchmark_servers,
     expert_parallel,
+    num_waiting,
     router_in,
     settings_of,
     spreads_attention,
@@ -42,7 +43,7 @@ SOURCES = tuple(
 @pytest.mark.parametrize("server", benchmark_servers(), ids=lambda server: f"{server.engine}-{server.source[-40:]}")
 def test_every_entry_names_an_engine_fields_and_conditions(server) -> None:
     assert server.engine in engine_recipes()
-    assert server.settings or server.spreads_attention or server.expert_parallel
+    assert server.settings or server.spreads_attention or server.expert_parallel or server.num_waiting
     assert server.role in {role.value for role in Role}
     assert set(server.settings) <= {item.name for item in fields(EngineRecipe)}
     assert set(server.when) <= set(CONDITIONS)
@@ -96,6 +97,23 @@ def test_scripts_say_which_kernels_multiply_experts() -> None:
     assert started_as(recipe, replace(RUN, concurrency=256, measured_on="2026-02-03")).expert_kernels
     assert not started_as(recipe, replace(RUN, attention_data_parallel=8)).expert_kernels
     assert not started_as(recipe, replace(RUN, precision="fp8")).expert_kernels
+
+
+def test_experts_in_blocks_are_multiplied_by_generated_kernels_since_the_scripts_say_so() -> None:
+    """TensorRT-LLM since 2026, but for long answers of many requests; SGLang chooses them by itself."""
+    recipe, run = engine_recipes()["trtllm"], replace(RUN, precision="fp8", measured_on="2026-01-20")
+    assert started_as(recipe, run).generated_experts == ["b200-sxm-180gb"]
+    for change in ({"measured_on": "2025-12-01"}, {"precision": "nvfp4"}, {"output_length": 8192, "concurrency": 256}):
+        assert not started_as(recipe, replace(run, **change)).generated_experts
+    assert "b200-sxm-180gb" in started_as(engine_recipes()["sglang"], run).generated_experts
+    assert not engine_recipes()["vllm"].generated_experts
+
+
+def test_one_request_of_the_publishers_llama_8b_always_waits() -> None:
+    recipe = engine_recipes()["trtllm"]
+    run = replace(RUN, title="aiconfigurator silicon_sample.csv", device="h100-sxm-80gb", is_vendors=True)
+    assert num_waiting(recipe, replace(run, model="meta-llama/Llama-3.1-8B-Instruct")) == 1
+    assert num_waiting(recipe, replace(run, model="Qwen/Qwen3-32B")) == 0
 
 
 @pytest.mark.parametrize(

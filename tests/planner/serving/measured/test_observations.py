@@ -220,7 +220,7 @@ def test_how_tokens_are_drawn_is_the_rows_or_the_clients(reader: MachineReader) 
 
 
 def test_a_published_checkpoint_in_fp8_has_the_formats_of_its_config(reader: MachineReader) -> None:
-    """Qwen's are scaled in blocks, Meta's 405B keeps attention in 16 bits; what a row states comes first."""
+    """Qwen's and MiniMax's are scaled in blocks, Meta's 405B keeps attention in 16 bits; another format comes first."""
     row = with_value(next(row for row in ROWS if row["workload"]["arrival"] == "closed_loop"), ("precision",), "fp8")
     row["workload"].pop("quantization", None)
 
@@ -233,7 +233,27 @@ def test_a_published_checkpoint_in_fp8_has_the_formats_of_its_config(reader: Mac
 
     assert formats("Qwen/Qwen3-32B-FP8") == ("fp8_block", "fp8_block")
     assert formats("meta-llama/Llama-3.1-405B-Instruct-FP8") == ("bf16", "fp8")
-    assert formats("Qwen/Qwen3-32B-FP8", quantization={"gemm": "fp8"}) == formats("mine") == ("fp8", "fp8")
+    assert formats("MiniMaxAI/MiniMax-M2.5", quantization={"gemm": "fp8", "moe": "fp8"}) == ("fp8_block", "fp8_block")
+    assert formats("Qwen/Qwen3.5-397B-A17B", quantization={"gemm": "fp8", "moe": "fp8_block"}) == (
+        ("fp8_block", "fp8_block")
+    )
+    assert formats("Qwen/Qwen3-32B-FP8", quantization={"gemm": "mxfp8"}) == ("mxfp8", "mxfp8")
+    assert formats("mine", quantization={"gemm": "fp8"}) == formats("mine") == ("fp8", "fp8")
+
+
+def test_one_request_waits_where_the_publishers_server_had_no_slot_for_it(reader: MachineReader) -> None:
+    row = copy.deepcopy(dict(next(row for row in ROWS if row["workload"]["arrival"] == "closed_loop")))
+    row["source"] = {**row["source"], "title": "aiconfigurator"}
+    row["caveats"], row["precision"] = ["vendor internal gap-analysis run; noisier than the others"], "bf16"
+    row["framework"], row["parallelism"] = {"name": "TensorRT-LLM", "version": "1.0.0rc3"}, {"tensor_parallel": 1}
+    row["hardware"] = {"device": "h100-sxm-80gb", "num_devices": 1}
+    row["model"] = {**row["model"], "num_hidden_layers": 2}
+    row["workload"] = {"arrival": "closed_loop", "input_length": 1024, "output_length": 128, "concurrency": 8}
+    slots = {
+        name: served_run({**row, "model": {**row["model"], "name": name}}, reader).config.pools[0].limits.max_num_seqs
+        for name in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B")
+    }
+    assert list(slots.values()) == [7, 8]
 
 
 def test_sglang_gathers_where_its_scripts_name_no_all_to_all(reader: MachineReader) -> None:
