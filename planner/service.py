@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, Problem, SpecError
-from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES, Budget, Spent, spent
+from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES, Budget, Spent, resident_bytes, spent
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Kind, Question, certifier, kind_of, offered
 from meshplan.planner.core.reading.documents import read_spec_file
@@ -63,7 +63,7 @@ def make_plan(
         seed: where pseudo-random choices start from.
         top: candidates to keep in the plan's table.
         time_limit_s: seconds after which the best so far is returned with its gap; None for as long as it takes.
-        memory_limit_bytes: memory of the process from which on the same happens; None for no limit.
+        memory_limit_bytes: memory that the answer takes from which on the same happens; None for no limit.
         on_progress: called with incumbent and bound now and then.
         certify: answer the question again by a second, independent way, and put what it says into the plan's
             ``certificate``. Ctrl-C during this keeps the plan.
@@ -76,7 +76,7 @@ def make_plan(
     Raises:
         SpecError: the spec is malformed; every problem at once. Or its kind has no second way.
     """
-    spent_before = Spent() if since_start else spent()
+    spent_before, held_bytes = (Spent(), 0) if since_start else (spent(), resident_bytes())
     document, folder = read_spec_file(spec, base)
     kind = kind_of(document)
     question = Question(
@@ -85,7 +85,9 @@ def make_plan(
         base=folder,
         seed=seed,
         top=top,
-        budget=Budget(time_limit_s, memory_limit_bytes, elapsed_s=spent().wall_s - spent_before.wall_s),
+        budget=Budget(
+            time_limit_s, memory_limit_bytes, held_bytes=held_bytes, elapsed_s=spent().wall_s - spent_before.wall_s
+        ),
         on_progress=on_progress,
     )
     second_way = certifier(kind) if certify else None

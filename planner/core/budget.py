@@ -84,7 +84,8 @@ class Budget:
 
     Args:
         time_limit_s: elapsed seconds from now on; None for as long as it takes.
-        memory_limit_bytes: memory of the process; None for no limit.
+        memory_limit_bytes: memory of the process beyond ``held_bytes``; None for no limit.
+        held_bytes: of the process that are no part of this question, such as a notebook's data.
         elapsed_s: seconds of the time limit that are over already.
         clock: seconds that only grow.
         resident: memory of the process now, bytes.
@@ -95,12 +96,13 @@ class Budget:
         time_limit_s: float | None = None,
         memory_limit_bytes: float | None = DEFAULT_MEMORY_BYTES,
         *,
+        held_bytes: float = 0.0,
         elapsed_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
         self.time_limit_s, self.memory_limit_bytes = time_limit_s, memory_limit_bytes
-        self._clock, self._resident = clock, resident
+        self._clock, self._resident, self._held_bytes = clock, resident, held_bytes
         self._started = clock() - elapsed_s
         self._look_again = -math.inf  # the clock from which on the memory is read again
         self._stopped = ""
@@ -119,7 +121,7 @@ class Budget:
         if self.memory_limit_bytes is None or (now := self._clock()) < self._look_again:
             return ""
         self._look_again = now + MEMORY_PERIOD_S
-        if self._resident() > self.memory_limit_bytes:
+        if self._resident() - self._held_bytes > self.memory_limit_bytes:
             return f"memory limit of {format_bytes(self.memory_limit_bytes)}"
         return ""
 

@@ -27,7 +27,7 @@ class SweepOptions(SpecModel):
     seed: Annotated[int, Whole(least=0, most=2**31)] = Field(default=0, description="of pseudo-random choices")
     top: Annotated[int, Whole(most=MAX_TOP)] = Field(default=DEFAULT_TOP, description="candidates to keep in each plan")
     time_limit_s: Limit | None = Field(default=None, description="after which the best so far is taken, with its gap")
-    memory_limit: Bytes | None = Field(default=None, description="of one process, from which on the same happens")
+    memory_limit: Bytes | None = Field(default=None, description="that one point takes, from which on the same happens")
     certify: bool = Field(default=False, description="check each answer by a second, independent way")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, SpecError
+from meshplan.planner.core.budget import resident_bytes
 from meshplan.planner.core.plan import Plan, canonical_json, shape_from_document
 from meshplan.planner.emit.artifact import plan_artifact
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
@@ -89,6 +90,13 @@ def test_alternatives_end_with_the_time_limit_and_with_ctrl_c(
 
     monkeypatch.setattr("meshplan.planner.training.alternatives.instead", interrupted)
     assert make_plan(SPEC, catalog).solution["status"] == "optimal"
+
+
+def test_what_a_notebook_holds_is_no_part_of_the_memory_limit(catalog: Catalog) -> None:
+    held = resident_bytes()
+    assert make_plan(SPEC, catalog, memory_limit_bytes=0.9 * held).solution["status"] == "optimal"
+    alone = make_plan(SPEC, catalog, memory_limit_bytes=0.9 * held, since_start=True)
+    assert "memory limit" in alone.solution["stopped"]
 
 
 def test_top_asks_for_more_candidates(catalog: Catalog) -> None:

@@ -296,11 +296,11 @@ def _round_trips(problem: MixedProblem, config: MixedConfig) -> tuple[FloatArray
     """Round trip over each stage boundary inside a node, and over the network, [stages − 1] each."""
     inside, outside = [], []
     for first, second in zip(config.stages, config.stages[1:], strict=False):
-        pools = {share.pool for share in (*first.shares, *second.shares)}
+        ends = {(one.pool, other.pool) for one in first.shares for other in second.shares}
         split = boundary_bytes(problem, first.sequences, min(first.num_devices, second.num_devices))
         recipe, workload = problem.any.calibration.recipe, problem.any.workload
         sent = float(message_bytes(split, second.tensor_parallel, recipe, workload))
-        near, far = zip(*(hop_s(problem, one, other, sent) for one in pools for other in pools), strict=True)
+        near, far = zip(*(hop_s(problem, one, other, sent) for one, other in ends), strict=True)
         inside.append(max(near))
         outside.append(max(far))
     return np.array(inside), np.array(outside)
@@ -324,8 +324,8 @@ def hop_s(problem: MixedProblem, first: int, second: int, sent_bytes: float) -> 
     rate, latency = machine.scale_out_bytes_per_s, machine.scale_out_latency_s
     if first != second:
         rate, latency = float(problem.links.bytes_per_s[first, second]), float(problem.links.latency_s[first, second])
-    spacing = 1.0 / rate if rate else float("inf")
-    return 2.0 * max(inside), 2.0 * (sent_bytes / min(efficiencies) * spacing + latency)
+    outside = sent_bytes / min(efficiencies) / rate + latency if rate else float("inf")
+    return 2.0 * max(inside), 2.0 * outside
 
 
 def _crossings(problem: MixedProblem, config: MixedConfig) -> FloatArray:

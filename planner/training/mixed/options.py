@@ -45,7 +45,7 @@ class PoolOptions:
         micro_batch_size: b.
         data_parallel: S/b.
         recompute: index into RECOMPUTE_MODES.
-        most_stages: stages that the pool's devices make.
+        most_stages: stages that the pool's devices make; those of one node, where no network joins its nodes.
         layer_s: a.
         ends_s: e by place, [4, n].
         ending_s: least that a stage of l layers or more takes after its last micro-batch, [n, L]: exposed data-parallel
@@ -143,7 +143,7 @@ def pool_options(problem: MixedProblem, pool: int) -> PoolOptions | None:
         micro_batch_size=micro,
         data_parallel=data,
         recompute=recompute,
-        most_stages=np.minimum(own.limits.max_devices // (tensor * data), own.shape.num_hidden_layers),
+        most_stages=np.minimum(own.most_devices // (tensor * data), own.shape.num_hidden_layers),
         layer_s=figures.seconds,
         ends_s=ends,
         ending_s=_ending_s(problem, pool, model),
@@ -217,7 +217,7 @@ def _choices(problem: MixedProblem, own: TrainingProblem) -> Iterator[tuple[int,
         if pins.get("micro_batch_size", micro) != micro or mode not in modes:
             continue
         for data in _divisors(batch // micro):
-            if tensor * data <= own.limits.max_devices and _is_legal(own, tensor, data, micro, mode):
+            if tensor * data <= own.most_devices and _is_legal(own, tensor, data, micro, mode):
                 yield micro * data, tensor, micro, RECOMPUTE_MODES.index(mode)
 
 

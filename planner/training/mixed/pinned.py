@@ -62,9 +62,12 @@ def pinned_stages(problem: MixedProblem, stages: Sequence[StageSpec]) -> MixedCo
         sequence_parallel=problem.any.rules.sequence_parallel,
     )
     for pool, name in enumerate(problem.names):
-        there = problem.pools[pool].limits.max_devices
-        if config.devices_of(pool) > there:
-            problems.say("fixed.stages", f"{config.devices_of(pool)} devices of {name}, there are {there}")
+        own = problem.pools[pool]
+        wanted, there = config.devices_of(pool), own.limits.max_devices
+        if wanted > there:
+            problems.say("fixed.stages", f"{wanted} devices of {name}, there are {there}")
+        elif wanted > own.most_devices:
+            problems.say("fixed.stages", f"{wanted} devices of {name}: {own.machine.no_network}")
     if problems:
         raise SpecError(problems)
     return config

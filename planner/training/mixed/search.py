@@ -124,7 +124,7 @@ class MixedSearch:
             return float("inf")
         per_sequence = float((own.layer_s * own.devices / own.sequences).min())
         sequences = problem.workload.global_batch_size * problem.shape.num_hidden_layers
-        return sequences * per_sequence / problem.limits.max_devices
+        return sequences * per_sequence / problem.most_devices
 
     def least_layer_bytes(self, pool: int) -> float | None:
         """Least safe memory of a stage of one layer; None where no degrees are legal."""

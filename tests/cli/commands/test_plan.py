@@ -352,6 +352,18 @@ def test_what_the_files_would_lack_is_said_before_the_search(
     assert stored(database) == []
 
 
+@pytest.mark.parametrize(("phase", "launched"), [("lora, lora_rank: 16", False), ("sft", True)])
+def test_a_plan_that_no_file_launches_says_so_and_names_no_command_for_it(
+    phase: str, launched: bool, meshplan: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.replace("global_batch_size: 64", f"global_batch_size: 64, phase: {phase}"))
+    outcome = meshplan("plan", path)
+    assert outcome.code == 0
+    assert ("meshplan emit" in outcome.out) is launched
+    assert ("No launcher files: megatron cannot express adapters" in " ".join(outcome.out.split())) is not launched
+
+
 def test_a_script_answers_it(meshplan: Command, tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC.replace("kind:", "constraints: {target: any}\nkind:", 1))

@@ -52,6 +52,16 @@ def test_memory_runs_out() -> None:
         budget.nothing_found("plan")
 
 
+def test_memory_that_the_process_held_before_is_no_part_of_the_question() -> None:
+    now = [3 * 1024**3]
+    clock = Clock()
+    budget = Budget(None, 2 * 1024**3, held_bytes=now[0], resident=lambda: now[0], clock=clock)
+    assert not budget.stopped
+    now[0] += 2 * 1024**3 + 1
+    clock.now += 1.0
+    assert budget.stopped == "memory limit of 2.0 GiB"
+
+
 def test_what_was_found_stays_when_the_budget_ends() -> None:
     found = []
     budget = Budget(0.0, None)

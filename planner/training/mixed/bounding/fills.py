@@ -313,13 +313,12 @@ class Fill:
 
 def _hops_s(problem: MixedProblem, first: int, second: int, whole: float, devices: FloatArray) -> FloatArray:
     """Least round trip between a stage of so many devices and one of the second pool, [rows]."""
-    near, far = hop_s(problem, first, second, 0.0)
-    near_byte, far_byte = (
-        one - zero for one, zero in zip(hop_s(problem, first, second, 1.0), (near, far), strict=True)
-    )
-    outside = far + whole / devices * far_byte
+    near, far = zip(*(hop_s(problem, first, second, sent) for sent in (0.0, 1.0)), strict=True)
+    outside = far[0] + whole / devices * (far[1] - far[0])
     if first != second:
         return outside
-    inside = near + whole / devices * near_byte
+    inside = near[0] + whole / devices * (near[1] - near[0])
+    if not problem.pools[first].machine.is_joined:
+        return inside  # all of the pool's stages are in one node: nothing else joins its devices
     # Stages no smaller than a node have nothing but boundaries between nodes.
     return np.where(devices >= problem.pools[first].machine.domain_size, outside, np.minimum(inside, outside))

@@ -108,6 +108,16 @@ def test_less_bandwidth_between_pools_is_never_faster() -> None:
     assert steps[-1] > steps[0]
 
 
+def test_a_boundary_between_pools_takes_their_own_link_not_the_networks_of_either() -> None:
+    problem, half = _two_types(bytes_per_s=5e9, latency_s=1e-5), DENSE.num_hidden_layers // 2
+    alone = [
+        replace(pool, machine=replace(pool.machine, scale_out_bytes_per_s=0.0, scale_out_latency_s=0.0))
+        for pool in problem.pools
+    ]
+    joined = price_mixed(replace(problem, pools=tuple(alone)), _split(half, half)).step_s
+    assert joined == price_mixed(problem, _split(half, half)).step_s
+
+
 def test_data_parallel_ranks_of_two_types_wait_for_the_slower_one_and_for_its_network() -> None:
     problem = _two_types(bytes_per_s=1e9)
     layers = DENSE.num_hidden_layers

@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixed_cases import pooled
 
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.mixed.estimator import price_mixed
 from meshplan.planner.training.mixed.options import FIRST, MIDDLE, pool_options
+from meshplan.planner.training.mixed.pinned import pinned_stages
 from meshplan.planner.training.mixed.search import Found, MixedSearch
 from meshplan.planner.training.mixed.stages import MixedConfig, MixedProblem, Share, Stage
+from meshplan.planner.training.problem.spec import StageSpec
 
 # What a search may leave on the table (search.CLOSE), and rounding.
 CLOSE = 0.0101
@@ -97,6 +100,38 @@ def test_no_enumerated_plan_is_better(sizes, slower) -> None:
     assert found.step_s <= best * (1 + CLOSE)
     assert found.bound_s <= best
     assert price_mixed(problem, found.config).step_s == pytest.approx(found.step_s, rel=1e-12)
+
+
+def unjoined(problem: MixedProblem) -> MixedProblem:
+    """The same pools in machines of one device, which a network joins to those of other pools alone."""
+    lone = {"domain_size": 1, "devices_per_host": 1, "scale_out_bytes_per_s": 0.0, "scale_out_latency_s": 0.0}
+    pools = [replace(pool, machine=replace(pool.machine, **lone)) for pool in problem.pools]
+    return replace(problem, pools=tuple(pools))
+
+
+def test_pinned_stages_need_a_network_within_their_type() -> None:
+    problem = unjoined(cluster((2, 2), (1.0, 2.0)))
+    layers = DENSE.num_hidden_layers
+    both = [StageSpec(node_type=name, num_layers=layers // 2, data_parallel=1) for name in problem.names]
+    assert pinned_stages(problem, both).devices_of(0) == 1
+    wide = [one.model_copy(update={"data_parallel": 2}) for one in both]
+    with pytest.raises(SpecError, match=r"2 devices of type-0: no network .* say cluster.links.inter_node"):
+        pinned_stages(problem, wide)
+
+
+@pytest.mark.parametrize(("sizes", "slower"), [((1, 1), (1.0, 1.5)), ((2, 3), (1.0, 2.0))])
+def test_pools_whose_own_nodes_nothing_joins_work_with_each_other(sizes, slower) -> None:
+    """Machines of one GPU each, say, with a cable to a machine of another type: a network within a type is not stated.
+
+    One machine of each type can take part; both do where that is faster, as if there were no other machines.
+    """
+    ones, several = (cluster(count, slower, batch=8, pins=PINS) for count in ((1, 1), sizes))
+    search = MixedSearch(unjoined(several), Budget())
+    found, best = answered(search, range(2)), answered(MixedSearch(ones, Budget()), range(2))
+    assert found.config is not None
+    assert [found.config.devices_of(pool) for pool in range(2)] == [1, 1]
+    assert found.step_s == pytest.approx(best.step_s, rel=1e-9)
+    assert found.bound_s == pytest.approx(best.bound_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("memory", [8.2e9, 9.3e9])
