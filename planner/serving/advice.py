@@ -22,7 +22,7 @@ from meshplan.planner.serving.search.cache_shapes import simulated_shapes
 from meshplan.planner.serving.search.candidates import layout_label
 from meshplan.planner.serving.search.pareto import pareto_front, useful_batch
 from meshplan.planner.serving.search.search import ServingReport, sustainable_rate
-from meshplan.planner.serving.search.slo_judgement import judge
+from meshplan.planner.serving.search.slo_judgement import RATE_KEY, Judged, judge
 from meshplan.planner.serving.search.trials import FEWEST, LONGER_RUN
 from meshplan.planner.serving.search.what_if import what_if
 from meshplan.planner.serving.simulation.metrics import confidence_interval, samples_of, series
@@ -123,7 +123,7 @@ def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
     if problem.slos:
         share, at_least = attainment(run, problem.slos)
         found |= {"attainment": share, "attainment_at_least": at_least, "goodput_per_s": goodput(run, problem.slos)}
-        if not chosen.judged.is_exact and not chosen.judged.violated:
+        if not chosen.judged.is_exact and chosen.judged.is_met:
             found["kept_by_runs_of"] = LONGER_RUN if chosen.judged.is_settled else 0
     return found
 
@@ -177,7 +177,7 @@ def _idle(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
     if idle <= 0:
         return {"num_idle_devices": 0}
     because = "another copy does not fit on them" if problem.has_free_load else "the load needs no more"
-    if chosen.judged.violated:  # one configuration was asked for, whatever the load needs
+    if not chosen.judged.is_met:  # one configuration was asked for, whatever the load needs
         because = "the configuration that is asked for does not use them"
     return {"num_idle_devices": idle, "idle_because": because}
 
@@ -194,8 +194,13 @@ def _sensitivity(problem: ServingProblem, chosen: Simulated, seed: int) -> Itera
             "ttft_p99_s": latencies["ttft"].p99,
             "tpot_mean_s": latencies["tpot"].mean,
             "num_rejected": judged.metrics.num_rejected,
-            "broken": [slo.key for slo, _ in judged.violated],
+            "broken": _missed(judged),
         }
+
+
+def _missed(judged: Judged) -> list[str]:
+    """Keys of what a deployment does not keep: SLOs, and the rate where its queue only grows."""
+    return [slo.key for slo, _ in judged.violated] + ([] if judged.offered_per_s is None else [RATE_KEY])
 
 
 def _changed(problem: ServingProblem, chosen: Simulated) -> Iterator[tuple[str, ServingWorkload]]:

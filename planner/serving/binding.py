@@ -36,12 +36,15 @@ class Binding:
         text: in words, with the numbers.
         capacity_per_s: most requests/s of all devices in closed form, where that is short.
         shortage: memory that is needed over memory that there is, where that is short.
+        finished_per_s: most requests/s that a simulated deployment finishes within the SLOs while its queue grows; 0
+            where none does.
     """
 
     kind: str
     text: str
     capacity_per_s: float = 0.0
     shortage: float = 1.0
+    finished_per_s: float = 0.0
 
 
 def binding_constraint(problem: ServingProblem, report: ServingReport) -> Binding:
@@ -69,14 +72,14 @@ def binding_constraint(problem: ServingProblem, report: ServingReport) -> Bindin
     if rate is not None and most < rate:
         verb = "finishes" if problem.num_devices == 1 else "finish"
         text = (
-            f"capacity: {counted(problem.num_devices, 'device')} {verb} at most {most:.3g} requests/s within the SLOs, "
-            f"asked are {rate:g}"
+            f"capacity: {counted(problem.num_devices, 'device')} {verb} at most {most:.3g} requests/s"
+            f"{' within the SLOs' if problem.slos else ''}, asked are {rate:g}"
         )
         return Binding(kind=CAPACITY, text=text, capacity_per_s=most)
     refused = [reason for reason in report.rejected if "is above max_" in reason]
     if refused and not report.simulated:
         return Binding(kind=LIMIT, text=refused[0])
-    return Binding(kind=LOAD, text=_under_load(problem, report))
+    return Binding(kind=LOAD, text=_under_load(problem, report), finished_per_s=_finished(report))
 
 
 def _on_host(report: ServingReport) -> str:
@@ -189,16 +192,19 @@ def _under_load(problem: ServingProblem, report: ServingReport) -> str:
     if nearest is None:
         reasons = report.rejected.most_common(1)
         return reasons[0][0] if reasons else "nothing was simulated"
-    slo, value = nearest.judged.worst_violation
-    return f"{slo.key}: {slo.excess_text(value)} under load with the nearest deployment"
+    miss = nearest.judged.worst_miss
+    if nearest.judged.violated:
+        return f"{miss.key}: {miss.text} under load with the nearest deployment"
+    return f"{miss.key}: {problem.workload.request_rate_per_s:g}; of the nearest deployment: {miss.text}"
+
+
+def _finished(report: ServingReport) -> float:
+    """Most requests/s of a deployment that meets the SLOs and does not keep pace."""
+    judged = (simulated.judged for simulated in report.simulated)
+    return max((one.requests_per_s for one in judged if not one.violated and not one.is_met), default=0.0)
 
 
 def nearest_miss(report: ServingReport) -> Simulated | None:
-    """The simulated deployment whose worst violation exceeds its SLO by the smallest factor."""
-    missed = [simulated for simulated in report.simulated if simulated.judged.violated]
-
-    def excess(simulated: Simulated) -> float:
-        slo, value = simulated.judged.worst_violation
-        return value / slo.limit_s
-
-    return min(missed, key=excess, default=None)
+    """The simulated deployment whose worst miss exceeds what was asked by the smallest factor."""
+    missed = [simulated for simulated in report.simulated if not simulated.judged.is_met]
+    return min(missed, key=lambda simulated: simulated.judged.worst_miss.ratio, default=None)

@@ -46,6 +46,8 @@ MORE_DEVICES = (1, 1.25, 2, 4, 8, 16)
 MOST_SEARCHES = 4
 # The same, over as many copies as carry the rate: the second for what sampling leaves short.
 MORE_COPIES = (1.0, 1.25)
+# Shares of the requests/s that are finished at most which are asked for instead where that is too little.
+LESS_THAN_FINISHED = (0.95, 0.9, 0.8, 0.6)
 # Bytes of a weight in 16 bits: of these an engine makes narrower ones itself.
 WIDE_BYTES = 2.0
 # Formats of weights that are searched where memory is not what binds: each takes a search of its own.
@@ -111,9 +113,9 @@ class _Changes:
         kind = self.binding.kind
         if self.comes_in_bursts:
             yield from self._steadier()
-        if kind in (ALONE, LOAD):
+        if kind in (ALONE, LOAD) and self.problem.slos:
             yield from self._slos()
-        if kind == CAPACITY:
+        if kind == CAPACITY or self.binding.finished_per_s:
             yield from self._lower_rate()
         if kind in (MEMORY, ALONE, CAPACITY, LOAD):
             yield from self._formats()
@@ -211,7 +213,7 @@ class _Changes:
                 uneven = replace(workload, arrival=workload.open_arrival, request_rate_per_s=rarely)
                 problem = replace(problem, workload=uneven)
             judged = judge_once(problem, candidate, seed=self.seed)
-            if not judged.violated:
+            if judged.is_met:
                 yield judged, config_label(candidate.config)
 
     # --- the load, devices, pins and limits ---------------------------------------------------------------------------
@@ -222,6 +224,9 @@ class _Changes:
         workload = self.problem.workload
         if workload.trace is not None:
             return
+        if self.problem.limit_s("ttft", "e2e") == math.inf:
+            yield from self._kept_rate()
+            return
         free = replace(workload, request_rate_per_s=None, arrival=Arrival.CLOSED_LOOP)
         asked = replace(self.problem, workload=free, objective=ServingObjective.MAX_REQUEST_RATE)
         found = self._best(asked)
@@ -229,6 +234,19 @@ class _Changes:
             rate = self.lower_rate_per_s = found.judged.requests_per_s
             least = f"request_rate_per_s: {float(f'{0.995 * rate:.3g}'):g}"
             yield _change(f"request_rate_per_s: {workload.request_rate_per_s:g}", least, found)
+
+    def _kept_rate(self) -> Iterator[dict[str, Any]]:
+        """The largest of some shares of what is finished at most with which the queue does not grow."""
+        workload = self.problem.workload
+        most = self.binding.finished_per_s or self.binding.capacity_per_s
+        for share in LESS_THAN_FINISHED:
+            rate = float(f"{share * most:.3g}")
+            found = self._best(replace(self.problem, workload=replace(workload, request_rate_per_s=rate)))
+            if found is not None:
+                self.lower_rate_per_s = rate
+                asked = f"request_rate_per_s: {workload.request_rate_per_s:g}"
+                yield _change(asked, f"request_rate_per_s: {rate:g}", found)
+                return
 
     def _more_devices(self) -> Iterator[dict[str, Any]]:
         """The fewest devices of a deployment that is found among several times as many."""
@@ -404,9 +422,8 @@ def _nearest(report: ServingReport) -> Mapping[str, Any] | None:
     nearest = nearest_miss(report)
     if nearest is None:
         return None
-    slo, value = nearest.judged.worst_violation
-    label = config_label(nearest.candidate.config)
-    return {"label": label, "limit": slo.key, "excess_text": slo.excess_text(value)}
+    miss = nearest.judged.worst_miss
+    return {"label": config_label(nearest.candidate.config), "limit": miss.key, "excess_text": miss.text}
 
 
 def _limit_text(slo: Slo) -> str:

@@ -279,8 +279,9 @@ def _reason(chosen: Simulated, other: Simulated) -> str:
     if other is chosen:
         return ""
     if other.judged.violated:
-        slo, value = other.judged.worst_violation
-        return f"{slo.key} {slo.excess_text(value)}"
+        return f"{other.judged.worst_miss.key} {other.judged.worst_miss.text}"
+    if not other.judged.is_met:
+        return other.judged.worst_miss.text
     if abs(other.score / chosen.score - 1.0) <= TIE:
         return "a tie, less simple"
     if other.score < chosen.score and not other.judged.is_settled:

@@ -129,10 +129,9 @@ def estimate(question: Question) -> Plan:
     except ValueError as error:
         raise SpecError([Problem(path="fixed", message=str(error))]) from error
     judged = simulated.judged
-    report: dict[str, Any] = {"status": "feasible", "solver": "none: one configuration", "kept": not judged.violated}
-    if judged.violated:
-        slo, latency_s = judged.worst_violation
-        report["binding_constraint"] = f"{slo.key}: {slo.excess_text(latency_s)}"
+    report: dict[str, Any] = {"status": "feasible", "solver": "none: one configuration", "kept": judged.is_met}
+    if not judged.is_met:
+        report["binding_constraint"] = f"{judged.worst_miss.key}: {judged.worst_miss.text}"
     identity = plan_identity(question.document, catalog_content(resolved))
     return make_serving_plan(
         resolved, simulated, search, solution=report, identity=identity, top=1, beyond=question.beyond

@@ -131,13 +131,15 @@ def status_text(plan: Plan) -> str:
         if not solution["kept"]:
             which = solution.get("binding_constraint")  # plans of older releases do not say
             verdict = f"an SLO is violated, {which}" if which else "an SLO is violated"
+            if which and which.startswith("request_rate_per_s"):
+                return f"one configuration, simulated: {which}{_first_requests_text(plan)}"
         return f"one configuration, simulated: {verdict}{_overload_text(plan)}"
     count, simulated = solution.get("num_candidates", 0), solution.get("num_simulated", 0)
     seen = f"{counted(count, 'deployment')} in closed form, {simulated:,} simulated"
     if solution["status"] == "infeasible":
         if not solution.get("is_complete", True):
-            return f"no plan found: {seen}, none of these meets every SLO; not all deployments were simulated"
-        return f"infeasible: {seen}, none meets every SLO"
+            return f"no plan found: {seen}, none of these {_asked_text(plan)}; not all deployments were simulated"
+        return f"infeasible: {seen}, none {_asked_text(plan)}"
     if solution["status"] == "optimal":
         gap = percent(solution["gap"] or 0.0)
         known = f"optimal under the model and its sampling: no deployment is more than {gap} better; {seen}"
@@ -159,9 +161,20 @@ def _overload_text(plan: Plan) -> str:
     sent, finished = plan.spec["workload"].get("request_rate_per_s"), plan.predicted["requests_per_s"].value
     if not sent or finished >= sent:
         return ""
+    grows = f"; it finishes {finished:.3g} of {sent:g} requests/s, so its queue grows without end"
+    return grows + _first_requests_text(plan)
+
+
+def _first_requests_text(plan: Plan) -> str:
+    """Whose latencies a plan shows whose queue grows; empty where it does not say."""
     count = (plan.answer or {}).get("sampling", {}).get("num_requests", 0)
-    after = f"; latencies are those of the first {counted(count, 'request')}" if count else ""
-    return f"; it finishes {finished:.3g} of {sent:g} requests/s, so its queue grows without end{after}"
+    return f"; latencies are those of the first {counted(count, 'request')}" if count else ""
+
+
+def _asked_text(plan: Plan) -> str:
+    """What no deployment does: meet the SLOs, or keep pace with the rate where there are none."""
+    has_rate = plan.spec["workload"].get("request_rate_per_s") is not None
+    return "keeps pace with the rate" if has_rate and not plan.spec.get("slo") else "meets every SLO"
 
 
 def _is_sampled(plan: Plan) -> bool:

@@ -29,7 +29,7 @@ MAX_UTILIZATION = 0.95
 class ServingObjective(Enum):
     """What the chosen plan is best at."""
 
-    THROUGHPUT_PER_DEVICE = "throughput_per_device"  # output tokens/s per device
+    THROUGHPUT_PER_DEVICE = "throughput_per_device"  # output tokens/s per device: see pays_idle_devices
     USD_PER_MILLION_TOKENS = "usd_per_million_tokens"  # of output tokens
     NUM_DEVICES = "num_devices"
     MAX_REQUEST_RATE = "max_request_rate"
@@ -232,6 +232,18 @@ class ServingProblem:
     def has_free_rate(self) -> bool:
         """The load is free and an SLO limits the wait of a request (TTFT or E2E); without one, concurrency is fixed."""
         return self.has_free_load and self.limit_s("ttft", "e2e") < float("inf")
+
+    @property
+    def pays_idle_devices(self) -> bool:
+        """Throughput per device counts every device of a rented node.
+
+        Nodes are rented whole, and what they finish is the plan's to raise: a device that idles is paid for nothing.
+        Where requests arrive at a rate, that is what is finished, and the objective asks for the fewest devices: the
+        others are free for something else. So they are where single devices are rented.
+        """
+        counts_devices = self.objective is ServingObjective.THROUGHPUT_PER_DEVICE
+        is_given = self.workload.request_rate_per_s is not None or self.workload.trace is not None
+        return counts_devices and not self.limits.rents_devices and not is_given
 
     @property
     def has_poisson_arrivals(self) -> bool:

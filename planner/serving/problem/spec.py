@@ -386,7 +386,10 @@ class ServingSpec(SpecModel):
     slo: Annotated[dict[str, Latency], AfterValidator(known_slos)] = Field(
         default_factory=dict, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 50 ms}"
     )
-    objective: ServingObjective = ServingObjective.THROUGHPUT_PER_DEVICE
+    objective: ServingObjective = Field(
+        default=ServingObjective.THROUGHPUT_PER_DEVICE,
+        description="throughput_per_device counts all devices of rented nodes; with a rate, a trace or rent: device those in use",
+    )
     quantization: list[SchemeName] | None = Field(
         default=None, min_length=1, description="formats that the plan may choose from; default: as published"
     )

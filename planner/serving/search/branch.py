@@ -4,9 +4,10 @@ A heap orders what is left by its bound on the score (smaller is better): famili
 (:mod:`meshplan.planner.serving.search.families`), their members, and members whose highest rate is being searched for.
 The smallest bound is always the next; once the incumbent is within :data:`TIE` of it, nothing left is better by more.
 
-*Under a given load* one simulation settles a member. Where it violates an SLO, members with one more worker follow. Of
-one kind of worker the step doubles, and the numbers that were passed over are looked at again once one suffices: fewer
-identical workers under the same load are taken never to be better, so a violation rules out all smaller numbers.
+*Under a given load* one simulation settles a member. Where it violates an SLO, or does not keep pace, members with one
+more worker follow. Of one kind of worker the step doubles, and the numbers that were passed over are looked at again
+once one suffices: fewer identical workers under the same load are taken never to be better, so either rules out all
+smaller numbers.
 
 *Where the load is free*, scores fall with the rate and the highest rate that meets every SLO is unknown: a member then
 has a bracket of rates, [met, violated], with the bound s(violated), and each simulation narrows it. No bracket is
@@ -64,7 +65,7 @@ class Simulated:
     Args:
         candidate: with its figures by the closed form.
         judged: simulated latencies and rates, and violated SLOs.
-        score: objective, smaller is better; infinite where an SLO is violated.
+        score: objective, smaller is better; infinite where an SLO is violated or the rate is not kept pace with.
     """
 
     candidate: Candidate
@@ -293,13 +294,14 @@ class Branch:
     def _follow(self, item: Member, judged: Judged) -> None:
         """What is left to look at around a member that was simulated under a given load."""
         family, counts, least = item.family, item.counts, item.least
-        if not judged.violated:
+        if judged.is_met:
             if len(counts) == 1 and counts[0] > least:  # a smaller number that was passed over may do
                 middle = (least + counts[0] - 1) // 2
                 self._add(Member(family=family, counts=(middle,), least=least))
             return
         if len(counts) > 1:
-            wants_prefill = any(slo.metric in ("ttft", "e2e") for slo, _ in judged.violated)
+            waits = any(slo.metric in ("ttft", "e2e") for slo, _ in judged.violated)
+            wants_prefill = waits or judged.offered_per_s is not None
             for more in family.following(counts, wants_prefill=wants_prefill):
                 self._add(Member(family=family, counts=more, least=more[0]))
             return
@@ -355,7 +357,7 @@ class Branch:
 
     def _end(self, candidate: Candidate, judged: Judged) -> None:
         """Record a result. A violated SLO on the time between tokens adds candidates with smaller batches."""
-        score = INFINITE if judged.violated else score_judged(self.problem, candidate, judged)
+        score = INFINITE if not judged.is_met else score_judged(self.problem, candidate, judged)
         self.num_met += score < INFINITE
         self.simulated.append(Simulated(candidate=candidate, judged=judged, score=score))
         if score < INFINITE and score <= self.incumbent * (1.0 + SAME):
@@ -406,7 +408,7 @@ def simulate_candidate(problem: ServingProblem, candidate: Candidate, *, seed: i
         judged = search.close().settle().judged()
     else:
         judged = judge_once(problem, candidate, seed=seed)
-    score = INFINITE if judged.violated else score_judged(problem, candidate, judged)
+    score = INFINITE if not judged.is_met else score_judged(problem, candidate, judged)
     return Simulated(candidate=candidate, judged=judged, score=score)
 
 

@@ -242,7 +242,7 @@ def score_of(problem: ServingProblem, candidate: Candidate, *, request_rate_per_
     needs_power = problem.objective is ServingObjective.ENERGY
     return score_at(
         problem.objective,
-        num_devices=candidate.config.num_devices,
+        num_devices=candidate.family.counted_devices(candidate.counts),
         usd_per_hour=candidate.usd_per_hour,
         power_w=power_at(candidate, request_rate_per_s) if needs_power else None,
         request_rate_per_s=request_rate_per_s,

@@ -90,6 +90,17 @@ class Family:
         cut = self.kinds[0].placed.machine.instances_per_device  # that of all kinds
         return -(-self._instances(counts) // cut)
 
+    def counted_devices(self, counts: Counts) -> int:
+        """Devices that the objective counts: those in use, or all of rented nodes that the question lets be used."""
+        if not self.problem.pays_idle_devices:
+            return self.num_devices(counts)
+        rented, machines = 0, self.problem.machines
+        for name, found in self._groups(counts).items():
+            machine = machines[name]
+            nodes = nodes_needed(found, machine.domain_size) * machine.domain_size
+            rented += min(nodes, machine.num_devices) // machine.instances_per_device
+        return min(rented, self.problem.num_devices)
+
     def usd_per_hour(self, counts: Counts) -> float | None:
         """Price of the nodes of a member; None without prices."""
         by_device = self.problem.limits.rents_devices
@@ -198,7 +209,7 @@ class Family:
         needs_price = problem.objective is ServingObjective.USD_PER_MILLION_TOKENS
         return score_at(
             problem.objective,
-            num_devices=self.num_devices(counts),
+            num_devices=self.counted_devices(counts),
             usd_per_hour=self.usd_per_hour(counts) if needs_price else None,
             power_w=self.power_w(counts, self.shares(counts, rate)) if needs_power else None,
             request_rate_per_s=rate,

@@ -92,7 +92,7 @@ def search_serving(
     before = INFINITE
     while True:
         simulated, bound = branch.run()
-        simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
+        simulated.sort(key=lambda one: (one.score, one.judged.num_misses, one.candidate.score))
         _simplest_first(simulated, bound)
         before = min(before, simulated[0].score if simulated else INFINITE)
         with budget.keeping():
@@ -171,7 +171,7 @@ def _settle_rates(problem: ServingProblem, simulated: list[Simulated], seed: int
             break
         budget.check()
         judged = _search_of(problem, left[0], seed, budget).settle().judged()
-        score = INFINITE if judged.violated else score_judged(problem, left[0].candidate, judged)
+        score = INFINITE if not judged.is_met else score_judged(problem, left[0].candidate, judged)
         simulated.remove(left[0])
         place = 0 if score < best * (1.0 - TIE) else 1 if score < INFINITE else len(simulated)
         simulated.insert(place, replace(left[0], judged=judged, score=score))
@@ -290,7 +290,7 @@ def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 
         costs=costs,
     )
     search.effort = Effort.CLEAR
-    is_met = not chosen.judged.violated
+    is_met = chosen.judged.is_met
     if rate and is_met:
         search.start_from(rate, chosen.judged.worst_ratio)
     while not search.is_closed:

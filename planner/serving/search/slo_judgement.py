@@ -1,4 +1,5 @@
-"""Is a deployment within the SLO? It is simulated under a load, and its latencies are held against every limit.
+"""Is a deployment within the SLO? It is simulated under a load, its latencies are held against every limit, and what
+it finishes against the rate at which requests arrive.
 
 :func:`judge` simulates one load; :class:`HighestRate` looks for the highest rate at which every SLO is met. How
 long a simulation is, and when it decides, is in :mod:`meshplan.planner.serving.search.trials`. A large deployment of
@@ -31,7 +32,7 @@ from meshplan.planner.serving.simulation.metrics import (
     summarize,
 )
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.slo_attainment import latency_interval
+from meshplan.planner.serving.simulation.slo_attainment import Pace, latency_interval
 
 # Relative distance between the highest rate that meets the SLOs and the lowest that is not shown to.
 RATE_TOLERANCE = 0.02
@@ -43,8 +44,25 @@ STUDENT_95 = (
     *(12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
 )
+# Key of a spec by which requests arrive at a rate.
+RATE_KEY = "request_rate_per_s"
 # Arrivals of which a question may ask for any number.
 OPEN_ENDED = (Arrival.POISSON, Arrival.GAMMA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """Something that was asked for and that a deployment does not do.
+
+    Args:
+        key: of the spec.
+        text: in words, with the numbers.
+        ratio: what is over what was asked, above 1; ∞ where it has no bound.
+    """
+
+    key: str
+    text: str
+    ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +72,8 @@ class Judged:
     Args:
         metrics: as clients see them, after the warm-up.
         output_tokens_per_s: rate of all devices; under open arrivals the offered load, since the run's own figure
-            includes the time in which the last requests drain (:meth:`finishing` limits it).
+            includes the time in which the last requests drain; where the queue is shown to grow, what is finished
+            while requests arrive (:meth:`finishing` limits it).
         requests_per_s: likewise.
         interval_s: SLO → the interval by which it is decided, s.
         violated: the SLOs that are not shown to hold, with their simulated latencies, s: the upper end of the interval
@@ -66,6 +85,9 @@ class Judged:
             not chosen only the search's shorter runs tell.
         refuted_per_s: the lowest rate that was shown to violate an SLO, where the highest rate was searched for.
         is_exact: the number of requests was given, so that latencies are what that run says.
+        offered_per_s: requests/s that arrive by themselves and are not finished as fast, or not for certain; None where
+            the deployment keeps pace.
+        pace: what the run says of the queue; None where requests do not arrive by themselves, or too few tell.
     """
 
     metrics: Metrics
@@ -78,11 +100,30 @@ class Judged:
     refuted_per_s: float | None = None
     is_settled: bool = True
     is_exact: bool = False
+    offered_per_s: float | None = None
+    pace: Pace | None = None
 
     @property
-    def worst_violation(self) -> tuple[Slo, float]:
-        """The violated SLO whose latency exceeds its limit by the largest factor, and that latency, s."""
-        return max(self.violated, key=lambda item: item[1] / item[0].limit_s)
+    def is_met(self) -> bool:
+        """Every SLO holds, and requests are finished as fast as they arrive."""
+        return not self.violated and self.offered_per_s is None
+
+    @property
+    def num_misses(self) -> int:
+        """SLOs that are not shown to hold, and the rate where it is not kept pace with."""
+        return len(self.violated) + (self.offered_per_s is not None)
+
+    @property
+    def worst_miss(self) -> Miss:
+        """What is missed by the largest factor: an SLO, or where all hold the rate."""
+        if self.violated:
+            slo, latency_s = max(self.violated, key=lambda item: item[1] / item[0].limit_s)
+            return Miss(key=slo.key, text=slo.excess_text(latency_s), ratio=latency_s / slo.limit_s)
+        offered, finished = self.offered_per_s or 0.0, self.requests_per_s
+        text = f"at {offered:g} requests/s its queue is not shown to stop growing"
+        if finished < offered:
+            text = f"it finishes {finished:.3g} requests/s of the {offered:g} offered, so that its queue only grows"
+        return Miss(key=RATE_KEY, text=text, ratio=offered / finished if finished > 0.0 else math.inf)
 
     @property
     def worst_ratio(self) -> float:
@@ -250,7 +291,13 @@ def _load(workload: ServingWorkload, seed: int, utilization: float = 0.0) -> Loa
     given = workload.num_requests
     if given is None and workload.arrival not in OPEN_ENDED:
         given = max(default_num_requests(workload), FEWEST)
-    return Load(requests=drawn, given=given, num_prefixes=workload.num_prefixes or 0, utilization=utilization)
+    return Load(
+        requests=drawn,
+        given=given,
+        num_prefixes=workload.num_prefixes or 0,
+        utilization=utilization,
+        goes_on=workload.arrival in OPEN_ENDED,
+    )
 
 
 def _judged(
@@ -269,10 +316,13 @@ def _judged(
             mean_queued=copies * metrics.mean_queued,
         )
     offered = None if workload.arrival is Arrival.CLOSED_LOOP else workload.request_rate_per_s
+    finished = offered
+    if offered is not None and trial.pace is not None and trial.pace.is_lost:
+        finished = trial.pace.finished_per_s(offered)
     return Judged(
         metrics=metrics,
-        output_tokens_per_s=metrics.output_tokens_per_s if offered is None else offered * workload.mean_lengths[1],
-        requests_per_s=metrics.requests_per_s if offered is None else offered,
+        output_tokens_per_s=metrics.output_tokens_per_s if finished is None else finished * workload.mean_lengths[1],
+        requests_per_s=metrics.requests_per_s if finished is None else finished,
         interval_s=trial.interval_s,
         violated=tuple(
             (slo, metrics.value(slo) if not slo.is_met(metrics.value(slo)) else high)
@@ -282,6 +332,8 @@ def _judged(
         run=run,
         rate_error=rate_error(run.finish_s[run.is_served], workload.concurrency or 1) if offered is None else 0.0,
         is_exact=trial.is_exact,
+        offered_per_s=None if trial.keeps_pace else offered,
+        pace=trial.pace,
     )
 
 

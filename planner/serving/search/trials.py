@@ -24,13 +24,21 @@ many deployments and rates by the first interval alone and holds only what it wo
 met either. What is still open counts as not met; so does a load so near the capacity that no run of :data:`LONGEST`
 requests forgets its start. Where the question gives the number of requests, it is one run of that many, and the SLOs
 are held against its percentiles as they are.
+
+*A queue that grows.* Requests that arrive by themselves have to be finished as fast as they come. Where an SLO limits a
+wait (TTFT or E2E), only a run that meets it and yet shows a growing queue
+(:func:`~meshplan.planner.serving.simulation.slo_attainment.pace`) is turned into one that does not: the limit is so
+wide that its run ends before the waits reach it. Where none does, nothing else tells, and that the queue does not grow
+has to be shown as an SLO has: runs grow by :data:`GROWTH` from :data:`MOST` up to :data:`LONGEST` requests until it is,
+or until it is shown to grow; what stays open does not keep pace. A given number of requests is one run here too, in
+which the queue must not be shown to grow. A trace is replayed as it is and ends: its SLOs alone tell.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from meshplan.planner.serving.problem.requests import Requests
@@ -39,8 +47,10 @@ from meshplan.planner.serving.simulation.early_stopping import EarlyStopping, Sl
 from meshplan.planner.serving.simulation.metrics import DECISION_T, itl, latency, samples_of
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.serving.simulation.slo_attainment import (
+    Pace,
     latency_interval,
     longer_run_interval,
+    pace,
     requests_to_see,
 )
 
@@ -58,6 +68,8 @@ LONGER_RUN = 20 * FEWEST
 # Requests of a run over those in the system together, and the most of any run: beyond, a deployment of that many busy
 # workers is measured over fewer stays.
 STAYS, LONGEST = 12, 65_536
+# Mean stays over which a run has to last before it says whether a queue grows: batches fill in the first one or two.
+FILLING = 3
 # Requests of a run times the square of the share of the capacity that is left free. A queue forgets its start over
 # about 4/(1 − ρ)² arrivals (relaxation time of the M/M/1 queue, 1/(μ(1 − √ρ)²), for ρ near 1); five times that is 8,000
 # requests at ρ = 0.95.
@@ -89,6 +101,8 @@ class Trial:
             given.
         num_requests: simulated, the warm-up included.
         is_exact: that number was given.
+        pace: what the run says of the queue; None where requests do not arrive by themselves, or too few tell.
+        keeps_pace: the queue does not grow; where no SLO limits a wait, that is shown.
     """
 
     verdict: Verdict
@@ -96,6 +110,8 @@ class Trial:
     interval_s: Mapping[Slo, tuple[float, float]]
     num_requests: int
     is_exact: bool = False
+    pace: Pace | None = None
+    keeps_pace: bool = True
 
     @property
     def ratio(self) -> float:
@@ -114,12 +130,14 @@ class Load:
         given: the number that the question asks for; None: as many as the confidence needs.
         num_prefixes: distinct shared prefixes.
         utilization: rate over the highest that the closed form allows.
+        goes_on: requests arrive by themselves at one mean rate, whatever is finished.
     """
 
     requests: Callable[[int], Requests]
     given: int | None = None
     num_prefixes: int = 0
     utilization: float = 0.0
+    goes_on: bool = False
 
     @property
     def relaxing(self) -> float:
@@ -164,34 +182,102 @@ def tried(
             whole = serve(load.requests(num), stopping)
         except SloViolatedError:
             return Trial(verdict=Verdict.VIOLATED, run=None, interval_s={}, num_requests=num)
-        if load.given is not None:  # one run, as asked
-            exact = {slo: (value, value) for slo, value in latencies(whole, slos).items()}
-            return Trial(verdict=_verdict(exact), run=whole, interval_s=exact, num_requests=num, is_exact=True)
         run = whole.after(math.ceil(WARM_UP * num))
+        queue = _Queue.of(load, run, slos)
+        if load.given is not None:  # one run, as asked
+            return _as_given(whole, queue, slos)
         own = found = {slo: latency_interval(run, slo, DECISION_T) for slo in slos}
         if effort in (Effort.DECIDE, Effort.SETTLE) and num > FEWEST:
             found = {slo: (low, longer_run_interval(run, slo, LONGER_RUN)[1]) for slo, (low, _) in own.items()}
-        verdict = _verdict(found)
+        verdict = queue.holding(_verdict(found))
         enough = max(_long_enough(run, load.num_prefixes), math.ceil(min(load.relaxing, LONGEST)))
         telling = 0
         is_clear = all(high <= CLEARLY[slo.metric] * slo.limit_s for slo, (_, high) in found.items())
-        if not is_clear:
+        if not (is_clear and queue.is_clear):
             enough = max(enough, MOST)
             is_near = verdict is Verdict.OPEN or load.relaxing > FEWEST
             is_met = effort is Effort.DECIDE and num > FEWEST and _verdict(own) is Verdict.MET
             if effort is Effort.SETTLE or (is_met and is_near):
                 telling = _telling(run, slos)
+            if not queue.is_clear and effort is not Effort.SEARCH:
+                enough = max(enough, min(GROWTH * num, LONGEST))
         is_long = (num >= enough or FEWEST < num >= enough / 2) and num >= telling
-        is_endless = load.relaxing > LONGEST
+        is_endless = load.relaxing > LONGEST and not queue.is_untold
         if verdict is Verdict.MET and is_endless:  # whatever this run shows, the queue of a longer one may be longer
             found = {slo: (low, math.inf) for slo, (low, _) in found.items()}
-        is_last = effort is Effort.FIRST or (effort is Effort.CLEAR and not is_clear)
+        is_last = effort is Effort.FIRST or (effort is Effort.CLEAR and not (is_clear and queue.is_clear))
         if verdict is Verdict.MET and (is_endless or (is_last and not (is_long and is_clear))):
             verdict = Verdict.OPEN
         is_over = verdict is Verdict.VIOLATED or is_long or is_endless or is_last
         if is_over or _is_futile(num, max(enough, telling), found, latencies(run, slos)):
-            return Trial(verdict=verdict, run=run, interval_s=found, num_requests=num)
-        num = max(enough, telling if verdict is Verdict.MET else min(telling, GROWTH * num))
+            return queue.tell(Trial(verdict=verdict, run=run, interval_s=found, num_requests=num))
+        longer = max(enough, telling if verdict is Verdict.MET else min(telling, GROWTH * num))
+        num = longer if queue.is_clear else min(longer, max(MOST, GROWTH * num))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Queue:
+    """What a run says of the queue, and what has to be shown of it.
+
+    Args:
+        pace: None where requests do not arrive by themselves, or too few tell, or batches still fill.
+        alone: no SLO limits a wait, so that nothing else shows whether the queue grows.
+        is_endless: the load is so near the capacity that no run forgets its start.
+    """
+
+    pace: Pace | None
+    alone: bool
+    is_endless: bool
+
+    @classmethod
+    def of(cls, load: Load, run: ServingRun, slos: Sequence[Slo]) -> _Queue:
+        """The queue of the measured part of a run."""
+        return cls(
+            pace=pace(run) if load.goes_on and (load.given is not None or _has_filled(run)) else None,
+            alone=load.goes_on and not any(slo.metric in ("ttft", "e2e") for slo in slos),
+            is_endless=load.relaxing > LONGEST,
+        )
+
+    @property
+    def is_clear(self) -> bool:
+        """Nothing is left to show of it."""
+        return not self.alone or (self.pace is not None and self.pace.is_kept)
+
+    @property
+    def is_lost(self) -> bool:
+        """It is shown to grow."""
+        return self.pace is not None and self.pace.is_lost
+
+    @property
+    def is_untold(self) -> bool:
+        """Nothing is known of it yet."""
+        return self.alone and self.pace is None
+
+    def holding(self, verdict: Verdict) -> Verdict:
+        """The verdict on the SLOs and on the queue together: what meets the SLOs must not have one that grows."""
+        if verdict is Verdict.MET and self.is_lost:
+            return Verdict.VIOLATED
+        return verdict if self.is_clear or verdict is Verdict.VIOLATED else Verdict.OPEN
+
+    def tell(self, trial: Trial) -> Trial:
+        """The trial with what is said of its queue."""
+        kept = self.is_clear and not self.is_endless if self.alone else not self.is_lost
+        return replace(trial, pace=self.pace, keeps_pace=kept)
+
+
+def _as_given(whole: ServingRun, queue: _Queue, slos: Sequence[Slo]) -> Trial:
+    """The trial of a run whose number of requests was given: its latencies are what it says."""
+    exact = {slo: (value, value) for slo, value in latencies(whole, slos).items()}
+    keeps_pace = not (queue.alone and queue.is_lost)
+    return Trial(
+        verdict=_verdict(exact) if keeps_pace else Verdict.VIOLATED,
+        run=whole,
+        interval_s=exact,
+        num_requests=len(whole),
+        is_exact=True,
+        pace=queue.pace,
+        keeps_pace=keeps_pace,
+    )
 
 
 def _telling(run: ServingRun, slos: Sequence[Slo]) -> int:
@@ -224,6 +310,14 @@ def _verdict(interval_s: Mapping[Slo, tuple[float, float]]) -> Verdict:
     if any(low > slo.limit_s for slo, (low, _) in interval_s.items()):
         return Verdict.VIOLATED
     return Verdict.MET if all(slo.is_met(high) for slo, (_, high) in interval_s.items()) else Verdict.OPEN
+
+
+def _has_filled(run: ServingRun) -> bool:
+    """The run is so long that growing waits are no sign of batches that fill: some stays, or many requests."""
+    arrival, served = run.arrival_s, run.is_served
+    if len(run) >= (1.0 - WARM_UP) * MOST or not served.any():
+        return True
+    return float(arrival[-1] - arrival[0]) >= FILLING * float((run.finish_s - arrival)[served].mean())
 
 
 def _long_enough(run: ServingRun, num_prefixes: int) -> int:

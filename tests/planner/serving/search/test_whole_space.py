@@ -158,3 +158,36 @@ def test_the_older_half_of_a_cluster_is_used_too_in_whatever_order(catalog: Cata
     assert whole.config["router"] == "least_connections"
     assert next(pool["weight"] for pool in whole.config["pools"] if pool["node_type"] == "dgx-h100") > 1
     assert plan_from_document(json.loads(json.dumps(whole.to_document())), name="plan").config == whole.config
+
+
+@pytest.mark.parametrize("workload", [{"concurrency": 64}, {"arrival": "all_at_once", "num_requests": 300}])
+def test_no_device_of_a_node_that_is_paid_whole_idles_for_the_ratio_of_the_others(
+    workload: dict[str, Any], catalog: Catalog
+) -> None:
+    """Of one node all deployments pay eight devices, so that the most tokens are the most per device."""
+    asked = {
+        **ONE_WORKER,
+        "model": "qwen3-30b-a3b",
+        "workload": {"input_length": 2000, "output_length": 500, **workload},
+        "slo": {},
+        "objective": "throughput_per_device",
+    }
+    whole = make_plan(asked, catalog)
+    tokens_per_s = whole.predicted["output_tokens_per_s"].value
+    assert whole.solution["objective"] == pytest.approx(8.0 / tokens_per_s)
+    assert whole.config["num_devices"] == 8
+    single = make_plan({**asked, "constraints": {"target": "vllm", "rent": "device"}}, catalog)
+    per_device = single.predicted["output_tokens_per_s_per_device"].value
+    assert single.solution["objective"] == pytest.approx(1.0 / per_device)
+    assert single.config["num_devices"] < 8, "the question does not need the test"
+    assert tokens_per_s > single.predicted["output_tokens_per_s"].value
+
+
+def test_a_rate_and_a_limit_on_devices_leave_the_others_to_somebody_else(catalog: Catalog) -> None:
+    rate = {**ONE_WORKER, "objective": "throughput_per_device"}
+    fewest = make_plan({**rate, "objective": "num_devices"}, catalog)
+    assert make_plan(rate, catalog).config["num_devices"] == fewest.config["num_devices"] < 8
+    in_flight = {"input_length": 1000, "output_length": 200, "concurrency": 64}
+    limited = {**rate, "workload": in_flight, "slo": {}, "constraints": {"target": "vllm", "max_devices": 3}}
+    made = make_plan(limited, catalog)
+    assert made.solution["objective"] == pytest.approx(3.0 / made.predicted["output_tokens_per_s"].value)
