@@ -65,9 +65,6 @@ class EngineRecipe:
         expert_kernels: framework of the surfaces of fused experts that were timed with a release of these; empty: none.
         expert_block_rows: rows of a block of the grouped products in which experts in fp8 blocks are multiplied, over
             as many rows as there could be at most; 0 where kernels compute what there is.
-        generated_experts: devices on which experts in 8-bit blocks are multiplied by kernels that TensorRT-LLM
-            generates (trtllm-gen), of which no table says how long prompts take; attention data-parallel ranks that
-            send tokens to the devices of their experts use others.
         sorted_logits_per_s: logits that top-p sorts a second, where the engine sorts the whole vocabulary for it.
         penalty_bytes: that penalties on repeated tokens move for each logit of a sequence.
         penalty_host_s_per_token: that the host takes in each iteration for every token generated so far, to hand it to
@@ -111,7 +108,6 @@ class EngineRecipe:
     tuned_state_elements: tuple[int, ...] = ()
     expert_kernels: str = ""
     expert_block_rows: int = 0
-    generated_experts: tuple[str, ...] = ()
     sorted_logits_per_s: float | None = None
     penalty_bytes: float = 12.0
     penalty_host_s_per_token: float = 0.0

@@ -19,9 +19,6 @@ class ServingConstants:
     Args:
         decode_factor: measured over priced device time where few tokens share an iteration (memory-bound).
         prefill_factor: the same where thousands do (compute-bound), attention over prompts included.
-        generated_experts_factor: measured over priced time, besides ``prefill_factor``, of routed experts in 8-bit
-            blocks that TensorRT-LLM's generated kernels multiply (``generated_experts`` of the release), where
-            thousands of tokens share an iteration; no table has timed them there.
         host_step_s: time of an iteration in which the device waits for the scheduler, s.
         host_s_per_seq: growth of that time with each running request (sampling, detokenisation), s.
         launch_s_per_layer: time to launch one layer kernel by kernel, s: iterations with prompt tokens are not replayed
@@ -40,7 +37,6 @@ class ServingConstants:
 
     decode_factor: float = 1.0
     prefill_factor: float = 1.0
-    generated_experts_factor: float = 1.0
     host_step_s: float = 1e-3
     host_s_per_seq: float = 10e-6
     launch_s_per_layer: float = 0.3e-3

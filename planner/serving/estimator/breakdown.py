@@ -68,8 +68,7 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
     experts_level = gemm_level(pool.quantization.experts)
     if pool.weight_tiers is not None:  # what a host or its link takes is no rate of the device
         experts_level = levels["mlp"] = EvidenceLevel.ASSUMED
-    experts = routed * worker.routed_factor(stage_tokens) * worker.routed_s(stage_tokens)
-    sent = routed * worker.expert_exchange_s(stage_tokens)
+    experts, sent = routed * worker.routed_s(stage_tokens), routed * worker.expert_exchange_s(stage_tokens)
     waits = np.zeros(1)
     if not is_prefill:  # as in Worker.step_cost
         layers = np.asarray(sum(dense.values())) + experts + sent + at_most

@@ -18,7 +18,6 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.cache_groups import num_cache_groups
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
-from meshplan.planner.serving.estimator.grouped_rows import GROUPED_SCHEME
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
 from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, launched_decodes, with_draft
@@ -61,7 +60,6 @@ class DeviceTimes:
         dense_s: [K] weights, norms, tensor-parallel collectives.
         together: [G] tokens of all ranks of a stage.
         experts_s: [G] routed experts and their exchange.
-        generated_s: [G] of these the experts that generated kernels multiply; 0 where there are none.
         seqs: [N] requests of one batch.
         head_s: [N] LM head and sampling.
         decode_fixed_s: [N] decode attention at no context.
@@ -74,7 +72,6 @@ class DeviceTimes:
     dense_s: FloatArray
     together: FloatArray
     experts_s: FloatArray
-    generated_s: FloatArray
     seqs: FloatArray
     head_s: FloatArray
     decode_fixed_s: FloatArray
@@ -144,17 +141,6 @@ class Worker(WorkerParts):
         """Factor on device time at ``tokens`` per batch: calibrated, see :func:`scale`, and of the clocks."""
         return scale(self.constants, tokens) * self.slower(tokens)
 
-    @property
-    def has_generated_experts(self) -> bool:
-        """Whether generated kernels multiply its experts: in 8-bit blocks, where no rank sends tokens elsewhere."""
-        moe, layout = self.shape.moe, self.layout
-        stays = layout.attention_data_parallel == 1 or self.gathers_tokens or layout.expert_tensor_parallel > 1
-        return self.generated_experts and moe is not None and stays and self.quantization.experts == GROUPED_SCHEME
-
-    def routed_factor(self, tokens: FloatArray) -> FloatArray:
-        """Calibrated factor on routed experts besides :meth:`scale`, at ``tokens`` of all ranks of a stage."""
-        return generated_factor(self.constants, tokens) if self.has_generated_experts else np.ones_like(tokens)
-
     def slower(self, tokens: FloatArray) -> FloatArray:
         """Device time at ``tokens`` per batch over that at full clocks."""
         return np.ones_like(tokens) if self.slowdown is None else self.slowdown.at(tokens)
@@ -187,10 +173,7 @@ class Worker(WorkerParts):
         most = self.limits.max_batched_tokens + batch_seqs * self._verified_tokens
         knots = token_knots(most)
         together = token_knots(most * self.layout.attention_data_parallel)
-        routed, sent = (
-            np.broadcast_to(self.shape.num_moe_layers * each, together.shape)
-            for each in (self.routed_s(together), self.expert_exchange_s(together))
-        )
+        routed = self.shape.num_moe_layers * (self.routed_s(together) + self.expert_exchange_s(together))
         seqs = token_knots(batch_seqs + 1)
         fixed, slope = self._decode_line(seqs)
         pair_s, prefill_fixed_s = self._prefill_line()
@@ -198,8 +181,7 @@ class Worker(WorkerParts):
             knots=knots,
             dense_s=np.asarray(sum(self.dense_parts_s(knots).values())),
             together=together,
-            experts_s=routed + sent,
-            generated_s=routed if self.has_generated_experts else np.zeros_like(routed),
+            experts_s=np.broadcast_to(routed, together.shape),
             seqs=seqs,
             head_s=self.head_s(seqs),
             decode_fixed_s=fixed,
@@ -235,8 +217,7 @@ class Worker(WorkerParts):
             return scale(use, tokens) * self.slower(tokens)
 
         dense = host + factor(times.knots) * times.dense_s
-        over_tables = generated_factor(use, times.together) - 1.0
-        experts = factor(times.together / ranks) * (times.experts_s + over_tables * times.generated_s)
+        experts = factor(times.together / ranks) * times.experts_s
         if self.pads_ranks and ranks > 1:  # experts see the tokens of the fullest rank from each, whatever these hold
             dense = dense + np.interp(times.knots * ranks, times.together, experts)
             experts = np.zeros_like(experts)
@@ -333,18 +314,6 @@ def launch_s(constants: ServingConstants, shape: ModelShape) -> float:
 
 def scale(constants: ServingConstants, tokens: FloatArray) -> FloatArray:
     """Calibrated factor on device time: of decode for few tokens, of prefill for many, log-linear between."""
-    share = _compute_bound_share(tokens)
-    return np.asarray(constants.decode_factor ** (1.0 - share) * constants.prefill_factor**share)
-
-
-def generated_factor(constants: ServingConstants, tokens: FloatArray) -> FloatArray:
-    """Calibrated factor on experts that generated kernels multiply, besides :func:`scale`: 1 for few tokens, whose
-    kernels were timed; ``tokens`` are those of all ranks, which the kernels see at once.
-    """
-    return np.asarray(constants.generated_experts_factor ** _compute_bound_share(tokens))
-
-
-def _compute_bound_share(tokens: FloatArray) -> FloatArray:
-    """0 where weights and caches bind, 1 where products do, linear in the logarithm of the tokens between."""
     span = np.log(COMPUTE_BOUND_TOKENS / MEMORY_BOUND_TOKENS)
-    return np.asarray(np.clip(np.log(np.maximum(tokens, 1.0) / MEMORY_BOUND_TOKENS) / span, 0.0, 1.0))
+    share = np.clip(np.log(np.maximum(tokens, 1.0) / MEMORY_BOUND_TOKENS) / span, 0.0, 1.0)
+    return np.asarray(constants.decode_factor ** (1.0 - share) * constants.prefill_factor**share)

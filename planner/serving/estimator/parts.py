@@ -63,7 +63,6 @@ class WorkerParts:
         state_updates_per_s: elements of Mamba-2's states that the engine's kernel updates a second at most.
         expert_kernels: surfaces of fused experts that were timed with the engine's release; empty: none were.
         expert_block_rows: rows of a block of the engine's grouped product of experts; 0: kernels as they were timed.
-        generated_experts: the engine multiplies experts in 8-bit blocks by TensorRT-LLM's generated kernels here.
         gathers_tokens: the engine's attention data-parallel ranks exchange tokens by all-gather and reduce-scatter; in
             16 bits where they are multiplied in 8.
         sampling: how tokens are drawn; None: every token is the likeliest one.
@@ -80,7 +79,6 @@ class WorkerParts:
     state_updates_per_s: float = math.inf
     expert_kernels: str = ""
     expert_block_rows: int = 0
-    generated_experts: bool = False
     gathers_tokens: bool = False
     sampling: SamplingCost | None = None
 

@@ -71,7 +71,6 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         state_updates_per_s=_state_updates_per_s(site, pool),
         expert_kernels=site.recipe.expert_kernels,
         expert_block_rows=site.recipe.expert_block_rows,
-        generated_experts=site.machine(pool).device.slug in site.recipe.generated_experts,
         gathers_tokens=site.recipe.gathers_tokens,
         images=workload.images,
         sampling=sampling_cost(site.recipe, workload.sampling),

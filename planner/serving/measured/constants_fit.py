@@ -85,7 +85,6 @@ FIXED_SPREAD = 1e-6  # prior of a constant that may not move
 FITTED: Mapping[str, Spread] = {
     "decode_factor": Spread(prior=0.07, engine=0.5, own=0.05),
     "prefill_factor": Spread(prior=0.2, engine=0.3, generation=0.5, own=0.2),
-    "generated_experts_factor": Spread(prior=0.5, engine=0.1, generation=0.1, own=0.2, iteration=False),
     "host_step_s": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.4),
     "host_s_per_seq": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.4),
     "launch_s_per_layer": Spread(prior=0.5, generation=0.5, own=0.3),
@@ -266,10 +265,7 @@ class Row:
         here = self.log_predicted(theta)
         slope = np.zeros((len(here), len(theta)))
         is_closed = self.prepared.run.workload.arrival is Arrival.CLOSED_LOOP
-        has_generated = any(worker.has_generated_experts for worker in self.prepared.workers)
         for j, name in enumerate(FITTED):
-            if name == "generated_experts_factor" and not has_generated:
-                continue  # it prices nothing of the run
             # Time outside is only added to the engine's, ∂ ln f/∂θ = offset/f, where no request waits for an answer.
             if name == "first_token_offset_s" and not is_closed:
                 added = np.array([metric in ("ttft_s", "latency_s") for metric in self.metrics])

@@ -132,7 +132,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
     )
     if disaggregated:
         first = started_as(recipe, benchmark_run(run, Section(degrees.values, "prefill"), Role.PREFILL))
-        recipe = replace(recipe, gathers_tokens=first.gathers_tokens, generated_experts=first.generated_experts)
+        recipe = replace(recipe, gathers_tokens=first.gathers_tokens)
     else:
         first = recipe = started_as(recipe, benchmark_run(run, degrees, Role.MIXED))
     recipe = replace(recipe, cuda_graphs=asked.flag("cuda_graphs", default=recipe.cuda_graphs))

@@ -99,16 +99,6 @@ def test_scripts_say_which_kernels_multiply_experts() -> None:
     assert not started_as(recipe, replace(RUN, precision="fp8")).expert_kernels
 
 
-def test_experts_in_blocks_are_multiplied_by_generated_kernels_since_the_scripts_say_so() -> None:
-    """TensorRT-LLM since 2026, but for long answers of many requests; SGLang chooses them by itself."""
-    recipe, run = engine_recipes()["trtllm"], replace(RUN, precision="fp8", measured_on="2026-01-20")
-    assert started_as(recipe, run).generated_experts == ["b200-sxm-180gb"]
-    for change in ({"measured_on": "2025-12-01"}, {"precision": "nvfp4"}, {"output_length": 8192, "concurrency": 256}):
-        assert not started_as(recipe, replace(run, **change)).generated_experts
-    assert "b200-sxm-180gb" in started_as(engine_recipes()["sglang"], run).generated_experts
-    assert not engine_recipes()["vllm"].generated_experts
-
-
 def test_one_request_of_the_publishers_llama_8b_always_waits() -> None:
     recipe = engine_recipes()["trtllm"]
     run = replace(RUN, title="aiconfigurator silicon_sample.csv", device="h100-sxm-80gb", is_vendors=True)

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from planted_serving import PLANTED, ROWS, prepared
+from planted_serving import PLANTED, prepared
 
 from meshplan.catalogs.constants.checks import calibration_problems
 from meshplan.catalogs.constants.serving import OwnLoad, ServingCalibration, ServingConstants
@@ -18,13 +18,12 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured import calibrate, constants_fit
 from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
 from meshplan.planner.serving.measured.constants_fit import FITTED, NOISE, PARAMETERS, Row, solve
-from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.fitting import Linear
 from meshplan.planner.validation.held_out import Key
-from meshplan.planner.validation.machines import MachineReader, read_rows
+from meshplan.planner.validation.machines import MachineReader
 
 ITERATION = ("decode_factor", "prefill_factor", "host_step_s", "host_s_per_seq", "launch_s_per_layer")
 
@@ -124,18 +123,6 @@ def test_static_batches_pass_no_front_end(reader: MachineReader) -> None:
     assert at_a_rate.predicted(slow)["ttft_s"] == pytest.approx(at_a_rate.predicted(PLANTED)["ttft_s"] + 1.0)
     _, slope = Row(batch, NOISE).linear(PARAMETERS.vector(PLANTED))
     assert not slope[:, list(FITTED).index("first_token_offset_s")].any()
-
-
-def test_generated_kernels_are_told_by_the_runs_that_they_multiply_experts_of(reader: MachineReader) -> None:
-    """Prefill workers of DeepSeek in fp8 under TensorRT-LLM have them; a plain model's runs tell nothing of them."""
-    name = "aicsil-dsr1_b200_trtllm_fp8_disagg_8192x1024_c128_cfg549"
-    experts = PreparedRun(served_run(next(row for row in read_rows(ROWS) if row["id"] == name), reader))
-    factor = list(FITTED).index("generated_experts_factor")
-    for run, is_told in ((experts, True), (prepared(reader, (8,), "a")[0], False)):
-        row = Row(run, NOISE)
-        _, slope = row.linear(PARAMETERS.vector(ServingConstants()))
-        assert (slope[row.metrics.index("ttft_s"), factor] > 0.05) == is_told
-        assert is_told or not slope[:, factor].any()
 
 
 def test_a_slope_is_the_trend_and_not_the_hair_on_which_requests_fall_into_step(
