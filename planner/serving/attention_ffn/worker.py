@@ -37,7 +37,7 @@ from meshplan.planner.serving.estimator.exchange.collectives import COLLECTIVE_S
 from meshplan.planner.serving.estimator.iteration import Worker, launch_s
 from meshplan.planner.serving.estimator.operators import peak_flops_per_s
 from meshplan.planner.serving.estimator.power.work import request_work
-from meshplan.planner.serving.estimator.step_cost import StepCost, launched_decodes
+from meshplan.planner.serving.estimator.step_cost import StepCost, beside_the_host
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.quantization import SCHEMES
 
@@ -171,7 +171,8 @@ class SeparatedWorker(Worker):
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
         )
-        return cost if self.limits.cuda_graphs else launched_decodes(cost, least, most)
+        launched = (cost.prefill_least_s, cost.prefill_least_s)
+        return cost if self.limits.cuda_graphs else beside_the_host(cost, launched, (least, most))
 
     def own_resources(self, running: FloatArray) -> dict[str, FloatArray]:
         """Resource → [N] seconds that a request takes it, each at its peak rate; see ``overlap_bound``.
