@@ -34,7 +34,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.attention_ffn.pipeline import Stages, layers_s
 from meshplan.planner.serving.estimator.exchange.collectives import COLLECTIVE_S, inside_copies
-from meshplan.planner.serving.estimator.iteration import Worker, launch_s
+from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.operators import peak_flops_per_s
 from meshplan.planner.serving.estimator.power.work import request_work
 from meshplan.planner.serving.estimator.step_cost import StepCost, beside_the_host
@@ -167,7 +167,7 @@ class SeparatedWorker(Worker):
             decode_context_s=[0.0, *np.interp(every, counts, slope).tolist()],
             prefill_fixed_s=float(low[-1]),
             prefill_pair_s=use.prefill_factor * self._prefill_line()[0],
-            prefill_least_s=use.host_step_s + launch_s(use, self.shape),
+            prefill_least_s=use.host_step_s + self.launch_s(use),
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
         )

@@ -28,6 +28,9 @@ from meshplan.planner.serving.problem.requests import Images
 # Tokens of an iteration at which work turns from memory-bound to compute-bound: ridge points of A100 to B200 in 8 and
 # 16 bits lie between 150 and 600 tokens.
 MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 256.0, 2048.0
+# Processor's time of the forward of one torch.nn.Linear on a DGX H100 (Xeon 8480C), s (NVIDIA/TransformerEngine, issue
+# 2053): constants are fitted to hosts like that one, so that others launch in proportion to what they took there.
+EAGER_LAUNCH_S = 13.48e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +243,7 @@ class Worker(WorkerParts):
             decode_context_s=slope,
             prefill_fixed_s=prefill * times.prefill_fixed_s,
             prefill_pair_s=prefill * times.prefill_pair_s,
-            prefill_least_s=self.host_times(use)[0] + launch_s(use, self.shape),
+            prefill_least_s=self.host_times(use)[0] + self.launch_s(use),
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
@@ -258,6 +261,11 @@ class Worker(WorkerParts):
         step_s = use.host_step_s + self.remote_step_s + self.host_s_per_cache_group * groups
         return step_s, use.host_s_per_seq + self.remote_s_per_seq
 
+    def launch_s(self, use: ServingConstants) -> float:
+        """Time to launch the kernels of all layers one by one; without graphs as this host runs eager PyTorch."""
+        each_s = None if self.limits.cuda_graphs else self.machine.device.eager_launch_s
+        return launch_s(use, self.shape) * (1.0 if each_s is None else each_s / EAGER_LAUNCH_S)
+
     def beside_s(self, use: ServingConstants, batch: FloatArray, context: float) -> FloatArray:
         """What the host of a batch does while its decodes run, [N].
 
@@ -271,7 +279,7 @@ class Worker(WorkerParts):
             context: tokens that each of them has in the cache.
         """
         step_s, per_seq = self.host_times(use)
-        launches = 0.0 if self.limits.cuda_graphs else step_s + launch_s(use, self.shape)
+        launches = 0.0 if self.limits.cuda_graphs else step_s + self.launch_s(use)
         if not self.hides_host:
             return np.full(batch.shape, launches)
         first, last = self.contexts.ends
