@@ -9,11 +9,11 @@ f_im(θ); θ are the logarithms of :class:`~meshplan.catalogs.constants.serving.
 
 μ is shared by all; φ is what an engine does in all of its releases, α what one of them (or of those that behave alike,
 an entry of ``engines.yaml``) does everywhere, β what a generation does under every engine, γ the rest. What the host
-does (κ instead of φ) is that of the releases whose core is one program: vLLM's since 2025, "V1", has another scheduler,
-worker, sampler and API server than before, but the same models and kernels (blog.vllm.ai, 2025-01-27, v1-alpha-release),
-and TensorRT-LLM 1.x another executor. Every part is normal about 0, μ about the literature. So a release that nobody
-measured is expected to be like its engine's others, an engine that nobody measured like all, and few runs move only
-what they depend on.
+does (κ instead of φ) is that of the releases whose core is one program: vLLM's since 2025, "V1", has another
+scheduler, worker, sampler and API server than before, but the same models and kernels (blog.vllm.ai, 2025-01-27,
+v1-alpha-release), and TensorRT-LLM 1.x another executor. Every part is normal about 0, μ about the literature. So a
+release that nobody measured is expected to be like its engine's others, an engine that nobody measured like all, and
+few runs move only what they depend on.
 
 φ was chosen inside the folds (2026-11-26): with any one source left out, seven of eight sets of the others predict each
 other better with it than without, and the eighth with half of its spread. A trend of host times with the day of the
