@@ -81,6 +81,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = {
         Field(name="usable_memory_bytes", required=True, low=1e9, high=4e12, integer=True),
         Field(name="memory_bandwidth_bytes_per_s", required=True, low=1e8, high=1e14),
         Field(name="tdp_w", required=False, low=10.0, high=1e4),
+        Field(name="eager_launch_s", required=False, low=1e-7, high=1e-2),
         *(Field(name=f"{PEAK_PREFIX}{dtype}", required=False, low=1e8, high=1e18) for dtype in DTYPES),
         # A curve's bandwidth is a parameter of the model, not the memory's.
         *(Field(name=f"{RATE_FIELD}.{name}", required=False, low=1e8, high=1e18) for name in GEMM_PRECISIONS),

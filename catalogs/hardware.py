@@ -60,6 +60,7 @@ class Device:
         memory_bandwidth_bytes_per_s: peak of the device memory, bytes/s.
         peak_flops_per_s: dense peak by dtype (``bf16``, ``fp8`` …), FLOP/s, without sparsity.
         tdp_w: board power limit, watt; None where no source gives it.
+        eager_launch_s: time in which its host runs one ``torch.nn.Linear`` forward, s; None where nobody measured it.
         gemm_curves: dtype → (rate FLOP/s, operand bandwidth bytes/s, saturation length), fitted to measured matrix
             products; empty where none were measured. See :mod:`meshplan.planner.training.estimator.compute`.
         operator_scales: class of operators (:data:`meshplan.catalogs.efficiency.OPERATOR_CLASSES`) → measured time over
@@ -76,6 +77,7 @@ class Device:
     memory_bandwidth_bytes_per_s: float
     peak_flops_per_s: Mapping[str, float]
     tdp_w: float | None = None
+    eager_launch_s: float | None = None
     gemm_curves: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     operator_scales: Mapping[str, float] = field(default_factory=dict)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)

@@ -45,6 +45,8 @@ class EngineRecipe:
         fixed_graphs: that size was set, and holds whatever the requests that may run.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
+        hides_host: what it prepares ahead takes no time but where that is longer than the iteration that runs; else it
+            is counted beside the devices' time.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         gathers_tokens: attention data-parallel ranks gather all tokens and reduce and scatter the results of experts;
             else they send each token to the devices of its experts where that is cheaper.
@@ -70,6 +72,8 @@ class EngineRecipe:
         penalty_host_s_per_token: that the host takes in each iteration for every token generated so far, to hand it to
             the penalties.
         calibrated_as: name of the constants that it takes, where they are not its own.
+        core: name of the program that schedules and prepares, where another release's is another program; empty: the
+            engine's.
         source: citation.
     """
 
@@ -93,6 +97,7 @@ class EngineRecipe:
     graphed_tokens: int = 0
     fixed_graphs: bool = False
     prepares_ahead: tuple[str, ...] = ()
+    hides_host: bool = False
     pads_ranks: bool = False
     gathers_tokens: bool = False
     receive_interval: int = 1
@@ -112,6 +117,7 @@ class EngineRecipe:
     penalty_bytes: float = 12.0
     penalty_host_s_per_token: float = 0.0
     calibrated_as: str = ""
+    core: str = ""
 
     @property
     def constants_name(self) -> str:
@@ -153,6 +159,16 @@ def engine_of_constants(name: str) -> str:
     ('trtllm', 'mine')
     """
     return next((recipe.engine for recipe in engine_recipes().values() if recipe.constants_name == name), name)
+
+
+def core_of_constants(name: str) -> str:
+    """The program whose releases take the constants of a name; the name itself where no entry does.
+
+    >>> core_of_constants("vllm-2023"), core_of_constants("vllm"), core_of_constants("mine")
+    ('vllm-v0', 'vllm', 'mine')
+    """
+    found = next((recipe for recipe in engine_recipes().values() if recipe.constants_name == name), None)
+    return name if found is None else found.core or found.engine
 
 
 # Engines that schedule as another one does, by what their documentation says of their batching: the nearest known.

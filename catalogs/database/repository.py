@@ -372,6 +372,7 @@ def _device(row: Mapping[str, Any], facts: Iterable[Fact]) -> Device:
             if field.startswith(PEAK_PREFIX)
         },
         tdp_w=ruling["tdp_w"].value if "tdp_w" in ruling else None,
+        eager_launch_s=values.get("eager_launch_s"),
         gemm_curves=gemm_curves(values),
         operator_scales=operator_scales(values),
         evidence=_evidence(ruling),

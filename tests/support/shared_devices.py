@@ -16,7 +16,7 @@ WHOLE: dict[str, Any] = {
     "kind": "serving",
     "model": "llama-3.2-1b",
     "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}], "usd_per_hour_per_node": 24.0},
-    "workload": {"input_length": 512, "output_length": 128, "num_requests": 256},
+    "workload": {"input_length": 64, "output_length": 64, "num_requests": 256},
     "slo": {"ttft_p99_s": 2.0, "tpot_p99_s": 0.05},
     "fixed": {"mode": "aggregated", "tensor_parallel": 1},
     "constraints": {"max_devices": 1, "rent": "device"},

@@ -34,10 +34,10 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.attention_ffn.pipeline import Stages, layers_s
 from meshplan.planner.serving.estimator.exchange.collectives import COLLECTIVE_S, inside_copies
-from meshplan.planner.serving.estimator.iteration import Worker, launch_s
+from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.operators import peak_flops_per_s
 from meshplan.planner.serving.estimator.power.work import request_work
-from meshplan.planner.serving.estimator.step_cost import StepCost, launched_decodes
+from meshplan.planner.serving.estimator.step_cost import StepCost, beside_the_host
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.quantization import SCHEMES
 
@@ -167,11 +167,12 @@ class SeparatedWorker(Worker):
             decode_context_s=[0.0, *np.interp(every, counts, slope).tolist()],
             prefill_fixed_s=float(low[-1]),
             prefill_pair_s=use.prefill_factor * self._prefill_line()[0],
-            prefill_least_s=use.host_step_s + launch_s(use, self.shape),
+            prefill_least_s=use.host_step_s + self.launch_s(use),
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
         )
-        return cost if self.limits.cuda_graphs else launched_decodes(cost, least, most)
+        launched = (cost.prefill_least_s, cost.prefill_least_s)
+        return cost if self.limits.cuda_graphs else beside_the_host(cost, launched, (least, most))
 
     def own_resources(self, running: FloatArray) -> dict[str, FloatArray]:
         """Resource → [N] seconds that a request takes it, each at its peak rate; see ``overlap_bound``.

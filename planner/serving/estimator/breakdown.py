@@ -8,7 +8,9 @@ import numpy as np
 
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.pools import pool_worker
+from meshplan.planner.serving.estimator.step_cost import longer
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 
@@ -58,7 +60,6 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
             constants.decode_factor * worker.slower(tokens) * worker.decode_attention_s(sequences, held)
             for held in (context, np.array([longest]))
         )
-    host = constants.host_step_s + constants.host_s_per_seq * sequences
     dense = {name: factor * seconds for name, seconds in worker.dense_parts_s(tokens).items()}
     levels = {
         "attention projections": gemm_level(pool.quantization.attention),
@@ -78,12 +79,33 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
         ("routed experts", experts, experts_level),
         ("expert exchange", sent, worker.machine.link_level),
         ("attention", attention, worker.operators.attention_level(pool.role)),
-        ("copy of answers for penalties", waits, EvidenceLevel.ASSUMED),
         (
             "LM head and sampling",
             worker.slower(sequences) * worker.head_s(sequences),
             gemm_level(pool.quantization.ends),
         ),
+    ]
+    device_s = np.asarray(sum(seconds for _, seconds, _ in parts)) + waits
+    first = worker.contexts.ends[0]
+    host = _host_s(worker, sequences, first, device_s)
+    if not is_prefill:
+        waits = waits + _host_s(worker, sequences, max(float(context[0]), first), device_s) - host
+    parts += [
+        ("copy of answers for penalties", waits, EvidenceLevel.ASSUMED),
         ("host and scheduler", host, EvidenceLevel.FITTED if calibration.num_runs else EvidenceLevel.ASSUMED),
     ]
     return [Part(name=name, seconds=float(seconds[0]), level=level) for name, seconds, level in parts]
+
+
+def _host_s(worker: Worker, batch: FloatArray, context: float, device_s: FloatArray) -> FloatArray:
+    """What the host adds to the time of the devices: all of it, or what it takes longer where both work at once.
+
+    Args:
+        worker: the worker.
+        batch: requests of one batch.
+        context: tokens that each decoding request has in the cache.
+        device_s: time of the devices.
+    """
+    step_s, per_seq = worker.host_times(worker.constants)
+    alone = np.zeros_like(device_s) if worker.hides_host else step_s + per_seq * batch
+    return longer(device_s + alone, worker.beside_s(worker.constants, batch, context)) - device_s

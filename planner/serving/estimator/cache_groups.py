@@ -16,8 +16,8 @@ each of the seven more. That host was slow: its launches of a prompt of Nemotron
 servers' constants say 26 (56 layers of 0.4 to 0.46 ms). Scaled by that, 0.21 ms (``engines.yaml``). Engines that
 prepare an iteration while the one before runs hide it: decodes of one sequence took 5.35 ms there, their kernels 5.14.
 
-Assumes: groups of windows cost as much as those of states. *To doubt*: ML.ENERGY's servers of vLLM 0.11.1 were started
-with ``async-scheduling`` and pay it here, as the release does by default; what that flag hid there is unknown.
+Assumes: groups of windows cost as much as those of states. ML.ENERGY's servers of vLLM 0.11.1 were started with
+``async-scheduling``: they take it, as the release does, beside the devices.
 """
 
 from __future__ import annotations

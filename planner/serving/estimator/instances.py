@@ -13,9 +13,10 @@ counted. No run in an instance was compared.
 *Replicas*: the kernels of the whole device, while all n replicas work. Each has 1/n of the threads and of the memory's
 bandwidth, so that a device's time is n times as long, and the host's as long as ever::
 
-    time of an iteration = host + n · device
+    time of an iteration = host + n · device, or about the longer of both where the host prepares the next one meanwhile
 
-What replicas gain by that is the device's idle time during each other's host time. *To doubt.* A replica is faster
+What replicas gain by that is the device's idle time during each other's host time; of engines that prepare ahead, only
+where the host takes longer than the device. *To doubt.* A replica is faster
 while others pause, or while they are short of what it has plenty of (threads or bandwidth); that is not counted. The
 runs that were compared set no percentage of threads; plans do, so that a busy replica does not starve the others.
 """
@@ -83,9 +84,7 @@ def _in_instance(worker: Worker, machine: CutMachine) -> Worker:
     unmeasured = replace(whole, slug=machine.device.slug, gemm_curves={}, operator_scales={})
     timed = _decode_s(replace(worker, machine=replace(machine, device=whole)))
     roofline = replace(worker, machine=replace(machine, device=unmeasured))
-    once, twice = _decode_s(roofline), _decode_s(replace(roofline, slowdown=_by(2.0)))
-    device_s = twice - once  # the rest is the host's, which a slower device leaves as it is
-    return replace(worker, slowdown=_by(max(float(((timed - once) / device_s).max()) + 1.0, 1.0)))
+    return replace(worker, slowdown=_by(max(float((timed / _decode_s(roofline)).max()), 1.0)))
 
 
 def _by(factor: float) -> Slowdown:
@@ -93,8 +92,11 @@ def _by(factor: float) -> Slowdown:
 
 
 def _decode_s(worker: Worker) -> FloatArray:
-    """[N] A decode iteration at each of the loads that the worker runs, with requests half-way through, s."""
-    cost, contexts = worker.step_cost(), worker.contexts
+    """[N] What a decode iteration takes of the device at each of the loads that the worker runs, with requests half-way
+    through, s: the host's time stays as it is on a slower device.
+    """
+    alone = replace(worker.constants, host_step_s=0.0, host_s_per_seq=0.0)
+    cost, contexts = replace(worker, host_s_per_cache_group=0.0).step_cost(alone), worker.contexts
     loads = [load for load in LOADS if load <= worker.limits.max_num_seqs] or [worker.limits.max_num_seqs]
     held = (contexts.least + contexts.most) / 2.0
     return np.array([cost.decode_s(load) + cost.decode_context_s[load] * load * held for load in loads])

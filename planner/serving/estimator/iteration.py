@@ -20,7 +20,7 @@ from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
-from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, launched_decodes, with_draft
+from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, beside_the_host, with_draft
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.requests import Images
@@ -28,6 +28,9 @@ from meshplan.planner.serving.problem.requests import Images
 # Tokens of an iteration at which work turns from memory-bound to compute-bound: ridge points of A100 to B200 in 8 and
 # 16 bits lie between 150 and 600 tokens.
 MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 256.0, 2048.0
+# Processor's time of the forward of one torch.nn.Linear on a DGX H100 (Xeon 8480C), s (NVIDIA/TransformerEngine, issue
+# 2053): constants are fitted to hosts like that one, so that others launch in proportion to what they took there.
+EAGER_LAUNCH_S = 13.48e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,7 @@ class Worker(WorkerParts):
             at most two for each request that may run.
         fixed_graphs: whatever the requests that may run: the size was set.
         prepares_ahead: the engine prepares iterations while others run.
+        hides_host: that takes no time but where it takes longer than they do.
         remote_step_s: host's time of an iteration to reach workers on other devices.
         remote_s_per_seq: growth of that with each of its requests.
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
@@ -110,6 +114,7 @@ class Worker(WorkerParts):
     graphed_tokens: int = 0
     fixed_graphs: bool = False
     prepares_ahead: bool = False
+    hides_host: bool = False
     remote_step_s: float = 0.0
     remote_s_per_seq: float = 0.0
     pads_ranks: bool = False
@@ -210,7 +215,7 @@ class Worker(WorkerParts):
             constants: replace the worker's own in fits, so that kernels are priced only once.
         """
         use, times, batches = constants or self.constants, self.device_times, self.concurrent_batches
-        host, per_seq = self.host_times(use)
+        host, per_seq = (0.0, 0.0) if self.hides_host else self.host_times(use)
         ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor * float(self.slower(times.knots)[-1])
 
         def factor(tokens: FloatArray) -> FloatArray:
@@ -238,14 +243,16 @@ class Worker(WorkerParts):
             decode_context_s=slope,
             prefill_fixed_s=prefill * times.prefill_fixed_s,
             prefill_pair_s=prefill * times.prefill_pair_s,
-            prefill_least_s=host + launch_s(use, self.shape),
+            prefill_least_s=self.host_times(use)[0] + self.launch_s(use),
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,
         )
-        if not self.limits.cuda_graphs:
-            cost = launched_decodes(cost, *self.contexts.ends)
+        if self.hides_host or not self.limits.cuda_graphs:
+            batch = np.ceil(np.arange(1.0, cost.max_num_seqs + 1.0) / batches)
+            first, last = (self.beside_s(use, batch, held) for held in self.contexts.ends)
+            cost = beside_the_host(cost, (first, last), self.contexts.ends)
         return cost if self.speculation is None else with_draft(cost, self.speculation)
 
     def host_times(self, use: ServingConstants) -> tuple[float, float]:
@@ -253,6 +260,31 @@ class Worker(WorkerParts):
         groups = num_cache_groups(self.shape) - 1 if self.host_s_per_cache_group else 0
         step_s = use.host_step_s + self.remote_step_s + self.host_s_per_cache_group * groups
         return step_s, use.host_s_per_seq + self.remote_s_per_seq
+
+    def launch_s(self, use: ServingConstants) -> float:
+        """Time to launch the kernels of all layers one by one; without graphs as this host runs eager PyTorch."""
+        each_s = None if self.limits.cuda_graphs else self.machine.device.eager_launch_s
+        return launch_s(use, self.shape) * (1.0 if each_s is None else each_s / EAGER_LAUNCH_S)
+
+    def beside_s(self, use: ServingConstants, batch: FloatArray, context: float) -> FloatArray:
+        """What the host of a batch does while its decodes run, [N].
+
+        It prepares the next iteration, where that is hidden, and launches all kernels, where it has no graphs. Where
+        answers are copied for penalties, the same thread waits for the tokens of the iteration before, copies them,
+        and then prepares (vLLM 0.11.1: ``update_async_output_token_ids`` in v1/worker/gpu_input_batch.py).
+
+        Args:
+            use: constants.
+            batch: [N] its requests.
+            context: tokens that each of them has in the cache.
+        """
+        step_s, per_seq = self.host_times(use)
+        launches = 0.0 if self.limits.cuda_graphs else step_s + self.launch_s(use)
+        if not self.hides_host:
+            return np.full(batch.shape, launches)
+        first, last = self.contexts.ends
+        copied = self.copy_s(batch) * (context - first) / (last - first)
+        return np.asarray(np.maximum(launches, step_s + per_seq * batch + copied))
 
     def _beside_the_host(
         self, dense_s: FloatArray, experts_s: FloatArray, fixed_s: Sequence[float], slope_s: Sequence[float]

@@ -55,6 +55,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         graphed_tokens=site.recipe.graphed_tokens,
         fixed_graphs=site.recipe.fixed_graphs,
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
+        hides_host=site.recipe.hides_host and pool.role.value in site.recipe.prepares_ahead,
         remote_step_s=site.recipe.remote_step_s if pool.layout.num_devices > 1 else 0.0,
         remote_s_per_seq=site.recipe.remote_s_per_seq if pool.layout.num_devices > 1 else 0.0,
         pads_ranks=site.recipe.pads_ranks,

@@ -15,10 +15,11 @@ P' = P/min(q, w), which is taken where they are not said.
 
 Where p > 0 and a batch has more tokens than graphs were captured for, it is combined with prefill_least, the time to
 launch its kernels one by one, by the smooth maximum (t⁴ + least⁴)^¼: host and device overlap, except that each waits
-for the other where both take about as long. Where an engine has no graphs at all, so are iterations without prompts
-(:func:`launched_decodes`). Of each decoding request v tokens are verified (1 without speculation), of
-which it gains ``tokens_per_step``. The terms in n alone are one table, so that K iterations of an unchanged decode
-batch, with C growing by n·tokens_per_step in each, sum in closed form::
+for the other where both take about as long. So are iterations without prompts of an engine that has no graphs at all,
+or whose host prepares the next iteration meanwhile (:func:`beside_the_host`); t holds no host then. Of each decoding
+request v tokens are verified (1 without speculation), of which it gains ``tokens_per_step``. The terms in n alone are
+one table, so that K iterations of an unchanged decode batch, with C growing by n·tokens_per_step in each, sum in closed
+form::
 
     Σ = K·(decode[n] + decode_context[n]·C) + decode_context[n]·n·tokens_per_step·K·(K − 1)/2
 """
@@ -190,12 +191,12 @@ class StepCost:
         seconds = seconds + np.where(num_seqs > 0, decodes, 0.0)
         has_prompts = num_prompts > 0
         seconds = seconds + np.where(has_prompts, self.prefill_fixed_s + self.prefill_pair_s * (pairs / spread), 0.0)
-        launched = _launched(seconds, self.prefill_least_s)
+        launched = longer(seconds, self.prefill_least_s)
         return np.asarray(np.where(has_prompts & (batch > self.graphed_tokens), launched, seconds))
 
 
-def _launched(seconds: FloatArray, least_s: float) -> FloatArray:
-    """Iterations of ``seconds`` on the device whose kernels take ``least_s`` to launch."""
+def longer(seconds: FloatArray, least_s: float | FloatArray) -> FloatArray:
+    """Iterations of ``seconds`` on the device in which the host works for ``least_s`` at the same time."""
     return np.asarray((seconds**OVERLAP_POWER + least_s**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER))
 
 
@@ -206,23 +207,27 @@ def _at(table: Sequence[float], index: IntArray) -> FloatArray:
     return np.asarray(np.asarray(table)[np.minimum(index, len(table) - 1)])
 
 
-def launched_decodes(cost: StepCost, shortest: float, longest: float) -> StepCost:
-    """The tables of an engine without graphs: decode iterations take (t⁴ + least⁴)^¼ of their time t, as prompts do.
+def beside_the_host(
+    cost: StepCost, least_s: tuple[float | FloatArray, float | FloatArray], contexts: tuple[float, float]
+) -> StepCost:
+    """The tables of an engine whose host works while decodes run: an iteration of time t takes (t⁴ + least⁴)^¼.
 
     That is nearly linear in the context: its chord between the shortest and the longest context of a request, which
     lies above it by at most some per cent, takes the place of the decodes' line.
 
     Args:
-        cost: with decodes as graphs replay them.
-        shortest: context of a decoding request at its first token.
-        longest: at its last, more than that.
+        cost: with what decodes take of the device.
+        least_s: of the host, at either context, [N] by requests where it grows with them: what it prepares of the next
+            iteration, or the launch of all kernels where no graphs were captured.
+        contexts: of a decoding request at its first token, and at its last, which is longer.
     """
+    shortest, longest = contexts
     counts = np.arange(1, cost.max_num_seqs + 1)
     none, fixed = np.zeros_like(counts), np.array(cost.decode_fixed_s)[1:]
     slope, ends = np.array(cost.decode_context_s)[1:], (counts * shortest, counts * longest)
-    replayed = [cost.steps_s(counts, held, none, none, none.astype(np.float64)) for held in ends]
-    low, high = (_launched(seconds, cost.prefill_least_s) for seconds in replayed)
-    rest = replayed[0] - fixed - slope * ends[0]
+    alone = [cost.steps_s(counts, held, none, none, none.astype(np.float64)) for held in ends]
+    low, high = (longer(seconds, least) for seconds, least in zip(alone, least_s, strict=True))
+    rest = alone[0] - fixed - slope * ends[0]
     grows = np.minimum(high - low, (low - rest) * (longest - shortest) / shortest) / (ends[1] - ends[0])
     starts = low - rest - grows * ends[0]
     return replace(cost, decode_fixed_s=[0.0, *starts.tolist()], decode_context_s=[0.0, *grows.tolist()])

@@ -8,9 +8,12 @@ f_im(θ); θ are the logarithms of :class:`~meshplan.catalogs.constants.serving.
     θ_ra = μ + φ_e + α_r + β_a + γ_ra
 
 μ is shared by all; φ is what an engine does in all of its releases, α what one of them (or of those that behave alike,
-an entry of ``engines.yaml``) does everywhere, β what a generation does under every engine, γ the rest. Every part is
-normal about 0, μ about the literature. So a release that nobody measured is expected to be like its engine's others, an
-engine that nobody measured like all, and few runs move only what they depend on.
+an entry of ``engines.yaml``) does everywhere, β what a generation does under every engine, γ the rest. What the host
+does (κ instead of φ) is that of the releases whose core is one program: vLLM's since 2025, "V1", has another
+scheduler, worker, sampler and API server than before, but the same models and kernels (blog.vllm.ai, 2025-01-27,
+v1-alpha-release), and TensorRT-LLM 1.x another executor. Every part is normal about 0, μ about the literature. So a
+release that nobody measured is expected to be like its engine's others, an engine that nobody measured like all, and
+few runs move only what they depend on.
 
 φ was chosen inside the folds (2026-11-26): with any one source left out, seven of eight sets of the others predict each
 other better with it than without, and the eighth with half of its spread. A trend of host times with the day of the
@@ -33,7 +36,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from meshplan.catalogs.constants.engine_recipes import engine_of_constants
+from meshplan.catalogs.constants.engine_recipes import core_of_constants, engine_of_constants
 from meshplan.catalogs.constants.serving import OwnLoad, ServingConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.prediction import FITTED_METRICS, TAIL_METRICS, PreparedRun
@@ -61,6 +64,7 @@ class Spread:
         generation: the hardware generation's part β, in units of :data:`GENERATION_SHARE` × ``prior``.
         own: a single server, about the set of its engine and generation.
         iteration: it is part of an iteration's time, in which a server is off by :data:`OWN_SHARED` at once.
+        core: its engine's part is that of the program that schedules and prepares, κ; else of models and kernels, φ.
     """
 
     prior: float
@@ -68,6 +72,7 @@ class Spread:
     generation: float = 1.0
     own: float
     iteration: bool = True
+    core: bool = False
 
 
 FIXED_SPREAD = 1e-6  # prior of a constant that may not move
@@ -85,13 +90,13 @@ FIXED_SPREAD = 1e-6  # prior of a constant that may not move
 FITTED: Mapping[str, Spread] = {
     "decode_factor": Spread(prior=0.07, engine=0.5, own=0.05),
     "prefill_factor": Spread(prior=0.2, engine=0.3, generation=0.5, own=0.2),
-    "host_step_s": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.4),
-    "host_s_per_seq": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.4),
+    "host_step_s": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.4, core=True),
+    "host_s_per_seq": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.4, core=True),
     "launch_s_per_layer": Spread(prior=0.5, generation=0.5, own=0.3),
     "launch_s_per_latent_layer": Spread(prior=0.5, generation=0.5, own=0.3),
     "launch_s_of_experts": Spread(prior=0.5, generation=0.5, own=0.3),
-    "first_token_steps": Spread(prior=FIXED_SPREAD, own=0.3, iteration=False),
-    "first_token_offset_s": Spread(prior=2.0, generation=0.2, own=0.3, iteration=False),
+    "first_token_steps": Spread(prior=FIXED_SPREAD, own=0.3, iteration=False, core=True),
+    "first_token_offset_s": Spread(prior=2.0, generation=0.2, own=0.3, iteration=False, core=True),
 }
 # Standard deviation of a single server's iterations as a whole, in the logarithm, besides those of each constant: all
 # times of an iteration multiplied by one factor.
@@ -100,6 +105,7 @@ OWN_SHARED = 0.15
 ENGINE_SHARE, GENERATION_SHARE, REST_SHARE = 0.5, 0.2, 0.3
 SPREAD = np.array([spread.prior for spread in FITTED.values()])
 OF_ENGINE = np.array([spread.engine for spread in FITTED.values()])
+OF_CORE = np.array([spread.core for spread in FITTED.values()])
 OF_GENERATION = np.array([spread.generation for spread in FITTED.values()])
 OWN_SPREAD = np.array([spread.own for spread in FITTED.values()])
 OWN_TOGETHER = np.array([OWN_SHARED * spread.iteration for spread in FITTED.values()])
@@ -134,6 +140,7 @@ class Kind(StrEnum):
 
     SHARED = "μ"
     ENGINE = "φ"
+    CORE = "κ"
     RELEASE = "α"
     GENERATION = "β"
     REST = "γ"
@@ -159,12 +166,13 @@ def parts_of(key: Key) -> tuple[Part, ...]:
     """The parts whose sum is the constants of a key; an engine or generation without a name has none of its own.
 
     >>> [f"{part.kind} {part.name}".strip() for part in parts_of(("vllm-v0", "hopper"))]
-    ['μ', 'φ vllm', 'α vllm-v0', 'β hopper', 'γ vllm-v0 on hopper']
+    ['μ', 'φ vllm', 'κ vllm-v0', 'α vllm-v0', 'β hopper', 'γ vllm-v0 on hopper']
     """
     name, generation = key
     found = [SHARED]
     if name:
-        found += [Part(Kind.ENGINE, engine_of_constants(name)), Part(Kind.RELEASE, name)]
+        found += [Part(Kind.ENGINE, engine_of_constants(name)), Part(Kind.CORE, core_of_constants(name))]
+        found.append(Part(Kind.RELEASE, name))
     if generation:
         found.append(Part(Kind.GENERATION, generation))
     if name and generation:
@@ -174,9 +182,11 @@ def parts_of(key: Key) -> tuple[Part, ...]:
 
 def spread_of(part: Part) -> FloatArray:
     """Prior standard deviation of a part, by constant."""
+    engine = ENGINE_SHARE * OF_ENGINE * SPREAD
     return {
         Kind.SHARED: SPREAD,
-        Kind.ENGINE: ENGINE_SHARE * OF_ENGINE * SPREAD,
+        Kind.ENGINE: np.where(OF_CORE, FIXED_SPREAD, engine),
+        Kind.CORE: np.where(OF_CORE, engine, FIXED_SPREAD),
         Kind.RELEASE: ENGINE_SHARE * OF_ENGINE * SPREAD,
         Kind.GENERATION: GENERATION_SHARE * OF_GENERATION * SPREAD,
         Kind.REST: REST_SHARE * SPREAD,

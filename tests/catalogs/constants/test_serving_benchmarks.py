@@ -128,8 +128,7 @@ def test_scripts_hold_for_every_release_that_shares_the_constants_of_their_engin
 def started_with(recipe: EngineRecipe, server: BenchmarkServer) -> dict[str, object]:
     """What a run of an entry that meets no condition but its engine, source, device and model is started with."""
     run = replace(RUN, title=server.in_source, device=server.devices[0], model=server.model, role=server.role)
-    found = started_as(recipe, replace(run, is_vendors=True))
-    return {name: getattr(found, name) for name in server.settings}
+    return settings_of(recipe, replace(run, is_vendors=True))
 
 
 def test_workers_with_a_role_of_their_own_are_started_apart() -> None:

@@ -123,7 +123,7 @@ def test_a_pair_of_workers_needs_two_devices(catalog: Catalog) -> None:
     """Prefill and decode workers apart do not carry what one device does not: the rate is too high for it."""
     asked = spec(
         model="qwen3-30b-a3b",
-        workload={"input_length": 2000, "output_length": 500, "request_rate_per_s": 4, "num_requests": 200},
+        workload={"input_length": 2000, "output_length": 500, "request_rate_per_s": 6, "num_requests": 200},
         slo={"ttft_p95_s": 2, "tpot_p95_s": 0.05},
         constraints={"max_devices": 1},
     )

@@ -61,7 +61,7 @@ def test_a_worker_in_an_instance_is_slower_than_on_the_whole_device_and_faster_i
     profiles = [None, EVERYTHING, *(known[name] for name in ("3g.40gb", "2g.20gb", "1g.10gb"))]
     costs = [pool_worker(problem.site, replace(pool, share=one), problem.workload).step_cost() for one in profiles]
     for load in LOADS:
-        times = [cost.decode_s(load) + cost.decode_context_s[load] * load * 576.5 for cost in costs]
+        times = [cost.decode_s(load) + cost.decode_context_s[load] * load * 96.5 for cost in costs]
         assert times == sorted(times), load
 
 

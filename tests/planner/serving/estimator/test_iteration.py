@@ -405,3 +405,18 @@ def test_ranks_gather_all_tokens_where_nothing_sends_them_to_single_experts(
     assert replace(split, gathers_tokens=True).expert_exchange_s(tokens) == pytest.approx(gathered)
     one = replace(gathers, layout=Layout(tensor_parallel=8, expert_parallel=8))
     assert not one.expert_exchange_s(tokens).any()  # no ranks: the all-reduce suffices
+
+
+@pytest.mark.parametrize(
+    ("slug", "ratio"), [("gb200", 37.08 / 13.48), ("gh200", 33.17 / 13.48), ("b200-sxm-180gb", 1.0)]
+)
+def test_hosts_launch_eager_layers_as_fast_as_they_were_measured(
+    catalog: Catalog, llama: ModelShape, machine: Machine, slug: str, ratio: float
+) -> None:
+    """Grace beside a Xeon (NVIDIA/TransformerEngine, issue 2053); what graphs or a compiler launch was not compared."""
+    there = replace(machine, device=catalog.device(slug))
+    constants = ServingConstants(host_step_s=0.0, launch_s_per_layer=1e-4)
+    for cuda_graphs, times in ((True, 1.0), (False, ratio)):
+        limits = EngineLimits(max_num_seqs=64, max_batched_tokens=4096, cuda_graphs=cuda_graphs)
+        cost = worker_of(llama, there, limits=limits, constants=constants).step_cost()
+        assert cost.prefill_least_s == pytest.approx(times * 80 * 1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +44,7 @@ def replica(problem: ServingProblem, share: DeviceShare | None) -> Pool:
 
 def iteration_s(cost: StepCost, load: int) -> float:
     """A decode iteration of so many requests half-way through."""
-    return float(cost.decode_s(load) + cost.decode_context_s[load] * load * 576.0)
+    return float(cost.decode_s(load) + cost.decode_context_s[load] * load * 96.0)
 
 
 def test_the_device_takes_as_often_as_long_and_the_host_as_long_as_ever(catalog: Catalog) -> None:
@@ -51,13 +52,26 @@ def test_the_device_takes_as_often_as_long_and_the_host_as_long_as_ever(catalog:
     problem = question(catalog)
     memory = problem.machines["dgx-h100"].device.memory_bytes
     shares = [None, *(MpsShare.of(memory, count) for count in (2, 4))]
-    one, two, four = (
-        pool_worker(problem.site, replica(problem, share), problem.workload).step_cost() for share in shares
-    )
+    workers = [pool_worker(problem.site, replica(problem, share), problem.workload) for share in shares]
+    one, two, four = (replace(worker, hides_host=False).step_cost() for worker in workers)
     for load in LOADS:
         device = iteration_s(two, load) - iteration_s(one, load)
         assert 0.0 < device < iteration_s(one, load)  # the rest is the host's
         assert iteration_s(four, load) - iteration_s(one, load) == pytest.approx(3.0 * device)
+
+
+def test_a_host_that_prepares_ahead_hides_behind_replicas(catalog: Catalog) -> None:
+    """About the longer of host and n · device: never less than either, nor more than both."""
+    problem = question(catalog)
+    memory = problem.machines["dgx-h100"].device.memory_bytes
+    for share in (None, *(MpsShare.of(memory, count) for count in (2, 4))):
+        ahead = pool_worker(problem.site, replica(problem, share), problem.workload)
+        assert ahead.hides_host
+        idle = replace(ahead.constants, host_step_s=0.0, host_s_per_seq=0.0)
+        step_s, per_seq = ahead.host_times(ahead.constants)
+        for load in LOADS:
+            device, host = iteration_s(ahead.step_cost(idle), load), step_s + per_seq * load
+            assert max(device, host) <= iteration_s(ahead.step_cost(), load) < device + host
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 7, MOST_REPLICAS])

@@ -59,6 +59,26 @@ def test_a_release_that_nobody_measured_is_expected_to_be_like_its_engines_other
     assert 1.1e-3 < waits["vllm"] * 1.1 < waits["sglang"] < waits["trtllm"] < 3e-3
 
 
+def test_a_core_written_anew_says_nothing_of_the_host_before_it_but_both_launch_alike() -> None:
+    """vLLM of 2023 and 0.6 took three times as long for host and launches: today's takes after their launches alone."""
+    names = list(FITTED)
+    host, launch = names.index("host_step_s"), names.index("launch_s_per_layer")
+    prior = PARAMETERS.vector(ServingConstants())
+    seen = [(name, constant) for name in ("vllm-2023", "vllm-v0") for constant in (host, launch)]
+    linear = Linear(
+        at=np.zeros(len(FITTED)),
+        residual=np.array([prior[constant] + np.log(3.0) for _, constant in seen]),
+        slope=np.array([np.eye(len(FITTED))[constant] for _, constant in seen]),
+        noise=np.full(len(seen), 0.05),
+        weight=np.ones(len(seen)),
+    )
+    owners = [cast("Row", SimpleNamespace(key=(name, "hopper"))) for name, _ in seen]
+    theta = solve(linear, owners, prior)
+    today, another = (theta((name, "hopper")) for name in ("vllm", "sglang"))
+    assert today[host] == pytest.approx(another[host], abs=1e-6)
+    assert today[launch] > another[launch] + 0.05
+
+
 def test_iterations_prepared_ahead_are_documented_and_no_published_run_moves_them() -> None:
     """Whatever waits thrice as long for its first token does not prepare three iterations ahead."""
     steps = list(FITTED).index("first_token_steps")
