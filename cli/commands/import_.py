@@ -167,6 +167,7 @@ def _variables(pairs: list[str]) -> dict[str, str]:
 def spec_text(found: Imported) -> str:
     """The spec as YAML, with what a reader has to know as comments."""
     from meshplan.catalogs.untrusted.quoting import yaml_text  # start-up: as the others of this module
+    from meshplan.planner.imports.sources.idle_flags import idle_text
 
     is_pinned = "fixed" in found.spec
     held = "'fixed' pins its choices: meshplan estimate prices them" if is_pinned else "its choices are left free"
@@ -178,6 +179,8 @@ def spec_text(found: Imported) -> str:
         notes += ["Understood, but not expressible in a spec:", *(f"  {text}" for text in found.left_out)]
     if found.unread:
         notes += ["Not understood, so not in the estimate:", *(f"  {text}" for text in found.unread)]
+    if found.idle:
+        notes += [f"{idle_text(found.idle)}."]
     return "".join(_comment(note) for note in notes) + yaml_text(_plain(found.spec))
 
 
@@ -189,7 +192,13 @@ def _comment(text: str) -> str:
     body = shown.lstrip()
     indent = " " * (len(shown) - len(body))
     return (
-        textwrap.fill(body, width=_COMMENT_WIDTH, initial_indent=f"# {indent}", subsequent_indent=f"# {indent}  ")
+        textwrap.fill(
+            body,
+            width=_COMMENT_WIDTH,
+            initial_indent=f"# {indent}",
+            subsequent_indent=f"# {indent}  ",
+            break_on_hyphens=False,
+        )
         + "\n"
     )
 
@@ -202,6 +211,7 @@ def _plain(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _next_commands(found: Imported, out: Path) -> str:
     counts = f"{len(found.assumed)} assumed, {len(found.left_out)} not expressible, {len(found.unread)} not understood"
+    counts += f", {len(found.idle)} without influence" if found.idle else ""
     text = f"{out}: read from {found.source} ({counts}; the file lists them). Next:\n\n"
     if "fixed" not in found.spec:
         return text + f"  meshplan plan {out} --tag better    # a better plan\n  meshplan compare current better\n"
@@ -240,6 +250,7 @@ def _compare(found: Imported, catalog: Catalog, form: Format, keep: Callable[[Pl
     from meshplan.cli.reports.comparison import comparison_report
     from meshplan.cli.reports.plan import is_infeasible, show_plan
     from meshplan.planner.compare import compare_plans
+    from meshplan.planner.imports.sources.idle_flags import idle_text
     from meshplan.planner.service import estimate_plan, make_plan
 
     mine = estimate_plan(found.spec, catalog)
@@ -265,6 +276,7 @@ def _compare(found: Imported, catalog: Catalog, form: Format, keep: Callable[[Pl
     )
     lines += [f"assumed: {one.term} = {one.value} ({one.why})" for one in found.assumed]
     lines += [f"not understood: {text}" for text in found.unread]
+    lines += [idle_text(found.idle)] if found.idle else []
     named = replace(comparison, plan_ids=(_CURRENT, _PROPOSED))
     text = "".join(f"{line}\n" for line in lines) + "\n" + comparison_report(named, width=terminal_width())
     if changes:

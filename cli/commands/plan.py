@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +45,6 @@ from meshplan.cli.render import Format
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.core.plan import Plan
-    from meshplan.planner.core.solution import OnProgress
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -138,11 +137,8 @@ def plan(
     Exit code 3 when no plan exists; the answer then names the binding constraint and the least change. Exit code 5
     when --certify finds that the second way disagrees.
     """
-    from meshplan.cli.progress import progress_line
     from meshplan.cli.reports.plan import is_infeasible
-    from meshplan.cli.stored import check_tag
     from meshplan.planner.core.certificate import disagrees
-    from meshplan.planner.service import check_files, make_plan
 
     asked = Asked(
         model=model,
@@ -162,18 +158,14 @@ def plan(
     service = server_of(context)
     if download:
         _fetch_model(document, catalog, base, service)
-    check_tag(tag, catalog)
-    if out is not None:
-        check_files(document, catalog, base=base, script=script)
+    keep = Keep(store=store, name=name, tag=tag, out=out, script=script, force=force, db=db)
     options: dict[str, Any] = {"seed": seed, "top": top, "time_limit_s": time_limit, "certify": certify}
-    memory_bytes = parse_quantity(memory_limit, Dimension.BYTES)
-    with progress_line() as on_progress:
-        if service is not None:
-            made = _asked_elsewhere(service, document, on_progress, options, stores=bool(name or tag or not store))
-        else:
-            limits: dict[str, Any] = {"memory_limit_bytes": memory_bytes, "since_start": True}
-            made = make_plan(document, catalog, base=base, on_progress=on_progress, **limits, **options)
-    keep = Keep(store=store and service is None, name=name, tag=tag, out=out, script=script, force=force, db=db)
+    _check_kept(document, catalog, base, keep)
+    if service is None:
+        made = _answered_here(document, catalog, base, memory_limit, options)
+    else:
+        made = _asked_elsewhere(service, document, keep, options)
+        keep = replace(keep, store=False)
     _show_and_keep(made, catalog, keep, form, full=full)
     if disagrees(made.certificate):
         raise typer.Exit(EXIT_SOLVER)
@@ -193,17 +185,6 @@ def _fetch_model(document: dict[str, Any], catalog: Catalog, base: Path, service
         sys.stderr.write(f"fetched: {download_config(model)}\n")
 
 
-def _asked_elsewhere(
-    service: str, document: dict[str, Any], on_progress: OnProgress, options: dict[str, Any], *, stores: bool
-) -> Plan:
-    """The answer of a service, which stores it."""
-    from meshplan.cli.client import Client
-
-    if stores:
-        raise typer.BadParameter("the service stores its plans: leave --name, --tag and --no-store out")
-    return Client(service).plan(document, on_progress=on_progress, **options)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
     """What becomes of a plan that was found: the options of that name."""
@@ -215,6 +196,42 @@ class Keep:
     script: str
     force: bool
     db: str | None
+
+
+def _check_kept(document: dict[str, Any], catalog: Catalog, base: Path, keep: Keep) -> None:
+    """Whether what is to become of a plan can be done, before it is looked for."""
+    from meshplan.cli.stored import check_tag
+    from meshplan.planner.service import check_files
+
+    check_tag(keep.tag, catalog)
+    if keep.out is not None:
+        check_files(document, catalog, base=base, script=keep.script)
+
+
+def _answered_here(
+    document: dict[str, Any], catalog: Catalog, base: Path, memory_limit: str, options: dict[str, Any]
+) -> Plan:
+    """The answer of this process."""
+    from meshplan.cli.progress import progress_line
+    from meshplan.planner.service import make_plan
+
+    limits: dict[str, Any] = {
+        "memory_limit_bytes": parse_quantity(memory_limit, Dimension.BYTES),
+        "since_start": True,
+    }
+    with progress_line() as on_progress:
+        return make_plan(document, catalog, base=base, on_progress=on_progress, **limits, **options)
+
+
+def _asked_elsewhere(service: str, document: dict[str, Any], keep: Keep, options: dict[str, Any]) -> Plan:
+    """The answer of a service, which stores it."""
+    from meshplan.cli.client import Client
+    from meshplan.cli.progress import progress_line
+
+    if keep.name or keep.tag or not keep.store:
+        raise typer.BadParameter("the service stores its plans: leave --name, --tag and --no-store out")
+    with progress_line() as on_progress:
+        return Client(service).plan(document, on_progress=on_progress, **options)
 
 
 def _show_and_keep(made: Plan, catalog: Catalog, keep: Keep, form: Format, *, full: bool) -> None:

@@ -14,7 +14,7 @@ Student's over the means of the runs and Wilson's, which takes all requests to b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -136,17 +136,15 @@ def replay(
         spread = service.burstiness if burstiness is None else burstiness
         shares = np.array(allocation.routing[scenario])[:, span]
         run = _Runs(problem, offerings, allocation, service, scenario)
+        streams = ((seed, sample(service, rates, num_requests, spread, (seed, index))) for seed in seeds)
         try:
-            for made, seed in enumerate(seeds):
-                if made and budget is not None and budget.stopped:
-                    break
-                runs = max(runs, made + 1)
-                requests, bucket = sample(service, rates, num_requests, spread, (seed, index))
-                run.serve(requests, bucket, shares, seed)
-                total += len(requests)
+            run.serve_each(streams, shares, budget)
         except SpecError as error:
             notes.append(f"{service.name}: {error.problems[0].message}")
             continue
+        finally:
+            runs = max(runs, run.num_runs)
+            total += run.num_requests
         kept += [run.kept(index, slo) for slo in service.slos]
         by_kind |= run.by_kind
         rejected += run.num_rejected
@@ -220,7 +218,25 @@ class _Runs:
         self.within: dict[Slo, list[BoolArray]] = {slo: [] for slo in service.slos}
         self.latency: dict[Slo, list[NDArray[np.float64]]] = {slo: [] for slo in service.slos}
         self.of_kind: dict[int, list[BoolArray]] = {}
-        self.num_rejected = 0
+        self.num_rejected = self.num_runs = self.num_requests = 0
+
+    def serve_each(
+        self,
+        streams: Iterable[tuple[int, tuple[Requests, IntArray]]],
+        shares: NDArray[np.float64],
+        budget: Budget | None,
+    ) -> None:
+        """Serve stream after stream (seed, requests, and their buckets) until the budget is spent, at least one.
+
+        Raises:
+            SpecError: the simulator cannot express how the plan pairs prefill and decode kinds.
+        """
+        for seed, (requests, bucket) in streams:
+            self.num_runs += 1
+            self.serve(requests, bucket, shares, seed)
+            self.num_requests += len(requests)
+            if budget is not None and budget.stopped:
+                break
 
     @property
     def by_kind(self) -> dict[int, float]:

@@ -90,6 +90,7 @@ class Reading:
         source_flags: by term, the arguments that state it.
         assumed: values that nothing states.
         unread: arguments that no table knows, as written.
+        idle: flags on which no plan depends.
         left_out: what is understood and has no field in a spec.
         problems: contradictions, and values that cannot be meant.
         model: name or path as written; empty where only sizes are known.
@@ -106,6 +107,7 @@ class Reading:
     source_flags: dict[str, str] = field(default_factory=dict)
     assumed: list[Assumption] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     model: str = ""

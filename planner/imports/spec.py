@@ -73,6 +73,7 @@ class Imported:
         assumed: values that nothing states.
         left_out: understood, but a spec has no field for it.
         unread: flags that no table knows.
+        idle: flags on which no plan depends.
     """
 
     source: str
@@ -81,6 +82,7 @@ class Imported:
     assumed: tuple[Assumption, ...]
     left_out: tuple[str, ...] = ()
     unread: tuple[str, ...] = field(default=())
+    idle: tuple[str, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -91,6 +93,7 @@ class Imported:
             "assumed": [{"term": one.term, "value": one.value, "why": one.why} for one in self.assumed],
             "left_out": list(self.left_out),
             "unread": list(self.unread),
+            "idle": list(self.idle),
         }
 
 
@@ -153,6 +156,7 @@ def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
         assumed=tuple(reading.assumed),
         left_out=tuple(reading.left_out),
         unread=tuple(dict.fromkeys(reading.unread)),
+        idle=tuple(dict.fromkeys(reading.idle)),
     )
 
 
@@ -187,7 +191,7 @@ def _serving_part(
 def _objective(reading: Reading, spec: dict[str, Any]) -> None:
     """The nodes run and are paid: a proposal that leaves GPUs of theirs idle and answers later would be no better."""
     spec["objective"] = ServingObjective.USD_PER_MILLION_TOKENS.value
-    why = "the nodes that run now are paid as a whole; throughput_per_device would favour fewer GPUs at work"
+    why = "the nodes that run now are paid as a whole"
     reading.assumed.append(Assumption(term="objective", value=spec["objective"], why=why))
 
 

@@ -79,12 +79,7 @@ def resolve_serving(
     problems = Problems()
     shape = shape or look_up_shape(spec.model, catalog, base, problems)
     nodes = _node_types(spec, catalog, problems)
-    problems.check()
-    if shape is None:
-        raise AssertionError("a missing shape is a problem, and problems were checked")
-    shape = served_shape(spec, shape, problems)
-    workload = _workload(spec, shape, base, problems)
-    problems.check()
+    shape, workload = _what_is_served(spec, shape, base, problems)
     prices, machines = _priced_machines(spec, nodes, problems)
     stored = _stored(spec, shape, catalog, base, problems)
     problems.check()
@@ -124,6 +119,23 @@ def resolve_serving(
     )
     sources = _sources(problem, prices) | ({} if stored is None else {CHECKPOINT_FORMATS: stored.description})
     return ResolvedServing(problem=problem, prices=prices, sources=sources)
+
+
+def _what_is_served(
+    spec: ServingSpec, shape: ModelShape | None, base: Path, problems: Problems
+) -> tuple[ModelShape, ServingWorkload]:
+    """The model as it is served, and its requests.
+
+    Raises:
+        SpecError: what was looked up is missing, or does not fit together.
+    """
+    problems.check()
+    if shape is None:
+        raise AssertionError("a missing shape is a problem, and problems were checked")
+    shape = served_shape(spec, shape, problems)
+    workload = _workload(spec, shape, base, problems)
+    problems.check()
+    return shape, workload
 
 
 def _priced_machines(

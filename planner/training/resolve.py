@@ -118,12 +118,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     machine, profile = _machine(spec, cluster, price, catalog, problems)
     workload = _workload(spec, shape, rules, base)
     rules = _of_what_is_trained(rules, shape, workload)
-    check_stacks(spec, shape, problems)
-    check_mapping(spec, machine.network, problems)
-    check_choices(spec, shape, machine, problems)
-    check_framework(spec, shape, rules, problems)
-    check_layers(spec, shape, rules, problems)
-    check_offload(spec, machine, problems)
+    _check(spec, shape, machine, rules, problems)
     limits = _limits(spec, machine, workload, price, problems)
     identity = cluster_identity(spec.cluster, cluster.groups[0].node.slug)
     calibration = calibration_for(catalog, rules.name, machine.device.architecture, cluster=identity)
@@ -153,6 +148,16 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         identity=identity,
         assumed=() if spec.run is None else tuple(assumed(spec.run)),
     )
+
+
+def _check(spec: TrainingSpec, shape: ModelShape, machine: Machine, rules: FrameworkRules, problems: Problems) -> None:
+    """What of the question cannot be met, whatever is searched."""
+    check_stacks(spec, shape, problems)
+    check_mapping(spec, machine.network, problems)
+    check_choices(spec, shape, machine, problems)
+    check_framework(spec, shape, rules, problems)
+    check_layers(spec, shape, rules, problems)
+    check_offload(spec, machine, problems)
 
 
 def _run(

@@ -77,6 +77,19 @@ def write(url: str, number: int, each: int) -> None:
         rows.insert(plan(f"{number:04x}{index:08x}"), tag="newest")
 
 
+def tag(url: str, number: int, each: int) -> None:
+    """Tag a plan of one's own once, then, in turn with all others, one plan that all share."""
+    rows = PlanRows(open_database(url))
+    rows.insert(plan("ffff00000000"))
+    rows.insert(plan(f"{number:04x}00000000"))
+    rows.tag(f"{number:04x}00000000", f"own-{number}")
+    for index in range(each):
+        mine = f"shared-{number}-{index}"
+        told = rows.tag("ffff00000000", mine).tag
+        if told != mine:
+            raise RuntimeError(f"{mine} was given, {told} is told")
+
+
 def submit(url: str, number: int, each: int) -> None:
     """Ask questions that others ask, too, in another order."""
     jobs = Jobs(open_database(url))
@@ -182,6 +195,7 @@ ACTIONS = {
     "upgrade": upgrade,
     "import": import_,
     "write": write,
+    "tag": tag,
     "submit": submit,
     "work": work,
 }

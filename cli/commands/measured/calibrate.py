@@ -86,41 +86,48 @@ PowerOption = Annotated[
 ]
 
 
+ScratchOption = Annotated[
+    bool,
+    typer.Option(
+        "--from-scratch", help="Fit all sets anew from the literature's constants; default: refine the catalog's."
+    ),
+]
+TracesOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Traces that serving runs replayed, named TYPE.csv[.gz].", show_default=False),
+]
+HoldOutOption = Annotated[
+    HoldOut | None,
+    typer.Option(
+        help="What is left out together when errors are taken: of your own runs run (default), layout or group; "
+        "from scratch, source (default), framework, device, generation, kernels or group.",
+        show_default=False,
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the errors; do not store the constants.")]
+ExportOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.yaml",
+        help="Also write the constants; those of serving to serving_FILE.yaml, of power to power_FILE.yaml.",
+        show_default=False,
+    ),
+]
+
+
 @app.command()
 def calibrate(
     observations: FilesArgument = None,
     recorded: RecordedOption = False,
     accept: AcceptOption = None,
     undo: UndoOption = False,
-    from_scratch: Annotated[
-        bool,
-        typer.Option(
-            "--from-scratch", help="Fit all sets anew from the literature's constants; default: refine the catalog's."
-        ),
-    ] = False,
-    traces: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Traces that serving runs replayed, named TYPE.csv[.gz].", show_default=False),
-    ] = None,
-    hold_out: Annotated[
-        HoldOut | None,
-        typer.Option(
-            help="What is left out together when errors are taken: of your own runs run (default), layout or group; "
-            "from scratch, source (default), framework, device, generation, kernels or group.",
-            show_default=False,
-        ),
-    ] = None,
+    from_scratch: ScratchOption = False,
+    traces: TracesOption = None,
+    hold_out: HoldOutOption = None,
     free: FreeOption = None,
     power: PowerOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the errors; do not store the constants.")] = False,
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.yaml",
-            help="Also write the constants; those of serving to serving_FILE.yaml, of power to power_FILE.yaml.",
-            show_default=False,
-        ),
-    ] = None,
+    dry_run: DryRunOption = False,
+    export: ExportOption = None,
     force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,

@@ -15,6 +15,7 @@ from meshplan.planner.emit.serving.script import WORKERS_FILE
 from meshplan.planner.emit.serving.terms import MEMORY_SHARES
 from meshplan.planner.emit.terms import Term, read_all
 from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
+from meshplan.planner.imports.sources.idle_flags import idle_flags
 from meshplan.planner.serving.problem.spec import LayoutSpec
 
 _DEGREES = (
@@ -102,7 +103,10 @@ class EngineSource:
         reading.model = str((named or loose or [""])[0])
         known = {*self.model_flags, *_FORMAT_FLAGS, *(key for term in self.terms for key in term.keys)}
         _take_formats(reading, arguments)
-        reading.unread += [as_written(flag, value) for flag, value in arguments.items() if flag not in known]
+        unknown = {flag: value for flag, value in arguments.items() if flag not in known}
+        idle = idle_flags(unknown)
+        reading.idle += idle
+        reading.unread += [as_written(flag, value) for flag, value in unknown.items() if flag not in idle]
         return reading
 
 

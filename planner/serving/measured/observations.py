@@ -117,19 +117,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
     machine = reader.machine(hardware)
     # vLLM keeps no prefixes of models with recurrent layers unless told to (vllm-project/vllm, pull request 23716).
     workload = observed_workload(row, asked, traces, caches_prefixes=not shape.num_recurrent_layers)
-    run = BenchmarkRun(
-        title=title,
-        device=machine.device.slug,
-        model=str(model.values.get("name", "")),
-        precision=str(row.get("precision")),
-        input_length=workload.input_length,
-        output_length=workload.output_length,
-        concurrency=workload.concurrency or 0,
-        tensor_parallel=1,
-        attention_data_parallel=1,
-        is_vendors=has_caveat(row, VENDOR_MARK),
-        measured_on=measured_on(row),
-    )
+    run = _benchmark(row, title, machine, workload)
     if disaggregated:
         first = started_as(recipe, benchmark_run(run, Section(degrees.values, "prefill"), Role.PREFILL))
         recipe = replace(recipe, gathers_tokens=first.gathers_tokens)
@@ -151,10 +139,9 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
     pools = observed_pools(server, degrees, disaggregated=disaggregated)
     if has_caveat(row, NCCL_MARK):
         pools = tuple(replace(pool, limits=replace(pool.limits, custom_all_reduce=False)) for pool in pools)
-    name = row_id(row)
     return ServedRun(
-        id=name,
-        group=str(row.get("group") or name),
+        id=row_id(row),
+        group=str(row.get("group") or row_id(row)),
         shape=shape,
         machine=machine,
         config=ServingConfig(
@@ -172,6 +159,23 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         steady_window=asked.whole("max_num_seqs") if asked.flag("steady_state", default=False) else None,
         num_before=num_before(asked),
         power_of_decodes=measures_decodes_alone(title),
+    )
+
+
+def _benchmark(row: Mapping[str, Any], title: str, machine: Machine, workload: ServingWorkload) -> BenchmarkRun:
+    """A row as its benchmark ran it, on one device until its degrees are read."""
+    return BenchmarkRun(
+        title=title,
+        device=machine.device.slug,
+        model=str(Section(row, "model").values.get("name", "")),
+        precision=str(row.get("precision")),
+        input_length=workload.input_length,
+        output_length=workload.output_length,
+        concurrency=workload.concurrency or 0,
+        tensor_parallel=1,
+        attention_data_parallel=1,
+        is_vendors=has_caveat(row, VENDOR_MARK),
+        measured_on=measured_on(row),
     )
 
 

@@ -160,30 +160,26 @@ class ObservationReader(MachineReader):
         if recipe.unstated.unties_head:
             shape = replace(shape, tie_word_embeddings=False)
         machine = self.machine(hardware)
-        lora = Section(model.values, "lora", required=False)
         practice, unstated_switches = observed_practice(row, choices, benchmark)
+        asked = TrainingWorkload(
+            sequence_length=workload.whole("sequence_length"),
+            global_batch_size=choices.whole("global_batch_size"),
+            precision=precision,
+            phase=phase,
+            drops_tokens=choices.flag("drops_tokens", default=DROPPING_MARK in str(model.values.get("name", ""))),
+            is_eager=not choices.flag("torch_compile", default=not recipe.unstated.is_eager),
+            scales_rows=_scales_rows(row),
+            overlaps_tensor_parallel=_overlaps_tensor_parallel(choices),
+            practice=practice,
+            recompute_modules=observed_modules(choices),
+        )
         problem = TrainingProblem(
             shape=shape,
             machine=machine,
             rules=ANY_FRAMEWORK,
             objective=TrainingObjective.THROUGHPUT,
             calibration=calibration,
-            workload=TrainingWorkload(
-                sequence_length=workload.whole("sequence_length"),
-                global_batch_size=choices.whole("global_batch_size"),
-                precision=precision,
-                phase=phase,
-                drops_tokens=choices.flag("drops_tokens", default=DROPPING_MARK in str(model.values.get("name", ""))),
-                adapts_mlp=phase.has_adapters and _adapts_mlp(lora, phase),
-                lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase.has_adapters else 0,
-                frozen_weights="gptq" if "gptq" in str(lora.values.get("base_weights") or "").lower() else "nf4",
-                trains_vocabulary=phase.has_adapters and "lm_head" in (lora.values.get("trained_fully") or ()),
-                is_eager=not choices.flag("torch_compile", default=not recipe.unstated.is_eager),
-                scales_rows=_scales_rows(row),
-                overlaps_tensor_parallel=_overlaps_tensor_parallel(choices),
-                practice=practice,
-                recompute_modules=observed_modules(choices),
-            ),
+            workload=_with_adapters(asked, Section(model.values, "lora", required=False)),
             limits=TrainingLimits(
                 memory_bytes=float(machine.device.usable_memory_bytes), max_devices=machine.num_devices
             ),
@@ -221,6 +217,18 @@ def _phase(workload: Section) -> Phase:
     if phase is Phase.LORA and frozen.startswith(FOUR_BITS):
         return Phase.QLORA
     raise UnsupportedError(f"{phase.value} on weights frozen in {shown(frozen)} is not modelled")
+
+
+def _with_adapters(workload: TrainingWorkload, lora: Section) -> TrainingWorkload:
+    """The workload with what a row says of its adapters and of the weights below them."""
+    phase = workload.phase
+    return replace(
+        workload,
+        adapts_mlp=phase.has_adapters and _adapts_mlp(lora, phase),
+        lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase.has_adapters else 0,
+        frozen_weights="gptq" if "gptq" in str(lora.values.get("base_weights") or "").lower() else "nf4",
+        trains_vocabulary=phase.has_adapters and "lm_head" in (lora.values.get("trained_fully") or ()),
+    )
 
 
 def _adapts_mlp(lora: Section, phase: Phase) -> bool:

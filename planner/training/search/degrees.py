@@ -31,7 +31,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -60,6 +60,7 @@ from meshplan.planner.training.search.memory_savers import (
     with_least_share,
 )
 from meshplan.planner.training.search.objective import Objective
+from meshplan.planner.training.search.options import SearchOptions
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
 from meshplan.planner.training.search.seen import PricedBatch, Seen
 from meshplan.planner.training.search.space import Space
@@ -79,17 +80,8 @@ def whole_of(problem: TrainingProblem) -> TrainingProblem:
 
 
 class DegreeSearch:
-    """One search with its incumbents and its report.
-
-    Args:
-        problem: the question.
-        keep: incumbents to keep.
-        space: what there is to search; None to make it.
-        usual_splits: layers are split as evenly as possible only, for a comparison that needs no proof.
-        incumbents: what keeps candidates, in a search that looks at no other splits of the layers; None: the best.
-        cutoff: objective of a plan that is known already; the search then proves what is better, or that nothing is.
-        seen: what a search of the space, or of one that it is a part of, has seen; it
-            begins with what that has priced.
+    """One search with its incumbents and its report; arguments beside the question are its
+    :class:`~meshplan.planner.training.search.options.SearchOptions`.
     """
 
     def __init__(
@@ -432,7 +424,11 @@ class DegreeSearch:
 
 
 def search_degrees(
-    problem: TrainingProblem, *, budget: Budget | None = None, on_progress: OnProgress | None = None, **options: Any
+    problem: TrainingProblem,
+    *,
+    budget: Budget | None = None,
+    on_progress: OnProgress | None = None,
+    **options: Unpack[SearchOptions],
 ) -> tuple[Solution[ScoredConfig], DegreeSearch]:
     """Find the best configuration; see the module docstring.
 
@@ -440,7 +436,7 @@ def search_degrees(
         problem: the question.
         budget: what it may spend.
         on_progress: called with incumbent and bound during the search.
-        options: arguments of :class:`DegreeSearch`.
+        options: see :class:`~meshplan.planner.training.search.options.SearchOptions`.
 
     Returns:
         The solution, and the search with its incumbents (``best``) and its ``report``.

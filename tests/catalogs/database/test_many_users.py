@@ -13,6 +13,7 @@ from meshplan.catalogs.database.connection import connect, parse_url, writing
 from meshplan.catalogs.database.jobs import Jobs
 from meshplan.catalogs.database.migrations import upgrade
 from meshplan.catalogs.database.opening import open_database
+from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.tables import jobs
 from meshplan.catalogs.database.upgrade import upgrade_database
 
@@ -43,6 +44,20 @@ def test_writers_lose_and_repeat_nothing(store: Store) -> None:
     came = crowd("write", store.seeded(), 4, 10)
     assert came["failures"] == 0, came["errors"]
     assert (came["plans"], came["tags"], came["sequences_are_1_to_n"]) == (4 * 10 + 10, 1, True)
+
+
+def test_plans_that_are_tagged_at_once_keep_their_tags(store: Store) -> None:
+    """A plan has one tag: of those who give one to the same plan each is told its own, and the last stays."""
+    url = store.seeded()
+    came = crowd("tag", url, 3, 10)
+    assert came["failures"] == 0, came["errors"]
+    assert (came["plans"], came["tags"]) == (4, 4)
+    engine = open_database(url)
+    rows = PlanRows(engine)
+    own = [rows.get(f"own-{number}").plan_id for number in range(3)]
+    assert own == [f"{number:04x}00000000" for number in range(3)]
+    assert str(rows.get("ffff00000000").tag).startswith("shared-")
+    engine.dispose()
 
 
 def test_submitters_and_workers_do_every_question_once(store: Store) -> None:

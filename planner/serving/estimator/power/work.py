@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.catalogs.surfaces.experts import distinct_experts
 from meshplan.planner.cluster.power import DeviceWork
 from meshplan.planner.core.arrays import FloatArray
@@ -70,18 +70,11 @@ def iteration_work(
     head = worker.quantization.ends
     by_width[SCHEMES[head].weight_bytes < BYTES_16_BIT] += batches * SCHEMES[head].weight_bytes * columns
     compute = compute + 2.0 * (decodes * verified + (prompt_tokens > 0)) / ranks * columns / _peak(worker, head)
-    moe, shape = worker.shape.moe, worker.shape
-    if moe is not None:
-        scheme = worker.quantization.experts
-        spread = layout.expert_parallel * layout.expert_tensor_parallel * stages
-        held = shape.num_moe_layers * shape.expert_parameters / spread
-        hit = distinct_experts(tokens / batches, top_k=moe.num_experts_per_token, num_experts=moe.num_experts)
-        each = SCHEMES[scheme].weight_bytes
-        by_width[each < BYTES_16_BIT] += batches * each * hit * held
-        rows = worker.expert_rows(tokens / batches, multiplied=True)
-        visits = tokens * moe.num_experts_per_token
-        visits = visits if rows is None else rows * batches * layout.expert_parallel
-        compute = compute + 2.0 * visits * held / _peak(worker, scheme)
+    shape = worker.shape
+    if shape.moe is not None:
+        moved, computed_s = _experts_work(worker, shape.moe, tokens, batches)
+        by_width[SCHEMES[worker.quantization.experts].weight_bytes < BYTES_16_BIT] += moved
+        compute = compute + computed_s
     by_width[False] += cached_tokens * _cache_bytes(worker)
     states = state_bytes_per_request(shape, tensor_parallel=layout.tensor_parallel) / stages
     by_width[False] += 2.0 * decodes / ranks * states
@@ -99,6 +92,22 @@ def iteration_work(
         narrow_s=by_width[True] / device.memory_bandwidth_bytes_per_s,
         compute_s=compute,
     )
+
+
+def _experts_work(
+    worker: Worker, moe: MixtureOfExperts, tokens: FloatArray, batches: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Bytes of the routed experts that a device reads, those that the tokens of its batches hit, and the seconds of
+    their products at its peak.
+    """
+    layout, shape, scheme = worker.layout, worker.shape, worker.quantization.experts
+    spread = layout.expert_parallel * layout.expert_tensor_parallel * layout.pipeline_parallel
+    held = shape.num_moe_layers * shape.expert_parameters / spread
+    hit = distinct_experts(tokens / batches, top_k=moe.num_experts_per_token, num_experts=moe.num_experts)
+    rows = worker.expert_rows(tokens / batches, multiplied=True)
+    visits = tokens * moe.num_experts_per_token
+    visits = visits if rows is None else rows * batches * layout.expert_parallel
+    return batches * SCHEMES[scheme].weight_bytes * hit * held, 2.0 * visits * held / _peak(worker, scheme)
 
 
 def _padding(worker: Worker, num_prompts: FloatArray | None) -> FloatArray | float:
