@@ -59,7 +59,9 @@ def speculation_by_load(
     for running in _loads(pool.limits.max_num_seqs):
         at = int(np.searchsorted(alone.num_seqs, running))
         least = min(range(len(options)), key=lambda index: each[index].tpot_s[at])
-        speed_up = float(alone.tpot_s[at] / each[least].tpot_s[at])
+        with_drafts_s = float(each[least].tpot_s[at])
+        # Answers of one token leave nothing to draft.
+        speed_up = float(alone.tpot_s[at]) / with_drafts_s if with_drafts_s > 0.0 else 1.0
         rows.append(
             SpeculationAtLoad(
                 num_running=running,

@@ -81,6 +81,13 @@ def test_drafts_help_few_requests_and_hurt_many(catalog: Catalog) -> None:
     assert alone[0].speed_up > 1.3
 
 
+def test_answers_of_one_token_have_nothing_to_draft(catalog: Catalog) -> None:
+    load = {"input_length": 17, "output_length": 1, "concurrency": 4, "num_requests": 64}
+    problem = problem_of(catalog, CHOOSE, workload=load)
+    rows = speculation_by_load(problem.site, pool_of(problem, 8), problem.workload, problem.speculation_options)
+    assert [(row.best, row.speed_up) for row in rows] == [(None, 1.0)] * 4
+
+
 def test_the_table_by_load_is_what_is_simulated(catalog: Catalog) -> None:
     """Closed loops of one worker, where the chosen depth is a matter of a few percent."""
     problem = problem_of(catalog, CHOOSE)
