@@ -66,6 +66,8 @@ def most_tokens(problem: TrainingProblem, config: TrainingConfig) -> int:
     for factor in LARGER:
         length = int(config.sequence_length * factor)
         length -= length % (2 * config.context_parallel * config.tensor_parallel)
+        if length <= config.sequence_length:  # short sequences: no longer one can be split so
+            continue
         larger = replace(problem, workload=replace(workload, sequence_length=length))
         if price(larger, replace(config, sequence_length=length)).safe_bytes > problem.limits.memory_bytes:
             break

@@ -77,6 +77,15 @@ def test_short_documents_take_less_and_long_ones_make_others_wait(catalog: Catal
     assert sum(parts.values()) == pytest.approx(made.predicted["iteration_s"].value)
 
 
+def test_sequences_of_few_tokens_are_not_tried_at_none(catalog: Catalog) -> None:
+    # Longer micro-batches are rounded down to what the ranks split: 24 tokens times 1.25 to none where 64 share them.
+    spec = question([{"least": 1, "most": 4096, "count": 1}])
+    spec["workload"] |= {"sequence_length": 2, "global_batch_size": 64}
+    plan = make_plan(spec, catalog)
+    assert plan.lengths is not None
+    assert plan.lengths["groups"] is None or plan.lengths["groups"]["most_tokens"] >= 2
+
+
 def test_the_order_of_a_file_does_not_matter(catalog: Catalog, tmp_path: Path) -> None:
     lengths = np.random.default_rng(0).integers(10, 20_000, 500)
     for name, values in (("a", lengths), ("b", np.sort(lengths))):
