@@ -21,7 +21,7 @@ from meshplan.catalogs.models.families.facts import Family, Switch
 from meshplan.catalogs.models.families.registry import family_of
 from meshplan.catalogs.models.fields import FIELDS, ConfigFields, shorten
 from meshplan.catalogs.models.layers.assignment import moe_layers, sliding_windows
-from meshplan.catalogs.models.layers.blocks import ATTENTION_WORDS, layer_blocks, layer_words, report_unplaced
+from meshplan.catalogs.models.layers.blocks import ATTENTION_WORDS, layer_blocks, layer_words
 from meshplan.catalogs.models.pooling import pooled
 from meshplan.catalogs.models.scope import language_section, scope_problems
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
@@ -156,8 +156,7 @@ def build_shape(
     num_layers, hidden = fields.required("num_hidden_layers"), fields.required("hidden_size")
     num_heads, vocab_size = fields.required("num_attention_heads"), fields.required("vocab_size")
     latent = _latent_attention(fields)
-    words = layer_words(fields, num_layers)
-    report_unplaced(fields, family)
+    words = layer_words(fields, family, num_layers)
     moe = _mixture_of_experts(fields, family, num_layers, words)
     num_kv_heads = num_heads if latent else fields.with_default("num_key_value_heads", num_heads)
     context = fields.optional("max_sequence_length")

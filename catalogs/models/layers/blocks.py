@@ -24,9 +24,12 @@ _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # Nemotron-
 _FLAGS = {0: "linear_attention", 1: "full_attention"}  # MiniMax's attn_type_list
 
 
-def layer_words(fields: ConfigFields, num_layers: int) -> tuple[str, ...]:
+def layer_words(fields: ConfigFields, family: Family, num_layers: int) -> tuple[str, ...]:
     """One word per layer of :data:`ATTENTION_WORDS`, :data:`RECURRENT_WORDS` or :data:`MLP_WORDS`; empty where a
     configuration lists no layers, and where what it lists is reported as a problem.
+
+    So is a configuration that states the sizes of recurrent layers and not which layers they are: it would
+    be read as a transformer, these layers as attention. A ``family`` with both mixers in every layer needs no list.
     """
     for key, listed in _LISTED.items():
         if fields.config.get(key) in (None, "", []):
@@ -40,20 +43,11 @@ def layer_words(fields: ConfigFields, num_layers: int) -> tuple[str, ...]:
             fields.report(key, f"layers of kind {', '.join(shorten(kind) for kind in unknown)} are not supported yet")
             return ()
         return words
-    return ()
-
-
-def report_unplaced(fields: ConfigFields, family: Family) -> None:
-    """A problem where a configuration states the sizes of recurrent layers and nothing says which layers they are.
-
-    Such a model would be read as a transformer, its recurrent layers as attention. Families with both mixers in every
-    layer need no list.
-    """
-    listed = any(fields.config.get(key) not in (None, "", []) for key in _LISTED)
     stated = recurrent_keys(fields)
-    if stated and not listed and not family.parallel_mixers:
+    if stated and not family.parallel_mixers:
         keys = ", ".join(_LISTED)
         fields.report(stated[0], f"sizes of recurrent layers, but nothing says which layers these are ({keys})")
+    return ()
 
 
 def layer_blocks(fields: ConfigFields, family: Family, words: tuple[str, ...], hidden_size: int) -> LayerBlocks | None:

@@ -38,8 +38,6 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
         pool: for prefill pools the prefill of one prompt is shown, for the others a decode iteration.
         num_running: requests that decode in one worker.
     """
-    calibration = problem.calibrations[pool.node_type]
-    constants = calibration.constants
     worker = pool_worker(problem.site, pool, problem.workload, problem.speculation)
     if pool.ffn is not None and problem.separation is not None:
         return problem.separation.parts(worker, num_running)
@@ -51,15 +49,12 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
     stage_tokens = tokens * pool.layout.attention_data_parallel
     routed = problem.shape.num_moe_layers * factor
     longest = worker.contexts.most
+    context = (worker.contexts.least + longest) / 2.0
     if is_prefill:
-        attention = constants.prefill_factor * worker.slower(tokens) * worker.prefill_attention_s(tokens)
+        attention = worker.constants.prefill_factor * worker.slower(tokens) * worker.prefill_attention_s(tokens)
         at_most = attention
     else:
-        context = np.array([(worker.contexts.least + longest) / 2.0])
-        attention, at_most = (
-            constants.decode_factor * worker.slower(tokens) * worker.decode_attention_s(sequences, held)
-            for held in (context, np.array([longest]))
-        )
+        attention, at_most = (_decode_attention_s(worker, sequences, held) for held in (context, longest))
     dense = {name: factor * seconds for name, seconds in worker.dense_parts_s(tokens).items()}
     levels = {
         "attention projections": gemm_level(pool.quantization.attention),
@@ -89,12 +84,18 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
     first = worker.contexts.ends[0]
     host = _host_s(worker, sequences, first, device_s)
     if not is_prefill:
-        waits = waits + _host_s(worker, sequences, max(float(context[0]), first), device_s) - host
+        waits = waits + _host_s(worker, sequences, max(context, first), device_s) - host
+    is_fitted = problem.calibrations[pool.node_type].num_runs > 0
     parts += [
         ("copy of answers for penalties", waits, EvidenceLevel.ASSUMED),
-        ("host and scheduler", host, EvidenceLevel.FITTED if calibration.num_runs else EvidenceLevel.ASSUMED),
+        ("host and scheduler", host, EvidenceLevel.FITTED if is_fitted else EvidenceLevel.ASSUMED),
     ]
     return [Part(name=name, seconds=float(seconds[0]), level=level) for name, seconds, level in parts]
+
+
+def _decode_attention_s(worker: Worker, batch: FloatArray, context: float) -> FloatArray:
+    """Attention of a batch's decodes over so many tokens each."""
+    return worker.constants.decode_factor * worker.slower(batch) * worker.decode_attention_s(batch, np.array([context]))
 
 
 def _host_s(worker: Worker, batch: FloatArray, context: float, device_s: FloatArray) -> FloatArray:
