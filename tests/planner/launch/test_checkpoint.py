@@ -17,6 +17,7 @@ def question(model: str, **fixed: object) -> dict[str, object]:
         "model": model,
         "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
         "workload": {"input_length": 128, "output_length": 16, "concurrency": 2, "num_requests": 16},
+        "constraints": {"rent": "device"},  # of a whole node two devices would prefill and decode apart
         "fixed": {"tensor_parallel": 1, "pipeline_parallel": 1, "num_workers": 1, **fixed},
     }
 

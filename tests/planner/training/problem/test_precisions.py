@@ -89,7 +89,8 @@ def test_narrower_is_faster_and_says_what_it_rests_on(catalog: Catalog) -> None:
         assert "product rates fitted" in said
         assert "not measured" in said
     width = {precision: interval.high / interval.value for precision, interval in times.items()}
-    assert width["mxfp8"] == pytest.approx(width["bf16"])
+    # Kernels of each width have an interval of their own, from the same sources and written with four digits.
+    assert width["mxfp8"] == pytest.approx(width["bf16"], abs=1e-3)
     assert width["nvfp4"] > width["mxfp8"]
 
 
