@@ -224,7 +224,7 @@ class Asked:
         if self.slo is not None:
             section["slo"] = slo_of(self.slo)
         elif self.rate is not None:
-            self.assumed.append("no limit on latencies, so requests may wait for long (--slo)")
+            self.assumed.append("no limit on latencies: what keeps pace with the rate will do (--slo)")
         return section
 
     def _requests(self, shape: ModelShape | None) -> dict[str, Any]:
