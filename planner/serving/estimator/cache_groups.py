@@ -16,8 +16,9 @@ each of the seven more. That host was slow: its launches of a prompt of Nemotron
 servers' constants say 26 (56 layers of 0.4 to 0.46 ms). Scaled by that, 0.21 ms (``engines.yaml``). Engines that
 prepare an iteration while the one before runs hide it: decodes of one sequence took 5.35 ms there, their kernels 5.14.
 
-Assumes: groups of windows cost as much as those of states. ML.ENERGY's servers of vLLM 0.11.1 were started with
-``async-scheduling``: they take it, as the release does, beside the devices.
+Assumes: groups of windows cost as much as those of states. Where an engine hides its host behind the devices
+(``hides_host`` in ``engines.yaml``; ML.ENERGY's servers of vLLM 0.11.1 by their ``async-scheduling``), this is hidden
+with the rest of it.
 """
 
 from __future__ import annotations

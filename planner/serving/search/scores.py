@@ -30,9 +30,8 @@ def score_at(
 
     ``throughput_per_device``: seconds of one device per output token, over the devices that the question counts
     (:attr:`~meshplan.planner.serving.problem.problem.ServingProblem.pays_idle_devices`); ``usd_per_million_tokens``:
-    USD; ``num_devices``: devices; ``max_request_rate``: seconds per request;
-    ``energy``: J per output token. Infinite where a price or a
-    board power that it needs is unknown.
+    USD; ``num_devices``: devices; ``max_request_rate``: seconds per request; ``energy``: J per output token. Infinite
+    where a price or a board power that it needs is unknown.
     """
     if tokens_per_s <= 0.0:
         return INFINITE
