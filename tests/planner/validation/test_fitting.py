@@ -55,6 +55,17 @@ def test_where_rows_are_linearised_does_not_matter() -> None:
     )
 
 
+def test_rows_that_are_told_a_constant_say_nothing_of_it() -> None:
+    """Told θ₁ = 2, the second row y = θ₀ + 3θ₁ = 7 is one of θ₀ = 1 alone, wherever it was linearised."""
+    here = linear_of([[1.0, 0.0], [1.0, 3.0]], [5.0, 7.0])
+    at = np.array([0.7, -0.4])
+    for linear in (here, replace(here, at=at, residual=here.residual - here.slope @ at)):
+        told = linear.given(np.array([[False, False], [False, True]]), np.array([[np.nan, np.nan], [np.nan, 2.0]]))
+        assert told.slope == pytest.approx(np.array([[1.0, 0.0], [1.0, 0.0]]))
+        found = most_probable(told.only([1]), prior_of([0.0, 9.0], 1e3), LEAST_SQUARES, rounds=1)
+        assert found == pytest.approx([1.0, 9.0], rel=1e-4)
+
+
 def test_constants_that_move_together_are_told_by_one_of_them() -> None:
     """u = (1, 1) and s = ½: the row sees θ₀ alone, of variance 1 + ¼; it and its partner go (1 + ¼) and 1 of the way
     times 5/(1 + ¼ + 1).

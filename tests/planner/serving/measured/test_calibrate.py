@@ -33,6 +33,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> MachineReader:
     return MachineReader(Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite")))
 
 
+def a_row(constants: str, *, hides_host: bool = False) -> Row:
+    return cast("Row", SimpleNamespace(key=(constants, "hopper"), hides_host=hides_host))
+
+
 def errors(runs: Sequence[PreparedRun], constants: ServingConstants, metric: str) -> list[float]:
     return [abs(run.predicted(constants)[metric] / run.run.measured[metric] - 1.0) for run in runs]
 
@@ -53,7 +57,7 @@ def test_a_release_that_nobody_measured_is_expected_to_be_like_its_engines_other
         noise=np.full(len(seen), 0.05),
         weight=np.ones(len(seen)),
     )
-    owners = [cast("Row", SimpleNamespace(key=(name, "hopper"))) for name in seen]
+    owners = [a_row(name) for name in seen]
     theta = solve(linear, owners, PARAMETERS.vector(ServingConstants()))
     waits = {name: float(np.exp(theta((name, "hopper"))[host])) for name in ("trtllm", "sglang", "vllm")}
     assert 1.1e-3 < waits["vllm"] * 1.1 < waits["sglang"] < waits["trtllm"] < 3e-3
@@ -72,7 +76,7 @@ def test_a_core_written_anew_says_nothing_of_the_host_before_it_but_both_launch_
         noise=np.full(len(seen), 0.05),
         weight=np.ones(len(seen)),
     )
-    owners = [cast("Row", SimpleNamespace(key=(name, "hopper"))) for name, _ in seen]
+    owners = [a_row(name) for name, _ in seen]
     theta = solve(linear, owners, prior)
     today, another = (theta((name, "hopper")) for name in ("vllm", "sglang"))
     assert today[host] == pytest.approx(another[host], abs=1e-6)
@@ -89,10 +93,31 @@ def test_iterations_prepared_ahead_are_documented_and_no_published_run_moves_the
         noise=np.full(2, 0.05),
         weight=np.ones(2),
     )
-    owners = [cast("Row", SimpleNamespace(key=(name, "hopper"))) for name in ("vllm", "sglang")]
+    owners = [a_row(name) for name in ("vllm", "sglang")]
     theta = solve(linear, owners, PARAMETERS.vector(ServingConstants()))
     for name in ("vllm", "sglang", "trtllm"):
         assert np.exp(theta((name, "hopper"))[steps]) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_hidden_host_is_told_by_runs_that_show_it() -> None:
+    """Runs that take a twentieth longer than predicted say so of a host that they show, not of one beside the device."""
+    host = list(FITTED).index("host_step_s")
+    prior = PARAMETERS.vector(ServingConstants())
+
+    def host_of(*, hides: bool) -> float:
+        slope = 0.3 * np.tile(np.eye(len(FITTED))[host], (40, 1))
+        linear = Linear(
+            at=np.zeros(len(FITTED)),
+            residual=slope @ prior + np.r_[np.zeros(20), np.full(20, np.log(1.05))],
+            slope=slope,
+            noise=np.full(40, 0.05),
+            weight=np.ones(40),
+        )
+        owners = [a_row("vllm") for _ in range(20)] + [a_row("vllm", hides_host=hides) for _ in range(20)]
+        return float(np.exp(solve(linear, owners, prior)(("vllm", "hopper"))[host] - prior[host]))
+
+    assert host_of(hides=False) > 1.05
+    assert host_of(hides=True) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_planted_constants_predict_what_they_made(reader: MachineReader) -> None:
