@@ -103,6 +103,7 @@ class Worker(WorkerParts):
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         one_batch: stages are passed by one batch at a time, not by a batch each.
         host_s_per_cache_group: that each group of layers after the first takes of the host in an iteration.
+        shared_history: tokens that each decoding request attends to beside those that it holds.
         images: of each prompt; None: text alone.
     """
 
@@ -120,6 +121,7 @@ class Worker(WorkerParts):
     pads_ranks: bool = False
     one_batch: bool = False
     host_s_per_cache_group: float = 0.0
+    shared_history: float = 0.0
     images: Images | None = None
 
     @property
@@ -253,6 +255,7 @@ class Worker(WorkerParts):
             batch = np.ceil(np.arange(1.0, cost.max_num_seqs + 1.0) / batches)
             first, last = (self.beside_s(use, batch, held) for held in self.contexts.ends)
             cost = beside_the_host(cost, (first, last), self.contexts.ends)
+        cost = cost.attending_to(self.shared_history)
         return cost if self.speculation is None else with_draft(cost, self.speculation)
 
     def host_times(self, use: ServingConstants) -> tuple[float, float]:

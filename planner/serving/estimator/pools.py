@@ -47,6 +47,7 @@ def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> En
 def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: Speculation | None = None) -> Worker:
     """One worker of a pool, priced at the context lengths of the workload."""
     prompt, output = workload.mean_lengths
+    first = prompt + workload.shared_history
     worker = Worker(
         shape=site.shape,
         machine=site.machine(pool),
@@ -65,7 +66,8 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         limits=scheduled(pool, site.recipe, workload),
         quantization=pool.quantization,
         constants=site.constants[pool.node_type],
-        contexts=ContextRange(prompt=prompt, least=prompt, most=prompt + max(output, 1.0)),
+        contexts=ContextRange(prompt=prompt, least=first, most=first + max(output, 1.0)),
+        shared_history=workload.shared_history,
         role=pool.role,
         speculation=speculation,
         experts=site.experts,

@@ -117,6 +117,13 @@ class StepCost:
         """Attention data-parallel ranks: batches in flight over stages."""
         return self.concurrent_batches // self.pipeline_parallel
 
+    def attending_to(self, tokens: float) -> StepCost:
+        """The same where each decoding request reads so many tokens of KV cache beside those that it holds."""
+        if not tokens:
+            return self
+        slopes = np.array(self.decode_context_s)
+        return replace(self, decode_fixed_s=(np.array(self.decode_fixed_s) + slopes * np.arange(len(slopes)) * tokens).tolist())
+
     def step_s(
         self,
         num_seqs: int,

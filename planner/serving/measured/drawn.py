@@ -27,18 +27,20 @@ from meshplan.planner.validation.fields import Section
 SEED = 0
 MOST_REQUESTS = 1_000_000  # of one stage: more say nothing more
 ALL_STAGES = "all"
-# Prompt tokens of benchmarks whose rows print none, one mean for all rows of a set of prompts: chat turns with their
-# history, questions with choices, code around a gap. Chat and questions: the publisher's means (ml.energy/blog, Reading
-# the ML.ENERGY Leaderboard v3.0, 2026-01-13). Code: mean and spread together, of 1,000 to 2,000 tokens and 0.2 to 1.36,
-# err least on rates and p99 gaps of Qwen3-Coder-30B on H100 (5.2 and 8.3 %; as spread as Azure's code, 1,000 tokens did
-# best with 7.2 and 29.1 %); its runs on B200 and those of 480B were left out of the choice.
-UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 634, "gpqa": 224, "sourcegraph-fim": 1250}
-# Of these, tokens that no turn before has left in a server's cache: the benchmark sends all turns of a conversation one
-# after the other (ml-energy/benchmark, mlenergy/llm/datasets.py, 0773868) to servers with vLLM's defaults. How many
-# nobody prints: of 100, 200, 300 and 400, each spread as below, 300 errs least on rates and p99 gaps of three dense
-# models together (Llama-3.1-8B and -70B, Qwen3-32B on H100), whatever the host's time for each request and whether or
-# not decodes read the history.
-NEW_OF_TURNS: Mapping[str, int] = {"lm-arena-chat": 300}
+# New prompt tokens of benchmarks whose rows print none, one mean for all rows of a set of prompts: chat turns, questions
+# with choices, code around a gap. From rates and gaps of the ML.ENERGY leaderboard v3.0. Chat: of 100, 200, 300 and 400,
+# each with the spread below, 300 errs least on rates and p99 gaps of three dense models together (Llama-3.1-8B and -70B,
+# Qwen3-32B on H100), whatever the host's time for each request and whether or not turns before are attended to. Where
+# the cache was full, 691 requests of Llama-3.1-8B shared what an H100 holds, 639 tokens each of which some 400 were
+# answers. Code: mean and spread together, of 1,000 to 2,000 tokens and 0.2 to 1.36, err least so on rates and p99 gaps
+# of Qwen3-Coder-30B on H100 (5.2 and 8.3 %; as spread as Azure's code, 1,000 tokens did best with 7.2 and 29.1 %); its
+# runs on B200 and those of 480B were left out of the choice. Questions: the publisher's mean (ml.energy/blog, Reading
+# the ML.ENERGY Leaderboard v3.0, 2026-01-13).
+UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 300, "gpqa": 224, "sourcegraph-fim": 1250}
+# The same with what the turns before have left: chat prompts with their history have a mean of 634 tokens (the same
+# page). The benchmark sends all turns of a conversation one after the other (ml-energy/benchmark, mlenergy/llm/
+# datasets.py, 0773868) to servers with vLLM's defaults, which hold what they have in common once and find it there.
+WHOLE_PROMPTS: Mapping[str, int] = {**UNPRINTED_PROMPTS, "lm-arena-chat": 634}
 # Standard deviation of the logarithm of such lengths. Chat: that of prompts of conversations in the Azure LLM inference
 # traces 2023 (AzurePublicDataset, CC-BY 4.0; Patel et al., ISCA 2024), 19,366 requests. Code: as above; why its
 # prompts differ so little nobody prints. Questions with choices are taken as equally long.
@@ -65,7 +67,7 @@ def drawn_requests(
         asked: its ``workload``.
         arrival: open, or all at once.
         pool: the prompts that were really drawn, where the benchmark is known to depart from what its rows say.
-        caches_prefixes: the server keeps what prompts have in common, so that it finds the turns before.
+        caches_prefixes: the server keeps what prompts have in common, so that unprinted ones count as what is new.
 
     Raises:
         UnsupportedError: it does not say how long they are, or how many.
@@ -73,9 +75,9 @@ def drawn_requests(
     rng = np.random.default_rng(SEED)
     arrivals = _arrivals(asked, arrival, rng)
     num = len(arrivals)
-    inputs, outputs = (_lengths(asked, name, num, rng) for name in ("input_length", "output_length"))
-    cached = _history(asked, inputs) if caches_prefixes else None
-    prefix = None
+    unprinted = UNPRINTED_PROMPTS if caches_prefixes else WHOLE_PROMPTS
+    inputs, outputs = (_lengths(asked, name, num, rng, unprinted) for name in ("input_length", "output_length"))
+    cached = prefix = None
     if asked.states("shared_prefix_tokens") and asked.flag("prefix_caching", default=True):
         groups = pool.groups if pool is not None else asked.whole("num_shared_prefixes", 1)
         if asked.states("users_per_prefix"):
@@ -87,16 +89,13 @@ def drawn_requests(
     return Requests(arrival_s=arrivals, input_length=inputs, output_length=outputs, cached_tokens=cached, prefix=prefix)
 
 
-def _history(asked: Section, inputs: IntArray) -> IntArray | None:
-    """[num] tokens of the turns before, the same share of every unprinted prompt; None where prompts are no turns.
-
-    They are not computed again, but every token of the answer attends to them.
-    """
+def attended_history(asked: Section, *, caches_prefixes: bool = True) -> float:
+    """Tokens of turns before that each request attends to, on average, though other requests in flight hold them."""
     prompts = str(asked.values.get("prompt_set") or "")
-    if prompts not in NEW_OF_TURNS or any(asked.states(f"input_length{form}") for form in LENGTH_FORMS):
-        return None
-    history = 1.0 - NEW_OF_TURNS[prompts] / UNPRINTED_PROMPTS[prompts]
-    return _whole_blocks(np.asarray(inputs * history, dtype=np.int64))
+    is_printed = any(asked.states(f"input_length{form}") for form in LENGTH_FORMS)
+    if not caches_prefixes or is_printed or prompts not in UNPRINTED_PROMPTS:
+        return 0.0
+    return float(WHOLE_PROMPTS[prompts] - UNPRINTED_PROMPTS[prompts])
 
 
 def _whole_blocks(tokens: IntArray) -> IntArray:
@@ -139,7 +138,7 @@ def _stages(asked: Section) -> list[tuple[float, int]]:
     return found
 
 
-def _lengths(asked: Section, name: str, num: int, rng: np.random.Generator) -> IntArray:
+def _lengths(asked: Section, name: str, num: int, rng: np.random.Generator, unprinted: Mapping[str, int]) -> IntArray:
     """[num] tokens: as stated, else by histogram, by quantiles, by the mean, else what stands for unprinted prompts."""
     if asked.states(name):
         return np.full(num, asked.whole(name), dtype=np.int64)
@@ -154,9 +153,9 @@ def _lengths(asked: Section, name: str, num: int, rng: np.random.Generator) -> I
         drawn = np.full(num, asked.number(f"{name}_mean"))
     else:
         prompts = str(asked.values.get("prompt_set") or "")
-        if name != "input_length" or prompts not in UNPRINTED_PROMPTS:
+        if name != "input_length" or prompts not in unprinted:
             return np.full(num, asked.whole(name), dtype=np.int64)  # refused: nothing says how long
-        drawn = _log_normal(float(UNPRINTED_PROMPTS[prompts]), PROMPT_SPREAD.get(prompts, 0.0), shares)
+        drawn = _log_normal(float(unprinted[prompts]), PROMPT_SPREAD.get(prompts, 0.0), shares)
     if asked.states(f"{name}_mean"):
         drawn = drawn * (asked.number(f"{name}_mean") / float(np.mean(drawn)))
     return np.maximum(np.rint(drawn), 1).astype(np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.serving_benchmarks import client_of, prompts_drawn_in
 from meshplan.planner.core.arrays import IntArray
-from meshplan.planner.serving.measured.drawn import LENGTH_FORMS, drawn_requests, is_described
+from meshplan.planner.serving.measured.drawn import LENGTH_FORMS, attended_history, drawn_requests, is_described
 from meshplan.planner.serving.problem.requests import Arrival, Requests, Sampling, ServingWorkload
 from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, misnamed, shown
@@ -95,7 +95,8 @@ def _requested(
         return _replayed(asked, arrival, traces.get(trace_name), trace_name)
     if arrival in DRAWN and is_described(asked):
         pool = prompts_drawn_in(_title(row))
-        return _drawn(drawn_requests(asked, arrival, pool, caches_prefixes=caches_prefixes))
+        drawn = _drawn(drawn_requests(asked, arrival, pool, caches_prefixes=caches_prefixes))
+        return replace(drawn, shared_history=attended_history(asked, caches_prefixes=caches_prefixes))
     made = partial(
         ServingWorkload,
         arrival=arrival,

@@ -137,6 +137,7 @@ class ServingWorkload:
         num_prefixes: distinct prefixes, assigned to the requests at random, so that a prefix is found only where a
             worker still holds it; None: it is always found.
         trace: recorded requests, for TRACE.
+        shared_history: tokens that each request attends to beside its own, held once for all that are in flight.
         images: of each request; None: text alone.
         sound_frames: that the encoder reads of each request's window of sound; 0: text alone.
         sampling: how tokens are drawn; None: every token is the likeliest one.
@@ -155,6 +156,7 @@ class ServingWorkload:
     prefix_hit_rate: float = 0.0
     num_prefixes: int | None = None
     trace: Requests | None = None
+    shared_history: float = 0.0
     images: Images | None = None
     sound_frames: int = 0
     sampling: Sampling | None = None
