@@ -247,6 +247,7 @@ class Worker(WorkerParts):
             prefill_pair_s=prefill * times.prefill_pair_s,
             prefill_least_s=self.host_times(use)[0] + self.launch_s(use),
             graphed_tokens=self.captured_tokens,
+            launches_ahead=self.hides_host,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,

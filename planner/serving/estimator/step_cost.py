@@ -15,7 +15,9 @@ P' = P/min(q, w), which is taken where they are not said.
 
 Where p > 0 and a batch has more tokens than graphs were captured for, it is combined with prefill_least, the time to
 launch its kernels one by one, by the smooth maximum (t⁴ + least⁴)^¼: host and device overlap, except that each waits
-for the other where both take about as long. So are iterations without prompts of an engine that has no graphs at all,
+for the other where both take about as long. A host that prepares iterations beside the device (``launches_ahead``)
+begins to launch when the device begins the iteration before, so that of prefill_least what the same decodes take
+without a prompt is over by then: least = prefill_least − decode, at least 0. So are iterations without prompts of an engine that has no graphs at all,
 or whose host prepares the next iteration meanwhile (:func:`beside_the_host`); t holds no host then. Of each decoding
 request v tokens are verified (1 without speculation), of which it gains ``tokens_per_step``. The terms in n alone are
 one table, so that K iterations of an unchanged decode batch, with C growing by n·tokens_per_step in each, sum in closed
@@ -79,6 +81,8 @@ class StepCost:
         prefill_pair_s: per attended pair of one batch.
         prefill_least_s: time to launch the kernels of an iteration with prompt tokens one by one.
         graphed_tokens: an iteration with prompts is not launched kernel by kernel where no batch has more tokens.
+        launches_ahead: the host launches it while the device is at the iteration before. Assumed: one of the same
+            decodes and no prompt. *To doubt*: where prompts follow each other, the host is not so far ahead.
         admission_steps: mean number of iterations that start before one can include an arrived request, because
             engines prepare iterations ahead.
         tokens_per_step: tokens that a decoding request gains in one iteration: 1, or more with speculation.
@@ -96,6 +100,7 @@ class StepCost:
     prefill_pair_s: float
     prefill_least_s: float = 0.0
     graphed_tokens: int = 0
+    launches_ahead: bool = False
     admission_steps: float = 0.0
     tokens_per_step: float = 1.0
     verified_tokens: int = 1
@@ -157,7 +162,14 @@ class StepCost:
             seconds += self.decode_fixed_s[num_seqs] + self.decode_context_s[num_seqs] * context
         if not self.prefill_least_s or batch <= self.graphed_tokens:
             return seconds
-        return float((seconds**OVERLAP_POWER + self.prefill_least_s**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER))
+        least = self._launch_s(num_seqs, context)
+        return float((seconds**OVERLAP_POWER + least**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER))
+
+    def _launch_s(self, num_seqs: int, context: float) -> float:
+        """What is left of the launches of an iteration with prompts once the device begins it."""
+        if not self.launches_ahead or not num_seqs:
+            return self.prefill_least_s
+        return max(self.prefill_least_s - (self.decode_s(num_seqs) + self.decode_context_s[num_seqs] * context), 0.0)
 
     def chunks_s(self, num_seqs: int, context: float, chunk: int, done: int) -> Iterator[float]:
         """Successive iterations that go on with one prompt, :meth:`step_s` of each to the bit.
@@ -175,20 +187,26 @@ class StepCost:
         fixed_s, context_s = self.decode_fixed_s[num_seqs], self.decode_context_s[num_seqs]
         prompt_s, pair_s = self.prefill_fixed_s, self.prefill_pair_s
         is_launched = self.prefill_least_s and batch > self.graphed_tokens
-        launch = self.prefill_least_s**OVERLAP_POWER
         grows, attended = num_seqs * self.tokens_per_step, (chunk + 1) / 2
         while True:
             seconds = tokens_s + (prompt_s + pair_s * (chunk * (done + attended)))
             if num_seqs:
                 seconds += fixed_s + context_s * context
-            yield (seconds**OVERLAP_POWER + launch) ** (1.0 / OVERLAP_POWER) if is_launched else seconds
+            if is_launched:
+                launch = self._launch_s(num_seqs, context) ** OVERLAP_POWER
+                seconds = (seconds**OVERLAP_POWER + launch) ** (1.0 / OVERLAP_POWER)
+            yield seconds
             context += grows
             done += chunk
 
     def steps_s(
         self, num_seqs: IntArray, context: FloatArray, num_prompts: IntArray, prompt_tokens: IntArray, pairs: FloatArray
     ) -> FloatArray:
-        """Many iterations whose prompts are split evenly: :meth:`step_s` of arrays of one shape."""
+        """Many iterations whose prompts are split evenly: :meth:`step_s` of arrays of one shape, or less.
+
+        It is less where a host launches ahead beside decodes: then nothing is left of its launches, so that more
+        decodes never make an iteration shorter, as bounds take for granted.
+        """
         batches, verified = self.concurrent_batches, self.verified_tokens
         spread = np.clip(num_prompts, 1, batches)
         batch = -(-num_seqs // batches) * verified + -(-prompt_tokens // spread)
@@ -198,7 +216,7 @@ class StepCost:
         seconds = seconds + np.where(num_seqs > 0, decodes, 0.0)
         has_prompts = num_prompts > 0
         seconds = seconds + np.where(has_prompts, self.prefill_fixed_s + self.prefill_pair_s * (pairs / spread), 0.0)
-        launched = longer(seconds, self.prefill_least_s)
+        launched = longer(seconds, np.where(self.launches_ahead & (num_seqs > 0), 0.0, self.prefill_least_s))
         return np.asarray(np.where(has_prompts & (batch > self.graphed_tokens), launched, seconds))
 
 

@@ -55,7 +55,7 @@ _WORKER = np.dtype(
         *((name, _REAL) for name in ("lag", "enough_tokens", "prefill_fixed_s", "prefill_pair_s", "prefill_least_s")),
         *((name, _COUNT) for name in ("number", "is_plain", "most_per_step", "block", "num_blocks", "budget", "slots")),
         *((name, _COUNT) for name in ("concurrent_batches", "pipeline", "verified", "graphed", "is_chunked")),
-        *((name, _COUNT) for name in ("is_caching", "is_open", "receive_interval", "batch_wait_steps")),
+        *((name, _COUNT) for name in ("launches_ahead", "is_caching", "is_open", "receive_interval", "batch_wait_steps")),
         *(
             (name, _COUNT)
             for name in ("balance_wait_steps", "pauses", "steps", "grown", "num_decoding", "prompt_blocks")
@@ -195,6 +195,7 @@ def _workers(members: Sequence[Member], slots: Sequence[int], block: int, pauses
             "prefill_pair_s": cost.prefill_pair_s,
             "prefill_least_s": cost.prefill_least_s,
             "graphed": cost.graphed_tokens,
+            "launches_ahead": cost.launches_ahead,
             "is_chunked": limits.chunked_prefill,
             "is_caching": limits.prefix_caching,
             "is_open": rules.is_immediate and not cost.admission_steps,

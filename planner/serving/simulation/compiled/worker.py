@@ -260,6 +260,8 @@ def _step_s(m: Memory, worker: Any, n: int, num_prompts: int, prompt_tokens: int
     least = worker.prefill_least_s
     if least == 0.0 or batch <= worker.graphed:
         return seconds
+    if worker.launches_ahead and n > 0:
+        least = max(least - (tables[DECODE, n] + tables[DECODE_CONTEXT, n] * context), 0.0)
     return math.pow(math.pow(seconds, OVERLAP_POWER) + math.pow(least, OVERLAP_POWER), 1.0 / OVERLAP_POWER)
 
 

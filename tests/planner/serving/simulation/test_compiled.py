@@ -124,6 +124,7 @@ def test_every_bit_is_the_same(
             admission_steps=lag,
         ),
         graphed_tokens=graphed,
+        launches_ahead=bool(random.integers(2)),
     )
     limits = EngineLimits(
         max_num_seqs=slots,
