@@ -1,6 +1,6 @@
 """The models that are no plain transformers beside those that are: errors with the model held out, by architecture.
 
-    python tests/benchmarks/hybrids.py OBSERVATIONS --traces DIR [--keep FILE]
+    python tests/benchmarks/hybrids.py OBSERVATIONS --traces DIR [--only training|serving] [--keep FILE]
 
 OBSERVATIONS is a folder of measured runs. A *plain* transformer has softmax attention, full or within a window, and
 MLPs or experts in every layer. Every other layer kind makes a family of its own: recurrent layers by their kind,
@@ -16,7 +16,7 @@ every fold. Training sets are not adapted to a source's other runs: whoever brin
 does not suspect them to wait for the host; plain rows of the same servers (engine, device and how many) alone; plain
 rows of all sources. *Models alike*: median of the models' medians, mean of their means.
 
-The solutions take five CPU-minutes; ``--keep`` keeps their errors in a file and reads them from there the next time.
+The solutions take nine CPU-minutes; ``--keep`` keeps their errors in a file and reads them from there the next time.
 """
 
 from __future__ import annotations
@@ -94,21 +94,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("observations", type=Path)
     parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--only", choices=("training", "serving"))
     parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
-    items = kept_items(options.observations, options.traces, options.keep)
+    items = kept_items(options.observations, options.traces, options.only, options.keep)
     for words, chosen in readings(items):
         print(f"\n{words}")
         for metric in dict.fromkeys(METRICS.values()):
             show([item for item in chosen if item.metric == metric], metric)
 
 
-def kept_items(folder: Path, traces: Path, path: Path | None) -> list[Item]:
+def kept_items(folder: Path, traces: Path, only: str | None, path: Path | None) -> list[Item]:
     """The errors, from the file if it is there; else of new solutions, which are then written to it."""
     if path is not None and path.exists():
         return [Item(**item) for item in json.loads(path.read_text())]
     catalog = Catalog.open("sqlite://")
-    items = [*trained(folder, catalog), *served(folder, traces, catalog)]
+    items = trained(folder, catalog) if only != "serving" else []
+    items += served(folder, traces, catalog) if only != "training" else []
     if path is not None:
         path.write_text(json.dumps([asdict(item) for item in items]))
     return items
@@ -170,9 +172,7 @@ def trained(folder: Path, catalog: Catalog) -> list[Item]:
 
 def served(folder: Path, traces: Path, catalog: Catalog) -> list[Item]:
     """Latencies and rates of aggregated serving rows."""
-    rows = {
-        name: list(read_rows(folder / f"serving-{name}.jsonl")) for name in (*fitted_sources(), *JUDGED_ONLY)
-    }
+    rows = {name: list(read_rows(folder / f"serving-{name}.jsonl")) for name in (*fitted_sources(), *JUDGED_ONLY)}
     suspected = {row["id"] for found in rows.values() for row in found if waits(row)}
     fitted = serving_runs([row for name in fitted_sources() for row in rows[name]], catalog, traces).runs
     alone = serving_runs([row for name in JUDGED_ONLY for row in rows[name]], catalog, traces).runs
