@@ -279,8 +279,9 @@ def line(words: str, items: Sequence[Item], plain: Sequence[Item]) -> None:
     """Count, models, median / mean (signed median), models alike, and the ratios to the plain ones of all four."""
     if not items:
         return
-    own, other = figures(items), figures(plain) if plain else (np.nan,) * 4
-    ratios = " ".join(f"{one / two:5.2f}" for one, two in zip(own, other, strict=True))
+    own, ratios = figures(items), "none: no plain rows"
+    if plain:
+        ratios = " ".join(f"{one / two:5.2f}" for one, two in zip(own, figures(plain), strict=True))
     rows, models = len({item.id for item in items}), len({item.model for item in items})
     signed = np.median([item.error for item in items])
     print(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
@@ -217,7 +217,7 @@ class LayerModel:
         blocks = float(kind.num_blocks)
         if kind.has_recurrent and self.shape.blocks is not None and self.shape.blocks.recurrent is not None:
             blocks += launches_ratio(self.shape.blocks.recurrent) - 1.0
-        host = constants.host_s_per_layer * (blocks / BLOCKS_OF_A_LAYER)
+        host: Constant = constants.host_s_per_layer * (blocks / BLOCKS_OF_A_LAYER)
         if waits:
             host = host + constants.host_s_per_moe_layer - constants.host_s_per_layer
         if self.workload.is_eager and self.workload.phase.has_adapters:
