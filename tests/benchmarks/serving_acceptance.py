@@ -73,9 +73,10 @@ def main() -> None:
     print("speed: python tests/benchmarks/serving_simulation.py --million")
 
 
-def fitted_sources() -> tuple[str, ...]:
-    """The sources that constants are fitted to."""
-    found = re.search(r"^FITTED_SERVING := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+def fitted_sources(task: str = "SERVING") -> tuple[str, ...]:
+    """The sources that constants are fitted to, by the Makefile; of ``TRAINING`` too."""
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    found = re.search(rf"^FITTED_{task} := (.*)$", makefile, re.MULTILINE)
     return tuple(found[1].split()) if found else ()
 
 

@@ -34,7 +34,9 @@ from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.search.trials import FEWEST
 
 MODELS = {"llama-3.1-8b": 1, "qwen3-30b-a3b": 2, "llama-3.1-70b": 8}  # with the devices that may be used
-CHOICES = (("ngram",), ("eagle3",), ("ngram", "eagle3"))
+NGRAMS = ("ngram",)
+CHOICES = (NGRAMS, ("eagle3",), ("ngram", "eagle3"))
+HEAD = {"draft_model": "some/head"}  # which n-grams alone have not
 IN_FLIGHT = (1, 4, 16, 32, 64, 128, 256, 512)
 LOADS: tuple[tuple[str, dict[str, Any]], ...] = (
     *((f"{many} in flight", {"workload": {"concurrency": many}}) for many in IN_FLIGHT),
@@ -57,7 +59,7 @@ def problem_of(catalog: Catalog, model: str, profile: str, load: dict[str, Any],
         "fixed": {"mode": "aggregated"},
         **load,
         "workload": {"input_length": 512, "output_length": 256, **load.get("workload", {})},
-        "speculation": {"choose": list(choose), "profile": profile, "draft_model": "some/head"},
+        "speculation": {"choose": list(choose), "profile": profile, **({} if choose == NGRAMS else HEAD)},
     }
     return resolve_serving(read_serving_spec(document), catalog, Path()).problem
 

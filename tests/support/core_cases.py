@@ -89,7 +89,7 @@ HYBRID = replace(
             state_elements=16 * 64 * 64,
             convolution_elements=3 * 1152,
             scan_flops_per_token=2 * (256 * 64 + 16 * (256 * 64 + 2 * 64 * 64)),
-            streamed_elements=4 * 1152 + 5 * 1024,
+            streamed_elements=2 * 1152 + 3 * 1024,
         ),
     ),
 )

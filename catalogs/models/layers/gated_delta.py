@@ -65,5 +65,5 @@ def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:
         state_elements=value_heads * key_dim * value_dim,
         convolution_elements=convolved * (kernel - 1),
         scan_flops_per_token=2 * value_heads * scanned,
-        streamed_elements=4 * convolved + 5 * values,
+        streamed_elements=2 * convolved + 3 * values,
     )

@@ -38,5 +38,5 @@ def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:
         state_elements=heads * size * size,
         convolution_elements=3 * width * (kernel - 1),
         scan_flops_per_token=2 * heads * scanned,
-        streamed_elements=4 * 3 * width + 7 * width,
+        streamed_elements=2 * 3 * width + 5 * width,
     )

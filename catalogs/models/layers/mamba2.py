@@ -67,7 +67,7 @@ def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:
         state_elements=heads * size * state,
         convolution_elements=convolved * (kernel - 1),
         scan_flops_per_token=2 * scanned,
-        streamed_elements=4 * convolved + 5 * inner,
+        streamed_elements=2 * convolved + 3 * inner,
     )
 
 

@@ -47,7 +47,8 @@ class RecurrentMixer:
         convolution_elements: last inputs of the short convolution that a sequence keeps in one layer.
         scan_flops_per_token: FLOPs of the recurrence per token, forward, computed in chunks.
         multiplies_matrices: the recurrence runs on the matrix units; else on the vector units.
-        streamed_elements: activations that convolution, recurrence, gate and norm read and write per token, forward.
+        streamed_elements: activations that convolution, gate and norm read and write per token, forward; the recurrence
+            too where no kernel of it was timed, whose time holds its own reads and writes.
     """
 
     kind: str

@@ -21,6 +21,7 @@ from meshplan.planner.training.estimator.operators.einsum_dispatch import einsum
 from meshplan.planner.training.estimator.operators.memory_bound import EAGER, FUSED, OperatorTraffic
 from meshplan.planner.training.estimator.operators.mixing import MixingCosts
 from meshplan.planner.training.estimator.operators.products import Cost
+from meshplan.planner.training.estimator.operators.recurrent import copied_elements
 from meshplan.planner.training.problem.expert_load import arriving_load, leaving_load
 
 # Times that each routed token copy (h elements) is read or written in the forward of an expert layer: sorted by expert
@@ -222,7 +223,7 @@ class ComputeModel(MixingCosts):
         elif kind.has_attention:
             inside += traffic.rotary * (shape.num_attention_heads + shape.num_key_value_heads) * shape.head_dim
         if kind.has_recurrent and shape.blocks is not None and shape.blocks.recurrent is not None:
-            inside += shape.blocks.recurrent.streamed_elements
+            inside += shape.blocks.recurrent.streamed_elements + copied_elements(shape.blocks.recurrent)
         plain = self.memory_op(self.activation_bytes * (elements + inside * self.tokens / t))
         if not kind.has_mlp:
             return plain

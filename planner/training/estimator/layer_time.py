@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
@@ -24,6 +24,7 @@ from meshplan.planner.training.estimator.exchange.recurrent import RecurrentExch
 from meshplan.planner.training.estimator.exchange.token_copies import TokenCopies
 from meshplan.planner.training.estimator.operators.adapters import AdapterModel
 from meshplan.planner.training.estimator.operators.products import LOW_PRECISION, Cost, activation_bytes
+from meshplan.planner.training.estimator.operators.recurrent import launches_ratio
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.problem.choice import Recompute
@@ -204,20 +205,26 @@ class LayerModel:
     def _host_s(self, kind: LayerKind, again: FloatArray) -> FloatArray:
         """Host time of one layer, forward and backward: launches and hooks of sharded parameters.
 
+        A layer of a dense transformer is two blocks that take half each, a recurrent mixer by its launches
+        (:mod:`.operators.recurrent`). What a layer with experts takes more than a dense one, its experts do.
+
         Args:
             kind: of layer.
             again: how often the forward is repeated, [n].
         """
         constants, practice = self.calibration.time, self.workload.practice
         waits = kind.is_moe and not (self.workload.drops_tokens or practice.expert_group_size)
-        host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
+        blocks = float(kind.num_blocks)
+        if kind.has_recurrent and self.shape.blocks is not None and self.shape.blocks.recurrent is not None:
+            blocks += launches_ratio(self.shape.blocks.recurrent) - 1.0
+        host: Constant = constants.host_s_per_layer * (blocks / BLOCKS_OF_A_LAYER)
+        if waits:
+            host = host + constants.host_s_per_moe_layer - constants.host_s_per_layer
         if self.workload.is_eager and self.workload.phase.has_adapters:
             host = host * ADAPTED_LAUNCHES
         left = {Launches.EAGER: 1.0, Launches.PARTLY_GRAPHED: constants.graphed_host_share, Launches.GRAPHED: 0.0}
-        host = host * left[practice.launches] + self.calibration.recipe.hooks_s_per_layer * (
-            self.candidates.zero_stage >= ZERO_PARAMETERS
-        )
-        host = host * (kind.num_blocks / BLOCKS_OF_A_LAYER)
+        hooks = self.calibration.recipe.hooks_s_per_layer * (kind.num_blocks / BLOCKS_OF_A_LAYER)
+        host = host * left[practice.launches] + hooks * (self.candidates.zero_stage >= ZERO_PARAMETERS)
         return np.asarray(host * (1.0 + FORWARD_LAUNCHES * again))
 
     def _tensor_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:

@@ -16,6 +16,7 @@ from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_observe
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.measured.exclusions import PEAKS, peak_left_out
 from meshplan.planner.training.measured.switches import (
@@ -156,7 +157,7 @@ class ObservationReader(MachineReader):
             version=str(framework.values.get("version") or ""),
             mixed_precision_mode=str(choices.values.get("mixed_precision_mode") or "") or None,
         )
-        shape = shape_from_observation(model.values)
+        shape = _as_trained(shape_from_observation(model.values), choices)
         if recipe.unstated.unties_head:
             shape = replace(shape, tie_word_embeddings=False)
         machine = self.machine(hardware)
@@ -206,6 +207,16 @@ class ObservationReader(MachineReader):
 def framework_layout(recipe: Recipe) -> Calibration:
     """Constants of the literature under a framework's own layout."""
     return replace(UNCALIBRATED, recipe=recipe.recipe)
+
+
+def _as_trained(shape: ModelShape, choices: Section) -> ModelShape:
+    """The model with as many multi-token-prediction layers as the run trained, which its configuration does not tell.
+
+    A script leaves them out, or runs one layer for several tokens ahead. That is priced as so many layers: right in
+    time, by one layer's states too much in memory.
+    """
+    depth = choices.whole("multi_token_prediction", shape.num_nextn_predict_layers, least=0)
+    return replace(shape, num_nextn_predict_layers=depth)
 
 
 def _phase(workload: Section) -> Phase:

@@ -29,7 +29,7 @@ from meshplan.planner.training.measured.memory.fit import calibrate_memory, unse
 from meshplan.planner.training.measured.memory.spread import PeakSpread, peak_spread
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.own_runs import refine
-from meshplan.planner.training.measured.unseen import sets_without
+from meshplan.planner.training.measured.unseen import TOGETHER, sets_without
 from meshplan.planner.training.measured.validate import validate_run
 from meshplan.planner.validation.held_out import Key
 from meshplan.planner.validation.points import PointsResult, memory_safety
@@ -122,7 +122,7 @@ def starting_sets(
 ) -> Callable[[ObservedRun], Calibration]:
     """Run → the set that its cluster would start from, fitted without its source."""
     everything = evidence(observed, source="published runs", log=log)
-    by_source = sets_without(everything.rows, everything.linear, LITERATURE, "source")
+    by_source = sets_without(everything.rows, everything.linear, LITERATURE, TOGETHER["source"])
 
     @cache
     def without(source: str) -> tuple[Evidence, Callable[[Row | None], tuple[FloatArray, Basis]]]:

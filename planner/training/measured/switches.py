@@ -49,7 +49,7 @@ CHOICES = frozenset(
     | {"zero_stage", "fsdp", "zero1_group_size", "fsdp_group_size", "data_parallel_over_slices", "mixed_precision_mode"}
     | {"activation_recompute", "activation_offload", "cpu_offload", "drops_tokens", "torch_compile", "method"}
     | {"async_tensor_parallel", "tensor_parallel_comm_overlap", "gradient_reduce_precision"}
-    | {"layers_per_stage", "stages"}
+    | {"layers_per_stage", "stages", "multi_token_prediction"}
 )
 # Words of published tables for modules that selective recompute repeats → Megatron-Core's names.
 MODULE_WORDS = {

@@ -13,7 +13,7 @@ Which intervals these errors justify: :mod:`meshplan.planner.training.measured.i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -109,16 +109,30 @@ def left_out(rows: Sequence[Row], linear: Linear, literature: Prior, together: s
         together: what is left out; a key of :data:`TOGETHER`.
     """
     label = TOGETHER[together]
-    without = sets_without(rows, linear, literature, together)
+    without = sets_without(rows, linear, literature, label, adapts_to_source=together == "group")
     return tuple(leave_one_out(sorted(rows, key=label), label, without, _errors))
 
 
-def sets_without(rows: Sequence[Row], linear: Linear, literature: Prior, together: str) -> Callable[[str], Sets]:
-    """Label → the sets that are fitted without all that is left out together with it; see :func:`left_out`."""
-    label = TOGETHER[together]
+def sets_without(
+    rows: Sequence[Row],
+    linear: Linear,
+    literature: Prior,
+    label: Callable[[Row], Hashable],
+    *,
+    adapts_to_source: bool = False,
+) -> Callable[[Hashable], Sets]:
+    """Label → the sets that are fitted without all rows that have it.
+
+    Args:
+        rows: measured runs.
+        linear: as for :func:`left_out`.
+        literature: prior of the global set.
+        label: what is left out together: the rows of one label.
+        adapts_to_source: the labels are groups, and the set of each is adapted to the other runs of its source.
+    """
     sets = by_key(rows)
 
-    def fitted_without(left: str) -> Sets:
+    def fitted_without(left: Hashable) -> Sets:
         others = [row for row in rows if label(row) != left]
         if not others:
             return Sets(overall=literature.mean, local={}, generations=())
@@ -130,7 +144,7 @@ def sets_without(rows: Sequence[Row], linear: Linear, literature: Prior, togethe
         local = {
             key: fit(kept, local_prior(overall), iterations=OWN_ITERATIONS) for key, kept in members.items() if kept
         }
-        own = _own(rows, left, members, local) if together == "group" else {}
+        own = _own([row for row in rows if label(row) == left], members, local) if adapts_to_source else {}
         generations, kernels = {row.key[1] for row in others}, {row.kernels for row in others}
         return Sets(overall=overall, local=local, generations=generations, kernels=kernels, own=own)
 
@@ -138,11 +152,11 @@ def sets_without(rows: Sequence[Row], linear: Linear, literature: Prior, togethe
 
 
 def _own(
-    rows: Sequence[Row], left: str, members: Mapping[Key, Sequence[Row]], local: Mapping[Key, FloatArray]
+    left: Iterable[Row], members: Mapping[Key, Sequence[Row]], local: Mapping[Key, FloatArray]
 ) -> dict[tuple[str, Key], FloatArray]:
-    """The sets of the group ``left``, adapted to the other runs of its source."""
+    """The sets of the rows ``left``, adapted to the other runs of their source."""
     own = {}
-    for source, key in {(row.source, row.key) for row in rows if row.group == left}:
+    for source, key in {(row.source, row.key) for row in left}:
         known = [row for row in members[key] if row.source == source]
         if known:
             prior = Prior(mean=local[key], spread=REFINED_SPREAD)

@@ -23,7 +23,7 @@ import numpy as np
 from meshplan.catalogs.efficiency import KERNEL_S
 from meshplan.catalogs.models.layers.recurrent import STATE_BYTES, RecurrentMixer
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.catalogs.surfaces.recurrent import DECODE, PREFILL, SCAN_SHARE, RecurrentKernel
+from meshplan.catalogs.surfaces.recurrent import DECODE, PREFILL, RecurrentKernel, scan_flops_per_s
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.operators import Operators, peak_flops_per_s
@@ -106,8 +106,10 @@ class Mixers:
         """The recurrence of a prompt's tokens in one layer, without its start."""
         if kernel := self._kernel(PREFILL):
             return tokens * recurrent.state_elements / self.tensor_parallel / kernel.elements_per_s
-        share, unit = (SCAN_SHARE, "bf16") if recurrent.multiplies_matrices else (VECTOR_SCAN_SHARE, "fp32")
-        rate = share * peak_flops_per_s(self.operators.device, unit)
+        if recurrent.multiplies_matrices:
+            rate = scan_flops_per_s(peak_flops_per_s(self.operators.device, "bf16"))
+        else:
+            rate = VECTOR_SCAN_SHARE * peak_flops_per_s(self.operators.device, "fp32")
         return tokens * recurrent.scan_flops_per_token / self.tensor_parallel / rate
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshplan.catalogs.constants.attention_kernels import TILE_KEYS, UNTIMED
 from meshplan.catalogs.models.layers.attention_form import AttentionForm
-from meshplan.catalogs.surfaces.recurrent import DELTA_BACKWARD_RATIO, PREFILL, SCAN_SHARE, recurrent_kernel
+from meshplan.catalogs.surfaces.recurrent import DELTA_BACKWARD_RATIO, PREFILL, recurrent_kernel, scan_flops_per_s
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import LayerKind
@@ -58,8 +58,8 @@ class MixingCosts(OperatorCosts):
 
         Gated delta rules run flash-linear-attention's kernel (megatron-core 0.19.2, core/ssm/gated_delta_net), which
         SGLang runs, too: its forward pass as timed there, its backward pass :data:`DELTA_BACKWARD_RATIO` of that. Other
-        scans reach :data:`SCAN_SHARE` of the matrix units' peak; where they multiply no matrices, attention's share of
-        the vector units' in fp32. Their backward passes, which nobody timed, take attention's multiple.
+        scans run at :func:`scan_flops_per_s`; where they multiply no matrices, at attention's share of the vector
+        units' peak in fp32. Their backward passes, which nobody timed, take attention's multiple.
         """
         recurrent = None if self.shape.blocks is None else self.shape.blocks.recurrent
         if recurrent is None:
@@ -71,7 +71,7 @@ class MixingCosts(OperatorCosts):
             return Cost(forward_s=forward_s, backward_s=DELTA_BACKWARD_RATIO * forward_s)
         if recurrent.multiplies_matrices:
             peak = attention_peak_flops_per_s(self.device, self.workload)
-            forward_s = tokens * recurrent.scan_flops_per_token / (SCAN_SHARE * peak)
+            forward_s = tokens * recurrent.scan_flops_per_token / scan_flops_per_s(peak)
         else:
             share = UNTIMED.forward_share * self.calibration.time.attention_kernel_efficiency
             rate = share * peak_flops_per_s(self.device, "fp32")

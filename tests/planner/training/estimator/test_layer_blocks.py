@@ -7,10 +7,16 @@ from dataclasses import replace
 import pytest
 from core_cases import DENSE, H100_FP8, HYBRID, MOE, configured, machine_with, problem_of
 
+from meshplan.catalogs.constants.training import TimeConstants
+from meshplan.catalogs.models.fields import ConfigFields
+from meshplan.catalogs.models.layers.gated_delta import read as read_gated_delta
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer, SparseIndexer
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.surfaces.recurrent import PREFILL, recurrent_kernel
+from meshplan.planner.training.estimator import layer_time
 from meshplan.planner.training.estimator.flops import forward_flops_per_token
+from meshplan.planner.training.estimator.operators import recurrent
+from meshplan.planner.training.estimator.operators.recurrent import copied_elements, launches_ratio
 from meshplan.planner.training.estimator.priced import Priced, price
 
 DEGREES = [
@@ -84,6 +90,68 @@ def test_a_timed_recurrence_takes_the_time_of_its_kernel() -> None:
     tokens = 16 * 1024 / config.data_parallel
     expected = HYBRID.num_hidden_layers * tokens * delta.state_elements / kernel.elements_per_s * (1.0 + 3.04)
     assert price(problem, config).breakdown_s["attention"] == pytest.approx(expected)
+
+
+def test_a_scan_that_was_not_timed_gains_less_from_a_device_than_its_peak() -> None:
+    """Chunks of a Mamba-2 scan follow one another: with twice the peak it is a third faster at most."""
+    assert HYBRID.blocks is not None
+    shape = replace(
+        HYBRID, blocks=replace(HYBRID.blocks, mixers=(Mixer.RECURRENT,) * 6, has_mlp=(False,) * 6), norms_per_layer=1
+    )
+    twice = replace(H100_FP8, peak_flops_per_s={name: 2.0 * rate for name, rate in H100_FP8.peak_flops_per_s.items()})
+    problems = [problem_of(shape, machine=machine_with(8, device=device)) for device in (H100_FP8, twice)]
+    slow, fast = (price(problem, configured(problem)).breakdown_s["attention"] for problem in problems)
+    assert slow / fast == pytest.approx(1.32, rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [DENSE, MOE])
+def test_a_layer_split_into_its_blocks_takes_the_host_as_long(shape: ModelShape) -> None:
+    """What a layer with experts takes the host more than a dense one is its experts', not half its attention's."""
+    only_host = TimeConstants(host_s_per_layer=5.0, host_s_per_moe_layer=19.0)
+
+    def step_s(model: ModelShape) -> float:
+        problem = problem_of(model)
+        problem = replace(problem, calibration=replace(problem.calibration, time=only_host))
+        return price(problem, configured(problem)).step_s
+
+    split = one_block_a_layer(shape)
+    if shape.moe is not None:
+        flags = tuple(flag for own in shape.moe.moe_layers for flag in (False, own))
+        split = replace(split, moe=replace(shape.moe, moe_layers=flags))
+    assert step_s(split) == pytest.approx(step_s(shape), rel=1e-3)
+
+
+def test_a_gated_delta_rule_launches_three_times_as_much_as_attention_and_copies() -> None:
+    """Qwen3-Next's mixer, by hand: 2·8,192 elements that are convolved, 4·2,048 of keys, 10·4,096 of values."""
+    mixer = read_gated_delta(
+        ConfigFields(
+            {
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 32,
+                "linear_key_head_dim": 128,
+                "linear_value_head_dim": 128,
+            },
+            {},
+        ),
+        2048,
+    )
+    assert copied_elements(mixer) == 2 * 8192 + 4 * 2048 + 10 * 4096
+    assert launches_ratio(mixer) == pytest.approx(3.2)
+    assert HYBRID.blocks is not None
+    assert HYBRID.blocks.recurrent is not None
+    assert copied_elements(HYBRID.blocks.recurrent) == 0  # Mamba-2's is one function
+    assert launches_ratio(replace(HYBRID.blocks.recurrent, kind="another")) == 1.0
+
+
+def test_launches_of_a_mixer_take_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_host = TimeConstants(host_s_per_layer=5.0)
+    problem = problem_of(HYBRID)
+    problem = replace(problem, calibration=replace(problem.calibration, time=only_host))
+    fifteen = price(problem, configured(problem)).step_s
+    monkeypatch.setitem(recurrent.LAUNCHES, "mamba-2", recurrent.ATTENTION_LAUNCHES)
+    layer_time._Known.latest = layer_time._Known()
+    ten = price(problem, configured(problem)).step_s
+    assert fifteen / ten == pytest.approx((8 + 3 * 0.5) / 8, rel=1e-3)  # eight blocks, of which three are Mamba-2
 
 
 def test_recurrent_layers_do_not_grow_with_the_sequence() -> None:

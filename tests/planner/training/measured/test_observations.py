@@ -119,6 +119,25 @@ def test_switches_that_only_the_scripts_of_a_benchmark_tell_are_filled_and_named
     assert set(run.filled) == {"cuda_graphs", "expert_dispatcher", "expert_parallel_overlap"}
 
 
+@pytest.mark.parametrize(
+    ("model", "stated", "trained"), [("DeepSeek-V3", 1, 0), ("Nemotron_3_Ultra", 1, 2), ("mine", 1, 1)]
+)
+def test_scripts_tell_how_many_tokens_ahead_were_trained(
+    reader: ObservationReader, model: str, stated: int, trained: int
+) -> None:
+    """AutoModel's DeepSeek-V3 is its layers and one head; its Nemotron 3 Ultra runs its one further layer twice."""
+    row = changed(
+        (("framework",), {"name": "NeMo AutoModel (PyTorch FSDP2)"}),
+        (("model", "name"), model),
+        (("model", "num_nextn_predict_layers"), stated),
+    )
+    run = reader.training_run(row, CONSTANTS)
+    assert run.problem.shape.num_nextn_predict_layers == trained
+    assert ("multi_token_prediction" in run.filled) == (stated != trained)
+    own = changed((("parallelism", "multi_token_prediction"), 3), row=row)
+    assert reader.training_run(own, CONSTANTS).problem.shape.num_nextn_predict_layers == 3
+
+
 def test_what_a_row_says_of_its_switches_comes_first(reader: ObservationReader) -> None:
     said = (("cuda_graphs", "none"), ("expert_dispatcher", "alltoall"), ("expert_parallel_overlap", False))
     row = changed(*(((("parallelism", key), value)) for key, value in said), row=QWEN)
