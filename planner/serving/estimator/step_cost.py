@@ -127,7 +127,9 @@ class StepCost:
         if not tokens:
             return self
         slopes = np.array(self.decode_context_s)
-        return replace(self, decode_fixed_s=(np.array(self.decode_fixed_s) + slopes * np.arange(len(slopes)) * tokens).tolist())
+        return replace(
+            self, decode_fixed_s=(np.array(self.decode_fixed_s) + slopes * np.arange(len(slopes)) * tokens).tolist()
+        )
 
     def step_s(
         self,
@@ -204,8 +206,8 @@ class StepCost:
     ) -> FloatArray:
         """Many iterations whose prompts are split evenly: :meth:`step_s` of arrays of one shape, or less.
 
-        It is less where a host launches ahead beside decodes: then nothing is left of its launches, so that more
-        decodes never make an iteration shorter, as bounds take for granted.
+        It is less where a host launches ahead: nothing is left of its launches, so that more decodes never make an
+        iteration shorter, as bounds take for granted.
         """
         batches, verified = self.concurrent_batches, self.verified_tokens
         spread = np.clip(num_prompts, 1, batches)
@@ -216,7 +218,7 @@ class StepCost:
         seconds = seconds + np.where(num_seqs > 0, decodes, 0.0)
         has_prompts = num_prompts > 0
         seconds = seconds + np.where(has_prompts, self.prefill_fixed_s + self.prefill_pair_s * (pairs / spread), 0.0)
-        launched = longer(seconds, np.where(self.launches_ahead & (num_seqs > 0), 0.0, self.prefill_least_s))
+        launched = longer(seconds, 0.0 if self.launches_ahead else self.prefill_least_s)
         return np.asarray(np.where(has_prompts & (batch > self.graphed_tokens), launched, seconds))
 
 

@@ -27,15 +27,15 @@ from meshplan.planner.validation.fields import Section
 SEED = 0
 MOST_REQUESTS = 1_000_000  # of one stage: more say nothing more
 ALL_STAGES = "all"
-# New prompt tokens of benchmarks whose rows print none, one mean for all rows of a set of prompts: chat turns, questions
-# with choices, code around a gap. From rates and gaps of the ML.ENERGY leaderboard v3.0. Chat: of 100, 200, 300 and 400,
-# each with the spread below, 300 errs least on rates and p99 gaps of three dense models together (Llama-3.1-8B and -70B,
-# Qwen3-32B on H100), whatever the host's time for each request and whether or not turns before are attended to. Where
-# the cache was full, 691 requests of Llama-3.1-8B shared what an H100 holds, 639 tokens each of which some 400 were
-# answers. Code: mean and spread together, of 1,000 to 2,000 tokens and 0.2 to 1.36, err least so on rates and p99 gaps
-# of Qwen3-Coder-30B on H100 (5.2 and 8.3 %; as spread as Azure's code, 1,000 tokens did best with 7.2 and 29.1 %); its
-# runs on B200 and those of 480B were left out of the choice. Questions: the publisher's mean (ml.energy/blog, Reading
-# the ML.ENERGY Leaderboard v3.0, 2026-01-13).
+# New prompt tokens of benchmarks whose rows print none, one mean for all rows of a set of prompts: chat turns,
+# questions with choices, code around a gap. From rates and gaps of the ML.ENERGY leaderboard v3.0. Chat: of 100, 200,
+# 300 and 400, each with the spread below, 300 errs least on rates and p99 gaps of three dense models together
+# (Llama-3.1-8B and -70B, Qwen3-32B on H100), whatever the host's time for each request and whether or not turns
+# before are attended to. Where the cache was full, 691 requests of Llama-3.1-8B shared what an H100 holds, 639 tokens
+# each of which some 400 were answers. Code: mean and spread together, of 1,000 to 2,000 tokens and 0.2 to 1.36, err
+# least so on rates and p99 gaps of Qwen3-Coder-30B on H100 (5.2 and 8.3 %; as spread as Azure's code, 1,000 tokens
+# did best with 7.2 and 29.1 %); its runs on B200 and those of 480B were left out of the choice. Questions: the
+# publisher's mean (ml.energy/blog, Reading the ML.ENERGY Leaderboard v3.0, 2026-01-13).
 UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 300, "gpqa": 224, "sourcegraph-fim": 1250}
 # The same with what the turns before have left: chat prompts with their history have a mean of 634 tokens (the same
 # page). The benchmark sends all turns of a conversation one after the other (ml-energy/benchmark, mlenergy/llm/

@@ -55,7 +55,10 @@ _WORKER = np.dtype(
         *((name, _REAL) for name in ("lag", "enough_tokens", "prefill_fixed_s", "prefill_pair_s", "prefill_least_s")),
         *((name, _COUNT) for name in ("number", "is_plain", "most_per_step", "block", "num_blocks", "budget", "slots")),
         *((name, _COUNT) for name in ("concurrent_batches", "pipeline", "verified", "graphed", "is_chunked")),
-        *((name, _COUNT) for name in ("launches_ahead", "is_caching", "is_open", "receive_interval", "batch_wait_steps")),
+        *(
+            (name, _COUNT)
+            for name in ("launches_ahead", "is_caching", "is_open", "receive_interval", "batch_wait_steps")
+        ),
         *(
             (name, _COUNT)
             for name in ("balance_wait_steps", "pauses", "steps", "grown", "num_decoding", "prompt_blocks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -72,6 +73,37 @@ def test_answers_are_copied_before_the_next_iteration_is_prepared(catalog: Catal
         expected = (device_s**4 + host_s**4) ** 0.25
         assert copy_s < device_s
         assert decode_s(worker(catalog, sampling=copied), n, context) == pytest.approx(expected)
+
+
+def test_a_prompt_is_launched_while_the_decodes_before_it_run(catalog: Catalog) -> None:
+    """Of 9.6 ms to launch 32 layers what is left after a decode, however long; a prompt alone waits for all of them."""
+    launching = replace(HOST, launch_s_per_layer=0.3e-3)
+    ahead = worker(
+        catalog, constants=launching, limits=EngineLimits(max_num_seqs=4, max_batched_tokens=4096)
+    ).step_cost()
+    launch_s = 2e-3 + 32 * 0.3e-3
+    assert ahead.prefill_least_s == pytest.approx(launch_s)
+    device = replace(ahead, prefill_least_s=0.0)
+    for num_seqs, context in ((1, 1000.0), (4, 8000.0)):
+        prompt = (num_seqs, context, 1, 200, 200.0**2 / 2)
+        left_s = launch_s - ahead.step_s(num_seqs, context, 0, 0, 0.0)
+        assert 0.0 < left_s < launch_s
+        assert ahead.step_s(*prompt) == pytest.approx((device.step_s(*prompt) ** 4 + left_s**4) ** 0.25)
+    alone = (0, 0.0, 1, 200, 200.0**2 / 2)
+    assert ahead.step_s(*alone) == pytest.approx((device.step_s(*alone) ** 4 + launch_s**4) ** 0.25)
+    short = replace(ahead, prefill_least_s=1e-3)  # over before the decode is
+    assert short.step_s(*prompt) == pytest.approx(device.step_s(*prompt))
+    chunks = list(islice(ahead.chunks_s(4, 8000.0, 200, 100), 3))
+    for done, (taken, context) in enumerate(zip(chunks, (8000.0, 8004.0, 8008.0), strict=True)):
+        assert taken == ahead.step_s(4, context, 1, 200, 200 * (100 + 200 * done + 100.5))
+
+
+def test_history_that_others_hold_is_read_all_the_same(catalog: Catalog) -> None:
+    own, shared = (worker(catalog, shared_history=tokens).step_cost() for tokens in (0.0, 500.0))
+    for num_seqs in (1, 64):
+        long = own.step_s(num_seqs, num_seqs * 1700.0, 0, 0, 0.0)
+        assert shared.step_s(num_seqs, num_seqs * 1200.0, 0, 0, 0.0) == pytest.approx(long)
+        assert shared.step_s(num_seqs, num_seqs * 1700.0, 0, 0, 0.0) > long
 
 
 def test_whoever_hides_its_host_prepares_ahead() -> None:

@@ -100,7 +100,7 @@ def test_iterations_prepared_ahead_are_documented_and_no_published_run_moves_the
 
 
 def test_a_hidden_host_is_told_by_runs_that_show_it() -> None:
-    """Runs that take a twentieth longer than predicted say so of a host that they show, not of one beside the device."""
+    """Runs that take a twentieth longer than predicted say so of a host that they show, not of a hidden one."""
     host = list(FITTED).index("host_step_s")
     prior = PARAMETERS.vector(ServingConstants())
 

@@ -11,7 +11,7 @@ import pytest
 from meshplan.catalogs.constants.engine_recipes import engine_observed_as, is_exactly_known
 from meshplan.catalogs.constants.serving_benchmarks import prompts_drawn_in
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.serving.measured.drawn import drawn_requests, is_described, num_before
+from meshplan.planner.serving.measured.drawn import attended_history, drawn_requests, is_described, num_before
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.workloads import unused_keys
 from meshplan.planner.serving.problem.requests import Arrival
@@ -90,8 +90,16 @@ def test_chat_is_read_whole_where_no_prefix_is_cached(catalog: Catalog) -> None:
     row = next(row for row in read_rows(MEASURED) if row["workload"].get("prompt_set") == "lm-arena-chat")
     recurrent = {**row, "model": HYBRID}
     reader = MachineReader(catalog)
-    means = [served_run(one, reader).workload.input_length for one in (row, recurrent)]
-    assert means == pytest.approx([300, 634], rel=0.01)
+    found = [served_run(one, reader).workload for one in (row, recurrent)]
+    assert [one.input_length for one in found] == pytest.approx([300, 634], rel=0.01)
+    assert [one.shared_history for one in found] == [334, 0]  # computed once, held once, read by every token
+
+
+def test_no_history_is_added_to_prompts_that_are_printed_or_no_turns() -> None:
+    assert attended_history(asked(prompt_set="lm-arena-chat", output_length=5)) == 634 - 300
+    assert not attended_history(asked(prompt_set="lm-arena-chat", input_length=100, output_length=5))
+    assert not attended_history(asked(prompt_set="gpqa", output_length=5))
+    assert not attended_history(asked(**FIXED))
 
 
 def test_stages_follow_each_other_and_a_stage_comes_after_those_before_it() -> None:
