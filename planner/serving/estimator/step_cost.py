@@ -17,9 +17,10 @@ Where p > 0 and a batch has more tokens than graphs were captured for, it is com
 launch its kernels one by one, by the smooth maximum (t⁴ + least⁴)^¼: host and device overlap, except that each waits
 for the other where both take about as long. A host that prepares iterations beside the device (``launches_ahead``)
 begins to launch when the device begins the iteration before, so that of prefill_least what the same decodes take
-without a prompt is over by then: least = prefill_least − decode, at least 0. So are iterations without prompts of an engine that has no graphs at all,
-or whose host prepares the next iteration meanwhile (:func:`beside_the_host`); t holds no host then. Of each decoding
-request v tokens are verified (1 without speculation), of which it gains ``tokens_per_step``. The terms in n alone are
+without a prompt is over by then: least = prefill_least − decode, at least 0. So are iterations without prompts of an
+engine that has no graphs at all, or whose host prepares the next iteration meanwhile (:func:`beside_the_host`); t holds
+no host then. Of each decoding request v tokens are verified (1 without speculation), of which it gains
+``tokens_per_step``. The terms in n alone are
 one table, so that K iterations of an unchanged decode batch, with C growing by n·tokens_per_step in each, sum in closed
 form::
 
