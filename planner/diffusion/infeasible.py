@@ -13,7 +13,7 @@ from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.core.plan import plain
 from meshplan.planner.core.solution import tried
 from meshplan.planner.diffusion.problem.degrees import short_config
-from meshplan.planner.diffusion.problem.problem import DiffusionProblem
+from meshplan.planner.diffusion.problem.problem import MAX_UTILIZATION, DiffusionProblem
 from meshplan.planner.diffusion.search.search import (
     COST,
     DEVICES,
@@ -87,7 +87,7 @@ def _values(searched: Searched, name: str) -> Any:
     return {
         MEMORY: found.memory.bound_bytes,
         DEVICES: found.devices,
-        RATE: found.items_per_s,
+        RATE: found.items_per_s * MAX_UTILIZATION,
         LATENCY: found.latency_s,
         COST: found.usd_per_item,
         MONEY: found.usd_per_hour,
@@ -121,7 +121,8 @@ def _sentence(problem: DiffusionProblem, searched: Searched, name: str, index: i
     texts = {
         MEMORY: f"memory: a rank needs {format_bytes(value)}, {problem.machine.device.name} has {format_bytes(limit)}",
         DEVICES: f"devices: {value:.0f} are needed, {limit:.0f} may be used{_packed(searched, index)}",
-        RATE: f"{RATE}: the pinned replicas carry {value:.4g} {problem.item}s/s, {limit:.4g} are asked for",
+        RATE: f"{RATE}: the pinned replicas, busy {MAX_UTILIZATION:.0%} of the time, carry {value:.4g} "
+        f"{problem.item}s/s, {limit:.4g} are asked for",
         LATENCY: f"{LATENCY}: {format_duration(value)} at the nearest, the limit is {format_duration(limit)}",
         COST: f"{COST}: {value:.4g} USD at the nearest, the limit is {limit:.4g} USD",
         MONEY: f"{MONEY}: {value:.4g} USD/h at the nearest, the limit is {limit:.4g} USD/h",
