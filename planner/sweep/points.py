@@ -131,7 +131,9 @@ def _stated_twice(values: Mapping[str, Any]) -> Iterator[Problem]:
     for path, section in itertools.permutations(values, 2):
         rest = part_of(path, section)
         value = values[section]
-        if rest == "" or (rest and isinstance(value, Mapping | list) and stated({"section": value}, f"section.{rest}") is not None):
+        if rest == "" or (
+            rest and isinstance(value, Mapping | list) and stated({"section": value}, f"section.{rest}") is not None
+        ):
             yield Problem(path=path, message=f"{section} states it, too; give it in one of them")
 
 
