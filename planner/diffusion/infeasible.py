@@ -26,14 +26,8 @@ from meshplan.planner.diffusion.search.search import (
     search,
 )
 
-# Limit → the question without it.
-_LIFTED: dict[str, Callable[[DiffusionProblem], DiffusionProblem]] = {
-    LATENCY: lambda problem: replace(problem, max_latency_s=None),
-    COST: lambda problem: replace(problem, max_usd_per_item=None),
-    MONEY: lambda problem: replace(problem, max_usd_per_hour=None),
-    POWER: lambda problem: replace(problem, max_power_w=None),
-    RATE: lambda problem: replace(problem, request_rate_per_s=None),
-}
+# Limits that a user can weaken.
+_LIFTED = frozenset({LATENCY, COST, MONEY, POWER, RATE})
 # More devices are tried up to these, and up to so many times the question's.
 _MOST_DEVICES = 4096
 _MOST_TIMES = 16
@@ -46,7 +40,7 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
     found = searched.found
     if found is None:
         reason, _ = searched.illegal.most_common(1)[0] if searched.illegal else ("no degrees are legal", 0)
-        changes, words = tried(_attempts(problem, []))
+        changes, words = tried(_attempts(problem, searched, []))
         return {
             "binding_constraint": reason,
             "nearest_miss": None,
@@ -61,7 +55,7 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
     nearest = int(np.lexsort((by, counts))[0])
     broken = [name for name in order if searched.broken[name][nearest]]
     worst = float(excess[broken[0]][nearest])
-    changes, words = tried(_attempts(problem, broken))
+    changes, words = tried(_attempts(problem, searched, broken))
     return {
         "binding_constraint": broken_text(problem, searched, broken, nearest),
         "nearest_miss": {
@@ -140,7 +134,9 @@ def _packed(searched: Searched, index: int) -> str:
     return f" ({replicas} replicas of {found.configs[index].replica_devices}, and the hosts take {room})"
 
 
-def _attempts(problem: DiffusionProblem, broken: list[str]) -> Iterator[tuple[str, Callable[[], str | None]]]:
+def _attempts(
+    problem: DiffusionProblem, searched: Searched, broken: list[str]
+) -> Iterator[tuple[str, Callable[[], str | None]]]:
     """What is tried: a pin less, more devices, PipeFusion, a weaker limit."""
     for name in problem.pinned:
         yield f"fixed.{name} dropped", partial(_without_pin, problem, name)
@@ -150,7 +146,7 @@ def _attempts(problem: DiffusionProblem, broken: list[str]) -> Iterator[tuple[st
         yield "PipeFusion", partial(_with_stale_activations, problem)
     for name in broken:
         if name in _LIFTED:
-            yield f"{name} lifted", partial(_without_limit, problem, name)
+            yield f"{name} lifted", partial(_without_limit, problem, searched, name)
 
 
 def _without_pin(problem: DiffusionProblem, name: str) -> str | None:
@@ -185,12 +181,18 @@ def _with_stale_activations(problem: DiffusionProblem) -> str | None:
     return "constraints.stale_activations: true (PipeFusion; pictures change)" if found is not None else None
 
 
-def _without_limit(problem: DiffusionProblem, name: str) -> str | None:
-    """The limit that the best plan without it would keep."""
-    free = search(_LIFTED[name](problem))
-    if free.best is None or free.found is None:
+def _without_limit(problem: DiffusionProblem, searched: Searched, name: str) -> str | None:
+    """The limit that a plan would keep which keeps all others.
+
+    Without a rate a limit decides how many replicas run, so its candidates, of one replica, are looked at as they are
+    priced under it: without it they would fill the cluster.
+    """
+    if name == RATE:
+        searched = search(replace(problem, request_rate_per_s=None))
+    kept = ~np.any(np.stack([mask for limit, mask in searched.broken.items() if limit != name]), axis=0)
+    if not kept.any():
         return None
-    values = _values(free, name)[free.kept]
+    values = _values(searched, name)[kept]
     reached = float(values.max() if name == RATE else values.min())
     room = 1.0 - _ROUNDING if name == RATE else 1.0 + _ROUNDING
     return f"{name}: {reached * room:.4g} instead of {_limit(problem, name):.4g}"

@@ -65,6 +65,17 @@ def test_without_a_rate_as_many_replicas_run_as_a_limit_lets_run(limit: dict[str
     assert make_plan(spec(**question, fixed=one_more), catalog).solution["status"] == "infeasible"
 
 
+@pytest.mark.parametrize("limit", ["max_power_w", "max_usd_per_hour"])
+def test_the_least_change_of_a_limit_suffices_and_is_what_the_nearest_plan_takes(limit: str, catalog: Catalog) -> None:
+    """Without the limit all replicas would run, and twenty times the power was said to be needed."""
+    none = make_plan(spec("sana-1.5-1.6b", count=3, constraints={limit: 1.0}), catalog)
+    changes = [item["change"] for item in none.solution["least_change"]]
+    (least,) = (float(one.split()[1]) for one in changes if one.startswith(f"constraints.{limit}"))
+    found = make_plan(spec("sana-1.5-1.6b", count=3, constraints={limit: least}), catalog)
+    assert found.config["replicas"] == 1
+    assert least == pytest.approx(none.solution["nearest_miss"]["excess"] + 1.0, rel=0.002)
+
+
 def test_pinned_replicas_are_held_to_the_utilization_of_others(catalog: Catalog) -> None:
     """One replica that must be busy 95 % of the time is no answer, pinned or not."""
     alone = estimate_plan(spec(fixed={}), catalog).predicted["images_per_s"].value
