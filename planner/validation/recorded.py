@@ -20,8 +20,8 @@ from meshplan.planner.core.plan import Interval
 
 # Measured over predicted, either way, beyond which a figure is in another unit: milliseconds for seconds, GB for bytes.
 ABSURD = 1000.0
-# ... of a run that constants are fitted to at once: nearer to a thousand than to one, for a prediction may be off, too.
-UNBELIEVED = ABSURD**0.5
+# ... of a run that constants are fitted to at once: the prediction may be off by ten itself, the other way.
+UNBELIEVED = ABSURD / 10.0
 # A half-width holds 90 % of the runs of unknown clusters: three are five standard deviations of a normal error.
 OUTLIER_WIDTHS = 3.0
 # Where intervals are wide themselves: no source of the evidence has a median beyond a factor of 2.
