@@ -43,7 +43,7 @@ def test_own_training_runs_are_stored_and_exported(meshplan: Command, tmp_path: 
 
 
 def test_a_time_in_milliseconds_moves_no_constant(meshplan: Command, tmp_path: Path) -> None:
-    """Plans took 300 times as long after a fit to it."""
+    """After a fit to two such runs a plan of another model took eight times as long."""
     rows = some_rows("training", "torchtitan", 3)
     seconds = rows[0]["measured"]["iteration_s"]
     wrong = {**rows[0], "measured": {**rows[0]["measured"], "iteration_s": 1000.0 * seconds}}
