@@ -34,6 +34,38 @@ class Observed(Generic[Run]):
     source: str
 
 
+def different(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows, equal ones once, as where a file is named twice: the copy of a run that is held out would be fitted to."""
+    import json
+
+    stated = list(rows)
+    once = {json.dumps(row, sort_keys=True): row for row in stated}
+    if len(once) < len(stated):
+        log(f"note: {len(stated) - len(once)} rows are equal to another one and count once")
+    return list(once.values())
+
+
+def believed(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Path | None) -> list[Mapping[str, Any]]:
+    """Rows whose measurements may be in the units of their names; the others are told and left out.
+
+    Args:
+        rows: observations.
+        catalog: devices, links and the constants that a measurement is held against.
+        traces: folder of the recorded requests that runs replayed; None where there is none.
+    """
+    from meshplan.planner.validate import validate_rows
+    from meshplan.planner.validation.recorded import in_another_unit
+
+    kept = []
+    for row, found in zip(rows, validate_rows(rows, catalog, traces=traces).rows, strict=True):
+        wrong = {name: in_another_unit(found.measured[name], found.predicted[name]) for name in found.error}
+        if name := next((name for name, reason in wrong.items() if reason), ""):
+            log(f"note: {found.id} is left out: {name} {wrong[name]}")
+        else:
+            kept.append(row)
+    return kept
+
+
 def training_runs(rows: Iterable[Mapping[str, Any]], catalog: Catalog) -> Observed[ObservedRun]:
     """The training runs among observations, without those that are excluded from errors."""
     from meshplan.planner.training.measured.exclusions import exclusion

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as OutOfTimeError
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from meshplan.cli.render import Format, rendered_document
 from meshplan.cli.web.problems import MEDIA_TYPE, problem, problem_of
@@ -72,20 +74,16 @@ class Calls:
         self.settings = settings
         # Forked from a process that has loaded everything and opened nothing: a new one takes milliseconds instead of
         # the seconds of its imports, for which requests would wait whenever one is replaced.
-        context = get_context("forkserver")
-        context.set_forkserver_preload([__name__, *_modules(), *modules])
-        self._pool = ProcessPool(
-            max_workers=settings.callers,
-            max_tasks=CALLS_OF_A_PROCESS,
-            initializer=_prepared,
-            initargs=(settings.db,),
-            context=context,
-        )
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload([__name__, *_modules(), *modules])
+        self._replacing = Lock()
+        self._is_closed = False
+        self._pool = self._new_pool()
 
     def warm_up(self) -> None:
         """Begin the processes, so that the first requests do not wait for them."""
         for _ in range(self.settings.callers):
-            self._pool.schedule(_run, args=(self.settings.db, warm, ()))
+            self._scheduled(warm, ())
 
     def answer(self, call: Call, *arguments: Any) -> Answer:
         """The answer of a call; a problem where it fails, takes too long, or takes its process down.
@@ -94,19 +92,52 @@ class Calls:
             call: a function of a catalog and of the arguments, at the top of a module.
             arguments: plain data.
         """
-        future = self._pool.schedule(_run, args=(self.settings.db, call, arguments), timeout=self.settings.call_s)
+        future = self._scheduled(call, arguments)
         try:
             return future.result()
         except OutOfTimeError:
             seconds = f"{self.settings.call_s:g} s"
             return problem_answer(problem(503, "It takes too long", f"no answer within {seconds}: ask as a plan"))
-        except ProcessExpired:
+        except (ProcessExpired, BrokenProcessPool):
             return problem_answer(problem(503, "It takes too much", "the process that answered it has ended"))
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """End the processes, whatever they do; no call is answered afterwards."""
+        with self._replacing:
+            self._is_closed = True
+            self._end_pool()
+
+    def _scheduled(self, call: Call, arguments: Sequence[Any]) -> ProcessFuture[Answer]:
+        """A call on its way, in new processes where the old ones are of no use any more.
+
+        Where a process ends that answers nothing – the system is short of memory and ends one, say – pebble gives all
+        of them up and takes no further call.
+        """
+        with self._replacing:
+            try:
+                return self._sent(call, arguments)
+            except RuntimeError:  # the pool has given up, or the service ends
+                if self._is_closed:
+                    raise
+                self._end_pool()
+                self._pool = self._new_pool()
+                return self._sent(call, arguments)
+
+    def _sent(self, call: Call, arguments: Sequence[Any]) -> ProcessFuture[Answer]:
+        return self._pool.schedule(_run, args=(self.settings.db, call, arguments), timeout=self.settings.call_s)
+
+    def _end_pool(self) -> None:
         self._pool.stop()  # type: ignore[no-untyped-call]  # pebble leaves this one untyped
         self._pool.join()
+
+    def _new_pool(self) -> ProcessPool:
+        return ProcessPool(
+            max_workers=self.settings.callers,
+            max_tasks=CALLS_OF_A_PROCESS,
+            initializer=_prepared,
+            initargs=(self.settings.db,),
+            context=self._context,
+        )
 
 
 @cache

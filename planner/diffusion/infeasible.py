@@ -13,7 +13,7 @@ from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.core.plan import plain
 from meshplan.planner.core.solution import tried
 from meshplan.planner.diffusion.problem.degrees import short_config
-from meshplan.planner.diffusion.problem.problem import DiffusionProblem
+from meshplan.planner.diffusion.problem.problem import MAX_UTILIZATION, DiffusionProblem
 from meshplan.planner.diffusion.search.search import (
     COST,
     DEVICES,
@@ -26,14 +26,8 @@ from meshplan.planner.diffusion.search.search import (
     search,
 )
 
-# Limit → the question without it.
-_LIFTED: dict[str, Callable[[DiffusionProblem], DiffusionProblem]] = {
-    LATENCY: lambda problem: replace(problem, max_latency_s=None),
-    COST: lambda problem: replace(problem, max_usd_per_item=None),
-    MONEY: lambda problem: replace(problem, max_usd_per_hour=None),
-    POWER: lambda problem: replace(problem, max_power_w=None),
-    RATE: lambda problem: replace(problem, request_rate_per_s=None),
-}
+# Limits that a user can weaken.
+_LIFTED = frozenset({LATENCY, COST, MONEY, POWER, RATE})
 # More devices are tried up to these, and up to so many times the question's.
 _MOST_DEVICES = 4096
 _MOST_TIMES = 16
@@ -46,7 +40,7 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
     found = searched.found
     if found is None:
         reason, _ = searched.illegal.most_common(1)[0] if searched.illegal else ("no degrees are legal", 0)
-        changes, words = tried(_attempts(problem, []))
+        changes, words = tried(_attempts(problem, searched, []))
         return {
             "binding_constraint": reason,
             "nearest_miss": None,
@@ -61,7 +55,7 @@ def explain_infeasible(problem: DiffusionProblem, searched: Searched) -> dict[st
     nearest = int(np.lexsort((by, counts))[0])
     broken = [name for name in order if searched.broken[name][nearest]]
     worst = float(excess[broken[0]][nearest])
-    changes, words = tried(_attempts(problem, broken))
+    changes, words = tried(_attempts(problem, searched, broken))
     return {
         "binding_constraint": broken_text(problem, searched, broken, nearest),
         "nearest_miss": {
@@ -87,7 +81,7 @@ def _values(searched: Searched, name: str) -> Any:
     return {
         MEMORY: found.memory.bound_bytes,
         DEVICES: found.devices,
-        RATE: found.items_per_s,
+        RATE: found.items_per_s * MAX_UTILIZATION,
         LATENCY: found.latency_s,
         COST: found.usd_per_item,
         MONEY: found.usd_per_hour,
@@ -121,7 +115,8 @@ def _sentence(problem: DiffusionProblem, searched: Searched, name: str, index: i
     texts = {
         MEMORY: f"memory: a rank needs {format_bytes(value)}, {problem.machine.device.name} has {format_bytes(limit)}",
         DEVICES: f"devices: {value:.0f} are needed, {limit:.0f} may be used{_packed(searched, index)}",
-        RATE: f"{RATE}: the pinned replicas carry {value:.4g} {problem.item}s/s, {limit:.4g} are asked for",
+        RATE: f"{RATE}: the pinned replicas, busy {MAX_UTILIZATION:.0%} of the time, carry {value:.4g} "
+        f"{problem.item}s/s, {limit:.4g} are asked for",
         LATENCY: f"{LATENCY}: {format_duration(value)} at the nearest, the limit is {format_duration(limit)}",
         COST: f"{COST}: {value:.4g} USD at the nearest, the limit is {limit:.4g} USD",
         MONEY: f"{MONEY}: {value:.4g} USD/h at the nearest, the limit is {limit:.4g} USD/h",
@@ -139,7 +134,9 @@ def _packed(searched: Searched, index: int) -> str:
     return f" ({replicas} replicas of {found.configs[index].replica_devices}, and the hosts take {room})"
 
 
-def _attempts(problem: DiffusionProblem, broken: list[str]) -> Iterator[tuple[str, Callable[[], str | None]]]:
+def _attempts(
+    problem: DiffusionProblem, searched: Searched, broken: list[str]
+) -> Iterator[tuple[str, Callable[[], str | None]]]:
     """What is tried: a pin less, more devices, PipeFusion, a weaker limit."""
     for name in problem.pinned:
         yield f"fixed.{name} dropped", partial(_without_pin, problem, name)
@@ -149,7 +146,7 @@ def _attempts(problem: DiffusionProblem, broken: list[str]) -> Iterator[tuple[st
         yield "PipeFusion", partial(_with_stale_activations, problem)
     for name in broken:
         if name in _LIFTED:
-            yield f"{name} lifted", partial(_without_limit, problem, name)
+            yield f"{name} lifted", partial(_without_limit, problem, searched, name)
 
 
 def _without_pin(problem: DiffusionProblem, name: str) -> str | None:
@@ -184,12 +181,18 @@ def _with_stale_activations(problem: DiffusionProblem) -> str | None:
     return "constraints.stale_activations: true (PipeFusion; pictures change)" if found is not None else None
 
 
-def _without_limit(problem: DiffusionProblem, name: str) -> str | None:
-    """The limit that the best plan without it would keep."""
-    free = search(_LIFTED[name](problem))
-    if free.best is None or free.found is None:
+def _without_limit(problem: DiffusionProblem, searched: Searched, name: str) -> str | None:
+    """The limit that a plan would keep which keeps all others.
+
+    Without a rate a limit decides how many replicas run, so its candidates, of one replica, are looked at as they are
+    priced under it: without it they would fill the cluster.
+    """
+    if name == RATE:
+        searched = search(replace(problem, request_rate_per_s=None))
+    kept = ~np.any(np.stack([mask for limit, mask in searched.broken.items() if limit != name]), axis=0)
+    if not kept.any():
         return None
-    values = _values(free, name)[free.kept]
+    values = _values(searched, name)[kept]
     reached = float(values.max() if name == RATE else values.min())
     room = 1.0 - _ROUNDING if name == RATE else 1.0 + _ROUNDING
     return f"{name}: {reached * room:.4g} instead of {_limit(problem, name):.4g}"

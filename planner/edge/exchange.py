@@ -46,7 +46,12 @@ def everyone_s(network: Network, machines: int, vector_bytes: float, message_s: 
 
 def transfer_s(network: Network, sent_bytes: float, message_s: float) -> float:
     """One message from a machine to another, seconds."""
-    return network.latency_s + message_s + sent_bytes * _crossings(network) / network.bytes_per_s
+    return network.latency_s + message_s + sent_s(network, sent_bytes)
+
+
+def sent_s(network: Network, sent_bytes: float) -> float:
+    """What bytes more in a message to another machine add to its time, seconds."""
+    return sent_bytes * _crossings(network) / network.bytes_per_s
 
 
 def _crossings(network: Network) -> float:

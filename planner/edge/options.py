@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.edge.engines import ENGINES, RPC, TPI_LLM, EdgeEngine
+from meshplan.planner.edge.exchange import sent_s
 from meshplan.planner.edge.problem import WEIGHT_BYTES, EdgeProblem
 from meshplan.planner.edge.token_time import (
     GRAPH_BYTES_PER_LAYER,
@@ -169,7 +170,7 @@ def _placed(problem: EdgeProblem, group: Group) -> Group | None:
         kind = problem.kinds[index]
         other = size * head_weights(shape) * ((place == 0) + (place == head))
         caps.append(min(number, int(max(0.0, kind.usable_bytes - other) / stored)))
-        graph = GRAPH_BYTES_PER_LAYER / problem.network.bytes_per_s if place and problem.network else 0.0
+        graph = sent_s(problem.network, GRAPH_BYTES_PER_LAYER) if place and problem.network else 0.0
         mean = cache_bytes(shape, group.engine, problem.mean_context_tokens) / number / kind.bytes_per_s
         seconds.append(read * kind.weight_s(group.weight_format) + mean + graph)
     layers = layers_on(caps, seconds, number)

@@ -275,7 +275,7 @@ def _with_engine(
         return spec
     from meshplan.planner.serving.tiers.question import engine_for  # start-up: most questions have no tiers
 
-    engine = engine_for(spec, shape, machines, formats[0])
+    engine = engine_for(spec, shape, machines, formats)
     return spec.model_copy(update={"constraints": spec.constraints.model_copy(update={"target": engine})})
 
 

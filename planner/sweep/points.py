@@ -21,7 +21,7 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES
 from meshplan.planner.core.kinds import kind_of
 from meshplan.planner.core.plan import digest, own_version
-from meshplan.planner.core.reading.settings import put, stated
+from meshplan.planner.core.reading.settings import part_of, put, stated
 from meshplan.planner.core.reading.spec_reader import plain_numbers, read_spec
 from meshplan.planner.sweep.metrics import unknown_metric_problems
 from meshplan.planner.sweep.spec import SweepSpec
@@ -79,14 +79,15 @@ def questions_of(sweep: SweepSpec, spec: Mapping[str, Any], base: Path, *, catal
     found = []
     for values in _combinations(sweep):
         try:
-            document = _document(spec, values)
+            written = _written(spec, values)
+            document = _read(written)
         except SpecError as error:
             problems.update(dict.fromkeys(error.problems))
             if len(problems) >= MAX_PROBLEMS:
                 break
             continue
         key = digest({"spec": document, "files": files_of(document, base), **rest})
-        left = {field: stated(spec, field) for field in sweep.fields if field not in values}
+        left = {field: stated(written, field) for field in sweep.fields if field not in values}
         values |= {field: value for field, value in left.items() if value is not None}
         found.append(
             Question(
@@ -114,11 +115,30 @@ def _combinations(sweep: SweepSpec) -> Iterator[dict[str, Any]]:
             yield {**point, **dict(zip(sweep.over, chosen, strict=True))}
 
 
-def _document(spec: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec with the values of one point, held against the model of its kind."""
+def _written(spec: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec with the values of one point; sections first, so that a part of one that varies by itself is kept."""
+    problems = list(_stated_twice(values))
+    if problems:
+        raise SpecError(problems)
     document = copy.deepcopy(dict(spec))
-    for path, value in values.items():
-        put(document, path, copy.deepcopy(value))
+    for path in sorted(values, key=lambda path: sum(part_of(path, other) is not None for other in values)):
+        put(document, path, copy.deepcopy(values[path]))
+    return document
+
+
+def _stated_twice(values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Fields of a point that another field of it states, too: one of the two would be named and not asked."""
+    for path, section in itertools.permutations(values, 2):
+        rest = part_of(path, section)
+        value = values[section]
+        if rest == "" or (
+            rest and isinstance(value, Mapping | list) and stated({"section": value}, f"section.{rest}") is not None
+        ):
+            yield Problem(path=path, message=f"{section} states it, too; give it in one of them")
+
+
+def _read(document: dict[str, Any]) -> dict[str, Any]:
+    """A written question, held against the model of its kind, with numbers as numbers."""
     model = kind_of(document).offers("SPEC")
     if model is None:  # a kind that reads its specs itself says what is wrong when it answers
         return document

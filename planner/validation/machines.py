@@ -105,7 +105,7 @@ class MachineReader:
         num_devices = hardware.whole("num_devices")
         per_host = hardware.whole("devices_per_node", _first_that_holds(nodes, num_devices).devices_per_host)
         node = _typical_node([node for node in nodes if node.devices_per_host == per_host] or nodes)
-        network = _network_bytes_per_s(str(hardware.values.get("inter_node") or ""), per_host)
+        network = network_bytes_per_s(str(hardware.values.get("inter_node") or ""), per_host)
         slices = hardware.whole("slices", 0, least=0, most=num_devices)
         domain = max(node.num_devices, per_host) if node.num_hosts > 1 else per_host
         link = node.scale_out_link
@@ -163,10 +163,10 @@ _PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\s*per\s*GPU", re.IGNORECASE)
 _TOTAL = re.compile(r"^\s*(\d+)\s*Gbps", re.IGNORECASE)
 
 
-def _network_bytes_per_s(text: str, per_host: int) -> float | None:
+def network_bytes_per_s(text: str, per_host: int) -> float | None:
     """Network bandwidth per device, from a text such as ``8x200Gb/s HDR IB``; None where it finds no number.
 
-    >>> _network_bytes_per_s("8x200Gb/s HDR IB", 8)
+    >>> network_bytes_per_s("8x200Gb/s HDR IB", 8)
     25000000000.0
     """
     section = re.search(r"Compute:([^,]*)", text)

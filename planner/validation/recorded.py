@@ -20,6 +20,8 @@ from meshplan.planner.core.plan import Interval
 
 # Measured over predicted, either way, beyond which a figure is in another unit: milliseconds for seconds, GB for bytes.
 ABSURD = 1000.0
+# ... of a run that constants are fitted to at once: the prediction may be off by ten itself, the other way.
+UNBELIEVED = ABSURD / 10.0
 # A half-width holds 90 % of the runs of unknown clusters: three are five standard deviations of a normal error.
 OUTLIER_WIDTHS = 3.0
 # Where intervals are wide themselves: no source of the evidence has a median beyond a factor of 2.
@@ -85,7 +87,16 @@ def absurd(value: float, predicted: Interval) -> str:
     >>> absurd(1e9, Interval(value=2.0, low=1.5, high=2.5))
     '1e+09 is 500,000,000 times the predicted 2: another unit, or another plan'
     """
-    if predicted.value <= 0.0 or 1.0 / ABSURD <= value / predicted.value <= ABSURD:
+    return _far(value, predicted, ABSURD)
+
+
+def in_another_unit(value: float, predicted: Interval) -> str:
+    """Why constants are not fitted to a figure of a user's own files; empty where they are."""
+    return _far(value, predicted, UNBELIEVED)
+
+
+def _far(value: float, predicted: Interval, most: float) -> str:
+    if predicted.value <= 0.0 or 1.0 / most <= value / predicted.value <= most:
         return ""
     ratio = value / predicted.value
     times = f"{ratio:,.0f} times" if ratio > 1.0 else f"1/{1.0 / ratio:,.0f} of"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 from starlette.testclient import TestClient
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.cli.web.calls import Answer
 
 PATIENCE_S = 120.0
 HERE = "http://127.0.0.1"
@@ -18,6 +22,11 @@ SPEC: dict[str, Any] = {
     "workload": {"sequence_length": 4096, "global_batch_size": 64},
     "fixed": {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1},
 }
+
+
+def own_pid(_: Catalog) -> Answer:
+    """A call: the process that answers it."""
+    return Answer(status=200, media_type="text/plain", body=str(os.getpid()).encode())
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -137,7 +137,7 @@ def calibrate(
     Training runs and serving runs may be in the same files; one measured serving run is enough to refine its engine's
     constants. Constants from --recorded belong to one cluster; 'meshplan catalog remove' takes one set away.
     """
-    from meshplan.cli.observed import serving_runs, training_runs
+    from meshplan.cli.observed import believed, different, serving_runs, training_runs
     from meshplan.planner.validation.machines import read_rows
 
     catalog = open_catalog(db)
@@ -148,7 +148,9 @@ def calibrate(
         )
         _recorded(catalog, form, accept or (), undo=undo, dry_run=dry_run)
         return
-    rows = [row for path in observations or () for row in read_rows(path)]
+    rows = different(row for path in observations or () for row in read_rows(path))
+    if not from_scratch and not power:
+        rows = believed(rows, catalog, traces)
     together = _held_out(hold_out, from_scratch=from_scratch)
     served = serving_runs(rows, catalog, traces)
     if power:

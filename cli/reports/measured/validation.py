@@ -108,7 +108,7 @@ def _show_unused(result: Validation, form: Format) -> None:
 
     counts = Counter(f"{key}{did_you_mean(meant)}" for row in result.rows for key, meant in row.unused.items())
     if counts:
-        columns = (Column(key="rows", title="Not used", right=True), Column(key="key", title="Key of the workload"))
+        columns = (Column(key="rows", title="Not used", right=True), Column(key="key", title="Key"))
         show_rows([{"rows": count, "key": key} for key, count in counts.most_common()], columns, form, title="")
 
 

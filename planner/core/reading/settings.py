@@ -52,6 +52,16 @@ def stated(document: Mapping[str, Any], path: str) -> Any:
     return section
 
 
+def part_of(path: str, section: str) -> str | None:
+    """The rest of ``path`` below ``section``, empty for the section itself; None where it lies elsewhere.
+
+    >>> part_of("cluster.nodes[0].count", "cluster.nodes.0"), part_of("a.b", "a.b"), part_of("ab.c", "a")
+    ('count', '', None)
+    """
+    parts, above = _parts(path), _parts(section)
+    return ".".join(parts[len(above) :]) if parts[: len(above)] == above else None
+
+
 def _parts(path: str) -> list[str]:
     return [part for part in re.split(r"[.\[\]]+", path.strip()) if part]
 

@@ -11,16 +11,16 @@ from meshplan.catalogs.models.diffusion import diffusion_model
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.diffusion.problem.degrees import DiffusionConfig
 from meshplan.planner.diffusion.problem.job import Job
-from meshplan.planner.validation.fields import Section, UnsupportedError, misnamed, row_id
+from meshplan.planner.validation.fields import Section, UnsupportedError, row_id
 from meshplan.planner.validation.machines import MachineReader
 
 METRICS = ("latency_s", "images_per_s", "videos_per_s", "power_w", "energy_per_item_j")
-_READ = frozenset(
+# Keys of a workload that are read, or that decide nothing here because the catalog's model says the same.
+USED = frozenset(
     {"task", "height", "width", "num_frames", "steps", "batch_size", "torch_compile", "step_cache", "vae_decode"}
+    | {"latent_tokens", "text_tokens"}
 )
-_DEGREES = frozenset({"ulysses", "ring", "cfg", "pipefusion", "tensor_parallel"})
-# Keys of a row that decide nothing here: the catalog's model says the same.
-_SAME_AS_CATALOG = frozenset({"latent_tokens", "text_tokens"})
+DEGREES = frozenset({"ulysses", "ring", "cfg", "pipefusion", "tensor_parallel"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,6 @@ class MeasuredRun:
         machine: on what.
         config: with which degrees, one replica.
         measured: metric → value.
-        unused: keys of the workload that nothing here reads → those that they may mean.
     """
 
     id: str
@@ -43,7 +42,6 @@ class MeasuredRun:
     machine: Machine
     config: DiffusionConfig
     measured: Mapping[str, float]
-    unused: Mapping[str, tuple[str, ...]]
 
     @property
     def cell(self) -> tuple[str, str, int, int]:
@@ -59,8 +57,8 @@ def measured_run(row: Mapping[str, Any], reader: MachineReader) -> MeasuredRun:
         UnsupportedError: something in it is not estimated; the message says what.
     """
     workload, parallelism = Section(row, "workload"), Section(row, "parallelism")
-    parallelism.refuse_misnamed(_DEGREES)
-    parallelism.refuse_misplaced(_DEGREES, workload)
+    parallelism.refuse_misnamed(DEGREES)
+    parallelism.refuse_misplaced(DEGREES, workload)
     try:
         model = diffusion_model(Section(row, "model").text("name"))
         machine = reader.machine(Section(row, "hardware"))
@@ -100,8 +98,4 @@ def measured_run(row: Mapping[str, Any], reader: MachineReader) -> MeasuredRun:
         machine=machine,
         config=config,
         measured={name: float(found[name]) for name in METRICS if name in found},
-        unused={
-            f"workload.{key}": tuple(f"workload.{meant}" for meant in misnamed(key, workload.values, _READ))
-            for key in sorted(set(workload.values) - _READ - _SAME_AS_CATALOG)
-        },
     )

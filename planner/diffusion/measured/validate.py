@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ from meshplan.planner.diffusion.estimator.demand import demand
 from meshplan.planner.diffusion.estimator.latency import latency
 from meshplan.planner.diffusion.estimator.memory import memory
 from meshplan.planner.diffusion.estimator.power import power_share
-from meshplan.planner.diffusion.measured.rows import MeasuredRun, measured_run
+from meshplan.planner.diffusion.measured.rows import DEGREES, USED, MeasuredRun, measured_run
 from meshplan.planner.diffusion.problem.degrees import degrees_of
 from meshplan.planner.validation.machines import MachineReader
 from meshplan.planner.validation.summary import ValidatedRow
+from meshplan.planner.validation.unused import unused_keys
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -27,7 +29,13 @@ def row_validator(
 ) -> Callable[[Mapping[str, Any]], ValidatedRow]:
     """Row → its validation with the shipped constants; see :mod:`meshplan.planner.core.kinds`."""
     reader = MachineReader(catalog)
-    return lambda row: validated(measured_run(row, reader))
+
+    def validated_row(row: Mapping[str, Any]) -> ValidatedRow:
+        found = validated(measured_run(row, reader))
+        told = unused_keys(row, workload=USED, parallelism=DEGREES, predicted=found.predicted)
+        return replace(found, unused=told)
+
+    return validated_row
 
 
 def validated(run: MeasuredRun) -> ValidatedRow:
@@ -59,7 +67,6 @@ def validated(run: MeasuredRun) -> ValidatedRow:
         predicted={name: _interval(value, calibration.error_p90[metric]) for name, (value, metric) in values.items()},
         measured=measured,
         error={name: values[name][0] / value - 1.0 for name, value in measured.items()},
-        unused=run.unused,
         oom=held > run.machine.device.usable_memory_bytes,
         breakdown_s={name: float(part[0]) for name, part in taken.parts().items()},
     )

@@ -27,7 +27,7 @@ class Priced:
         configs: one replica each.
         taken: latency by parts.
         memory: of the busiest rank.
-        replicas: pinned, as many as the rate needs, or as many as there is room for.
+        replicas: pinned, as many as the rate needs, or as many as there is room, money and power for.
         room: replicas that the cluster has room for.
         items_per_s: of all replicas when busy.
         utilization: share of the time in which they are busy; 1 without a rate.
@@ -80,21 +80,25 @@ def priced(problem: DiffusionProblem, configs: list[DiffusionConfig]) -> Priced:
     taken = latency(demand(problem.job, machine, degrees), constants)
     each = degrees.batch_size / taken.total_s  # items/s of a replica
     rate = problem.request_rate_per_s
+    limit = np.nan if machine.device.tdp_w is None else machine.device.tdp_w
+    per_device = np.nan if machine.usd_per_hour_per_device is None else machine.usd_per_hour_per_device
     room = np.array([most_replicas(problem, size) for size in degrees.devices.tolist()])
     if "replicas" in problem.pinned:
         replicas = np.full(len(configs), problem.pinned["replicas"])
     elif rate is not None:
         replicas = np.ceil(rate / (each * MAX_UTILIZATION)).astype(int)
     else:
-        replicas = np.maximum(room, 1)
+        affordable = np.minimum(
+            _most_within(problem.max_usd_per_hour, degrees.devices * per_device),
+            _most_within(problem.max_power_w, degrees.devices * limit * power_share(taken, constants)),
+        )
+        replicas = np.maximum(np.minimum(room, affordable), 1).astype(int)
     items = each * replicas
     busy = np.ones_like(items) if rate is None else np.minimum(rate / items, 1.0)
     devices = degrees.devices * replicas
-    limit = np.nan if machine.device.tdp_w is None else machine.device.tdp_w
     share = busy * power_share(taken, constants) + (1.0 - busy) * constants.waiting_share
     power = devices * limit * share
-    per_device = machine.usd_per_hour_per_device
-    usd = devices * (np.nan if per_device is None else per_device)
+    usd = devices * per_device
     return Priced(
         configs=tuple(configs),
         taken=taken,
@@ -108,6 +112,18 @@ def priced(problem: DiffusionProblem, configs: list[DiffusionConfig]) -> Priced:
         usd_per_hour=usd,
         usd_per_item=usd / SECONDS_PER_HOUR / (items * busy),
     )
+
+
+def _most_within(limit: float | None, each: FloatArray) -> FloatArray:
+    """[n] Replicas of ``each`` watts or dollars an hour that a limit lets run; no limit, or none known, lets all run.
+
+    The division may round a whole number down, so one more is tried by the product, as the limit itself is.
+    """
+    if limit is None:
+        return np.full(len(each), np.inf)
+    whole = np.floor(limit / each)
+    whole += (whole + 1.0) * each <= limit
+    return np.where(np.isnan(each), np.inf, whole)
 
 
 def cost(problem: DiffusionProblem, found: Priced) -> FloatArray:

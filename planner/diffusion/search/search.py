@@ -16,7 +16,7 @@ import numpy as np
 from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.diffusion.problem.degrees import DiffusionConfig
 from meshplan.planner.diffusion.problem.legality import candidates
-from meshplan.planner.diffusion.problem.problem import DiffusionProblem
+from meshplan.planner.diffusion.problem.problem import MAX_UTILIZATION, DiffusionProblem
 from meshplan.planner.diffusion.problem.spec import DiffusionObjective
 from meshplan.planner.diffusion.search.preference import preferred
 from meshplan.planner.diffusion.search.priced import Priced, cost, priced
@@ -85,7 +85,7 @@ def broken_limits(problem: DiffusionProblem, found: Priced) -> dict[str, BoolArr
     rate = problem.request_rate_per_s
     overloaded = np.zeros(len(found.configs), dtype=bool)
     if rate is not None and "replicas" in problem.pinned:
-        overloaded = found.items_per_s < rate
+        overloaded = found.items_per_s * MAX_UTILIZATION < rate
     return {
         MEMORY: found.memory.bound_bytes > problem.machine.device.usable_memory_bytes,
         DEVICES: found.replicas > found.room,

@@ -8,7 +8,7 @@ memory fraction) is the documented default of the engine's release (``catalogs/s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe, engine_observed_as, is_exactly_known
@@ -29,7 +29,7 @@ from meshplan.planner.serving.measured.layouts import (
     stated_limits,
     stated_memory_share,
 )
-from meshplan.planner.serving.measured.workloads import observed_workload, unused_keys
+from meshplan.planner.serving.measured.workloads import observed_workload
 from meshplan.planner.serving.problem.config import KvConnector, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
 from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, row_id, shown
@@ -56,7 +56,6 @@ class ServedRun:
         measured: metric → value, SI units.
         derived: metric → value that rests on an assumption.
         filled: choices that the row left out.
-        unused: keys of its workload that say nothing to the simulation → those that they may mean.
         steady_window: rates are those of the time in which so many requests run; None: of the whole run.
         num_before: requests at the start that the row does not measure: an earlier stage of the same run.
         power_of_decodes: its power is that of the iterations without prompts alone.
@@ -72,7 +71,6 @@ class ServedRun:
     measured: Mapping[str, Any]
     derived: Mapping[str, Any]
     filled: tuple[str, ...]
-    unused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     steady_window: int | None = None
     num_before: int = 0
     power_of_decodes: bool = False
@@ -155,7 +153,6 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         measured=_measured(row, asked),
         derived={**Section(row, "derived", required=False).measurements(), **_cache_blocks(asked)},
         filled=(*filled, *_unstated(framework.text("name"), asked, stated)),
-        unused=unused_keys(asked.values),
         steady_window=asked.whole("max_num_seqs") if asked.flag("steady_state", default=False) else None,
         num_before=num_before(asked),
         power_of_decodes=measures_decodes_alone(title),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.planner.core.plan import Interval
 from meshplan.planner.serving.measured.exclusions import exclusions
+from meshplan.planner.serving.measured.layouts import DEGREES
 from meshplan.planner.serving.measured.observations import ServedRun, served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun, latency_of
-from meshplan.planner.serving.measured.workloads import recorded_traces
+from meshplan.planner.serving.measured.workloads import USED, recorded_traces
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.resolve import serving_calibration
 from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.machines import MachineReader
 from meshplan.planner.validation.summary import ValidatedRow
+from meshplan.planner.validation.unused import unused_keys
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -43,7 +46,8 @@ def row_validator(
         found = validated_run(prepared, serving_calibration(catalog, *prepared.key), excluded=reason)
         if found.status == "infeasible":
             raise UnsupportedError(found.reason)
-        return found
+        told = unused_keys(row, workload=USED, parallelism=DEGREES, predicted=found.predicted)
+        return replace(found, unused=told)
 
     return validated
 
@@ -72,7 +76,6 @@ def validated_run(prepared: PreparedRun, calibration: ServingCalibration, *, exc
         measured=measured,
         error={name: values[name] / measured[name] - 1.0 for name in measured},
         filled=run.filled,
-        unused=run.unused,
     )
 
 

@@ -15,7 +15,7 @@ from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.serving.measured.drawn import LENGTH_FORMS, attended_history, drawn_requests, is_described
 from meshplan.planner.serving.problem.requests import Arrival, Requests, Sampling, ServingWorkload
 from meshplan.planner.serving.problem.trace import read_trace
-from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, misnamed, shown
+from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, shown
 
 # Requests of a closed-loop benchmark over those in flight, and its lengths: uniform from this share of nominal (the
 # public harness behind the silicon rows: --random-range-ratio 0.8, --num-prompts 10 × concurrency).
@@ -130,11 +130,6 @@ USED = frozenset(
     | {"cuda_graphs", "gpu_memory_utilization", "output_length_counted_mean", "sampling"}
     | {f"{name}{form}" for name in ("input_length", "output_length") for form in LENGTH_FORMS}
 )
-
-
-def unused_keys(workload: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Keys of a row's workload that change nothing here → those that it may mean."""
-    return {key: misnamed(key, workload, USED) for key in sorted(workload.keys() - USED)}
 
 
 def _drawn(requests: Requests) -> ServingWorkload:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from meshplan.catalogs.constants.machines.host_processors import ASSUMED, HostProcessor, host_processors
@@ -87,17 +87,23 @@ def _popularity(shape: ModelShape, experts: ExpertRouting | None) -> Popularity 
     return from_loads(experts.load, shape.moe.num_experts_per_token, experts.source)
 
 
-def engine_for(spec: ServingSpec, shape: ModelShape, machines: Mapping[str, Machine], formats: Quantization) -> str:
+def engine_for(
+    spec: ServingSpec, shape: ModelShape, machines: Mapping[str, Machine], formats: Sequence[Quantization]
+) -> str:
     """The engine of a question that names none: SGLang with KTransformers' kernels for mixtures of experts that exceed
-    the devices where these can run, because other engines stream every expert; else the spec's default.
+    the devices in every format where these can run, because other engines stream every expert; else the spec's default.
+    Weights exceed the devices where they take more than the default engine uses of their memory.
     """
     default = spec.constraints.target
     if "target" in spec.constraints.model_fields_set or shape.moe is None:
         return default
-    whole = weights_bytes(shape, formats, Layout())
+    least = min(weights_bytes(shape, one, Layout()) for one in formats)
+    rules = ENGINES[default]
     room = max(
-        min(machine.num_devices, machine.joined_devices) * machine.device.usable_memory_bytes
+        min(machine.num_devices, machine.joined_devices)
+        * rules.default_limits(machine.device).memory_fraction
+        * machine.device.usable_memory_bytes
         for machine in machines.values()
     )
     runs = any(not device_misses(machine.device) for machine in machines.values())
-    return SGLANG.name if runs and whole > room else default
+    return SGLANG.name if runs and least > room else default

@@ -19,10 +19,12 @@ from meshplan.planner.training.measured.exclusions import exclusion
 from meshplan.planner.training.measured.memory.reported import reserve_of
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.measured.pools import is_pooled, validate_pooled
+from meshplan.planner.training.measured.switches import CHOICES
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
 from meshplan.planner.training.problem.ways import way_of
 from meshplan.planner.training.resolve import calibration_for
 from meshplan.planner.validation.summary import ValidatedRow
+from meshplan.planner.validation.unused import unused_keys
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -56,6 +58,8 @@ def _reported(run: ObservedRun, priced: Priced, *, most: bool = False) -> float:
     return reserve_of(run).reported_bytes(needed, work, most=most)
 
 
+# Keys of a row's workload that are read.
+WORKLOAD = frozenset({"sequence_length", "phase", "quantization"})
 # Every metric of the observation format that a training estimate can predict.
 METRICS: Mapping[str, Metric] = {
     "iteration_s": lambda _, priced: priced.step_s,
@@ -168,9 +172,12 @@ def row_validator(
 
     def validated(row: Mapping[str, Any]) -> ValidatedRow:
         if is_pooled(row):
-            return validate_pooled(reader, row, catalog)
-        run = reader.training_run(row)
-        calibration = constants(run.framework, run.architecture)
-        return validate_run(replace(run, problem=run.problem.with_calibration(calibration)))
+            found = validate_pooled(reader, row, catalog)
+        else:
+            run = reader.training_run(row)
+            calibration = constants(run.framework, run.architecture)
+            found = validate_run(replace(run, problem=run.problem.with_calibration(calibration)))
+        told = unused_keys(row, workload=WORKLOAD, parallelism=CHOICES, predicted=found.predicted)
+        return replace(found, unused=told)
 
     return validated

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import pytest
 from hostile import HOSTILE_TEXTS
 from hostile_requests import asked, hostile_request
 from starlette.testclient import TestClient
-from web_cases import HERE, PATIENCE_S, SPEC, until
+from web_cases import HERE, PATIENCE_S, SPEC, own_pid, until
 
 from meshplan.cli.client import Client
 from meshplan.cli.web.app import create_app
+from meshplan.cli.web.calls import Calls, warm
 from meshplan.cli.web.settings import Settings
 
 JSON = {"content-type": "application/json"}
@@ -41,6 +44,17 @@ def test_bodies_that_are_no_spec_are_refused_with_words(client: TestClient, body
         assert answer.status_code == status
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["detail"]
+
+
+def test_a_process_that_ends_while_it_waits_takes_no_later_call_along(settings: Settings) -> None:
+    """As where the system is short of memory and ends one: from then on every call was answered with 500."""
+    calls = Calls(settings)
+    for _ in range(2):
+        os.kill(int(calls.answer(own_pid).body), signal.SIGKILL)
+        until(lambda: calls.answer(warm).status == 200)  # 503 as long as the end is not noticed
+    calls.close()
+    with pytest.raises(RuntimeError):
+        calls.answer(warm)
 
 
 def test_a_body_without_a_length_is_counted(client: TestClient) -> None:

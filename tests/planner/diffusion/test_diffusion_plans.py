@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -48,6 +49,41 @@ def test_a_pin_never_improves_and_more_devices_never_hurt(catalog: Catalog) -> N
         assert {name: pinned.config[name] for name in pin} == pin
     more = make_plan(spec("wan2.1-t2v-1.3b", count=2), catalog)
     assert more.solution["bound"] <= free.solution["bound"]
+
+
+@pytest.mark.parametrize("limit", [{"max_power_w": 3000}, {"max_usd_per_hour": 40}])
+def test_without_a_rate_as_many_replicas_run_as_a_limit_lets_run(limit: dict[str, float], catalog: Catalog) -> None:
+    """A cluster larger than its power or budget is used in part: it has a plan, and no pin of replicas has a better."""
+    question = {"model": "sana-1.5-1.6b", "count": 3, "objective": "usd_per_item", "constraints": limit}
+    plan = make_plan(spec(**question), catalog)
+    assert plan.solution["status"] == "optimal"
+    for replicas in (1, 2, 4, 8):
+        pinned = make_plan(spec(**question, fixed={"replicas": replicas}), catalog)
+        least = pinned.solution["objective"] or math.inf
+        assert least >= plan.solution["bound"] * (1.0 - 1e-12), replicas
+    one_more = {**plan.config, "replicas": plan.config["replicas"] + 1}
+    assert make_plan(spec(**question, fixed=one_more), catalog).solution["status"] == "infeasible"
+
+
+@pytest.mark.parametrize("limit", ["max_power_w", "max_usd_per_hour"])
+def test_the_least_change_of_a_limit_suffices_and_is_what_the_nearest_plan_takes(limit: str, catalog: Catalog) -> None:
+    """Without the limit all replicas would run, and twenty times the power was said to be needed."""
+    none = make_plan(spec("sana-1.5-1.6b", count=3, constraints={limit: 1.0}), catalog)
+    changes = [item["change"] for item in none.solution["least_change"]]
+    (least,) = (float(one.split()[1]) for one in changes if one.startswith(f"constraints.{limit}"))
+    found = make_plan(spec("sana-1.5-1.6b", count=3, constraints={limit: least}), catalog)
+    assert found.config["replicas"] == 1
+    assert least == pytest.approx(none.solution["nearest_miss"]["excess"] + 1.0, rel=0.002)
+
+
+def test_pinned_replicas_are_held_to_the_utilization_of_others(catalog: Catalog) -> None:
+    """One replica that must be busy 95 % of the time is no answer, pinned or not."""
+    alone = estimate_plan(spec(fixed={}), catalog).predicted["images_per_s"].value
+    asked = {"objective": "num_devices", "workload": {"request_rate_per_s": 0.95 * alone, "batch_size": 1}}
+    degrees = {"ulysses": 1, "ring": 1, "cfg_parallel": 1}
+    free = make_plan(spec(**asked, fixed=degrees), catalog)
+    assert free.config["replicas"] == 2
+    assert make_plan(spec(**asked, fixed={**degrees, "replicas": 1}), catalog).solution["status"] == "infeasible"
 
 
 def test_pipefusion_is_chosen_only_where_stale_activations_are_allowed(catalog: Catalog) -> None:

@@ -50,6 +50,24 @@ def test_a_point_that_leaves_a_field_as_the_base_has_it_says_what_that_is() -> N
     assert "objective" not in found[0].values
 
 
+@pytest.mark.parametrize("parts_first", [True, False])
+def test_a_part_of_a_section_that_varies_is_asked_as_its_row_says(*, parts_first: bool) -> None:
+    """A section that is put after its part would take the part's value away, and the row would name one not asked."""
+    over = {"workload.sequence_length": [2048, 4096], "workload": [{"global_batch_size": 64}]}
+    found = asked(over=over if parts_first else dict(reversed(over.items())))
+    assert [one.values["workload.sequence_length"] for one in found] == [2048, 4096]
+    assert [one.document["workload"] for one in found] == [
+        {"sequence_length": length, "global_batch_size": 64} for length in (2048, 4096)
+    ]
+    whole = {"sequence_length": 1024, "global_batch_size": 64}
+    with pytest.raises(SpecError, match=r"workload\.sequence_length: workload states it, too"):
+        asked(over={**over, "workload": [whole]})
+    with pytest.raises(SpecError, match=r"states it, too"):
+        asked(over={"cluster.nodes.0.count": [1], "cluster.nodes[0].count": [2]})
+    apart = asked(points=[{"workload": whole}, {"workload.sequence_length": 2048}])
+    assert [one.values["workload.sequence_length"] for one in apart] == [1024, 2048]
+
+
 def test_the_same_question_has_the_same_digest_and_any_other_another() -> None:
     over = {"workload.sequence_length": [2048]}
     one = asked(over=over)[0].digest

@@ -8,7 +8,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.validation.fields import Section
-from meshplan.planner.validation.machines import MachineReader, _network_bytes_per_s
+from meshplan.planner.validation.machines import MachineReader, network_bytes_per_s
 
 GB = 1e9
 
@@ -31,7 +31,7 @@ GB = 1e9
     ],
 )
 def test_published_networks(text: str, expected: float | None) -> None:
-    assert _network_bytes_per_s(text, 8) == expected
+    assert network_bytes_per_s(text, 8) == expected
 
 
 @pytest.mark.parametrize("num_devices", [1, 4, 8])

@@ -42,6 +42,26 @@ def test_own_training_runs_are_stored_and_exported(meshplan: Command, tmp_path: 
     assert again["source"].endswith(stored["source"])  # the next fit starts from the stored set
 
 
+def test_a_time_in_milliseconds_moves_no_constant(meshplan: Command, tmp_path: Path) -> None:
+    """After a fit to two such runs a plan of another model took eight times as long."""
+    rows = some_rows("training", "torchtitan", 3)
+    seconds = rows[0]["measured"]["iteration_s"]
+    wrong = {**rows[0], "measured": {**rows[0]["measured"], "iteration_s": 1000.0 * seconds}}
+    done = meshplan("calibrate", file_of(tmp_path, [wrong, *rows[1:]]), "--dry-run", "--format", "json")
+    assert rows[0]["id"] in done.err
+    assert "another unit" in done.err
+    alone = meshplan("calibrate", file_of(tmp_path, rows[1:]), "--dry-run", "--format", "json")
+    assert done.json == alone.json
+
+
+def test_a_file_that_is_named_twice_counts_once(meshplan: Command, tmp_path: Path) -> None:
+    """A run that is held out was among those that constants were fitted to, in its copy."""
+    path = file_of(tmp_path, some_rows("training", "torchtitan", 2))
+    once, twice = (meshplan("calibrate", *[path] * n, "--dry-run", "--format", "json") for n in (1, 2))
+    assert once.json == twice.json
+    assert "2 rows are equal to another one and count once" in twice.err
+
+
 def test_a_dry_run_stores_nothing(meshplan: Command, tmp_path: Path) -> None:
     path = file_of(tmp_path, some_rows("training", "torchtitan", 2))
     first, second = (meshplan("calibrate", path, "--dry-run", "--format", "json").json for _ in range(2))

@@ -13,7 +13,6 @@ from meshplan.catalogs.constants.serving_benchmarks import prompts_drawn_in
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.drawn import attended_history, drawn_requests, is_described, num_before
 from meshplan.planner.serving.measured.observations import served_run
-from meshplan.planner.serving.measured.workloads import unused_keys
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.validation.fields import Section, UnsupportedError
 from meshplan.planner.validation.machines import MachineReader, read_rows
@@ -176,12 +175,3 @@ def test_engines_are_known_by_what_they_are(name: str, engine: str | None) -> No
     recipe = engine_observed_as(name, "0.11.2", "")
     assert (None if recipe is None else recipe.engine) == engine
     assert is_exactly_known(name) == (name == "vLLM")
-
-
-def test_what_a_workload_says_in_vain_is_named() -> None:
-    assert unused_keys({**FIXED, "arrival": "poisson", "cpu_kv_blocks": 4, "kv_blocks": 9, "temperature": 0.7}) == {
-        "cpu_kv_blocks": (),
-        "temperature": (),
-    }
-    flags = {**FIXED, "arrival": "poisson", "enable_prefix_caching": True, "max_model_len": 8192}
-    assert unused_keys(flags) == {"enable_prefix_caching": ("prefix_caching",), "max_model_len": ()}

@@ -78,6 +78,26 @@ def test_671_billion_parameters_on_one_small_device(plan: Plan) -> None:
     assert serving_config_document(config) == plan.config
 
 
+@pytest.mark.parametrize(("device", "engine"), [("rtx-5090", "vllm"), ("rtx-4090", "sglang")])
+def test_the_order_of_formats_decides_nothing_and_a_pin_never_improves(
+    device: str, engine: str, catalog: Catalog
+) -> None:
+    """Mixtral in four bits fits one of the devices whole; in eight bits its experts would lie on the host.
+
+    The other has 24 GB, of which an engine takes too little for four bits: its experts lie on the host in any format.
+    """
+
+    def best(*formats: str) -> Plan:
+        asked = {"model": "mixtral-8x7b", "cluster": cluster(device, 1), "quantization": list(formats)}
+        return make_plan(question(**asked), catalog)
+
+    free, turned = best("fp8", "w4a16"), best("w4a16", "fp8")
+    assert free.config == turned.config
+    assert free.config["engine"] == engine
+    for one in ("fp8", "w4a16"):
+        assert best(one).solution["objective"] >= free.solution["bound"] * (1.0 - 1e-9), one
+
+
 def test_devices_and_host_hold_all_weights(catalog: Catalog) -> None:
     problem = problem_of(catalog, model="qwen3-235b-a22b", cluster=cluster("rtx-4090", 4))
     for one in placed(problem):
