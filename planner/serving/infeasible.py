@@ -55,6 +55,8 @@ WIDE_BYTES = 2.0
 MOST_FORMATS = 2
 # Relative distance between the requests in flight that are advised and a number for which no plan was found.
 NEAR_ENOUGH = 0.1
+# Requests in flight that are tried first.
+FEW_IN_FLIGHT = 8
 # Arrivals that no rate serves are made more even by these factors until one does; the last is Poisson's.
 LESS_BURSTY = (2.0, 4.0, math.inf)
 # Limits on latencies of such arrivals that are tried, over the latency of one run.
@@ -244,15 +246,15 @@ class _Changes:
             yield _change(f"request_rate_per_s: {workload.request_rate_per_s:g}", least, found)
 
     def _fewer_in_flight(self) -> Iterator[dict[str, Any]]:
-        """The most requests in flight within the SLOs: halved until there is a plan, then between that and its double,
-        within :data:`NEAR_ENOUGH`.
+        """The most requests in flight within the SLOs: doubled while there is a plan, then between that and its double,
+        within :data:`NEAR_ENOUGH`. Few requests in flight are soon simulated.
         """
         self.tried.append("fewer requests in flight")
         workload = self.problem.workload
         asked = high = workload.concurrency or 1
         low, best = 0, None
         while high - low > max(NEAR_ENOUGH * low, 1.0):
-            middle = (low + high) // 2
+            middle = min(2 * low or FEW_IN_FLIGHT, (low + high) // 2)
             found = self._best(replace(self.problem, workload=replace(workload, concurrency=middle)))
             low, high, best = (low, middle, best) if found is None else (middle, high, found)
         if best is not None:
