@@ -8,15 +8,18 @@ from pydantic import Field, model_validator
 
 from meshplan.planner.cluster.links_spec import ExcludeSpec, LinksSpec
 from meshplan.planner.core.reading.spec_fields import Bytes, BytesPerS, Dollars, SpecModel, Whole
-from meshplan.planner.core.reading.words import patterned
+from meshplan.planner.core.reading.words import Patterned
 
 # Of a cluster: short, and of signs that stay themselves in a file name and on a command line.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-Name = patterned(
-    NAME,
-    "at most 64 letters, digits, dots, hyphens and underscores without spaces, the first a letter or a digit, "
-    "such as my-cluster",
-)
+Name = Annotated[
+    str,
+    Patterned(
+        NAME,
+        "at most 64 letters, digits, dots, hyphens and underscores without spaces, the first a letter or a digit, "
+        "such as my-cluster",
+    ),
+]
 
 
 class NodesSpec(SpecModel):

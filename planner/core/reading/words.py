@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import core_schema
 
 from meshplan.catalogs.errors import closest_names, did_you_mean
 from meshplan.planner.core.text import counted
@@ -65,18 +67,30 @@ def told(error: Mapping[str, Any]) -> str:
     return message + hint
 
 
-def patterned(pattern: str, words: str) -> Any:
-    """The type of texts that match a pattern, which a refusal says in words and the schema as it is.
+@dataclass(frozen=True, slots=True)
+class Patterned:
+    """Annotation of texts that match a pattern, which a refusal says in words and the schema as it is.
 
     Args:
         pattern: regular expression of the whole text.
         words: completes "must be …".
     """
-    whole = re.compile(pattern)
 
-    def checked(value: str) -> str:
-        if not whole.fullmatch(value):
-            raise ValueError(f"must be {words}")
+    pattern: str
+    words: str
+
+    def read(self, value: str) -> str:
+        """The text, where it matches.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if not re.fullmatch(self.pattern, value):
+            raise ValueError(f"must be {self.words}")
         return value
 
-    return Annotated[str, AfterValidator(checked), WithJsonSchema({"type": "string", "pattern": pattern})]
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return core_schema.no_info_after_validator_function(self.read, handler(source))
+
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+        return {"type": "string", "pattern": self.pattern}
