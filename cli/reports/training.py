@@ -97,11 +97,16 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
 # --- headline ------------------------------------------------------------------------------------------------------
 
 
+def _tokens_text(written: Any) -> str:
+    """A number of tokens as a spec has it: 4194304 in groups of three, ``4M`` as it is written."""
+    return counted(written, "token") if isinstance(written, int) else f"{written} tokens"
+
+
 def question_text(spec: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> str:
     """What was asked, in one line; with the plan's choices the length of an encoder–decoder's targets, too."""
     workload = spec.get("workload", {})
     batch = workload.get("global_batch_size")
-    batch_text = counted(batch, "sequence") if batch is not None else f"{workload.get('global_batch_tokens')} tokens"
+    batch_text = counted(batch, "sequence") if batch is not None else _tokens_text(workload.get("global_batch_tokens"))
     target = f" with targets of {written}" if (written := (config or {}).get("decoder_sequence_length")) else ""
     return (
         f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: sequences of "
