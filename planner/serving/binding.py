@@ -19,11 +19,13 @@ from meshplan.planner.serving.estimator.memory import worker_memory
 from meshplan.planner.serving.problem.config import Layout, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.branch import Simulated, full_counts
 from meshplan.planner.serving.search.candidates import candidate_of, config_label, layout_label, overload
 from meshplan.planner.serving.search.families import Family, families
 from meshplan.planner.serving.search.layouts import default_limits, layouts, tokens_held
 from meshplan.planner.serving.search.search import ServingReport
+from meshplan.planner.serving.search.trials import DECISIVE
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
 DEVICES, RULE, MEMORY, ALONE = "devices", "rule", "memory", "alone"
@@ -90,6 +92,10 @@ def _of_loads(problem: ServingProblem, report: ServingReport, kinds: list[Priced
     refused = [reason for reason in report.rejected if "is above max_" in reason]
     if refused and not report.simulated:
         return Binding(kind=LIMIT, text=refused[0])
+    nearest = nearest_miss(report)
+    in_flight = problem.workload.concurrency if problem.workload.arrival is Arrival.CLOSED_LOOP else None
+    if in_flight and nearest is not None and nearest.judged.worst_miss.ratio > DECISIVE:
+        return Binding(kind=OVERLOAD, text=f"concurrency: {in_flight:,} in flight; {_under_load(problem, report)}")
     return Binding(kind=LOAD, text=_under_load(problem, report), finished_per_s=_finished(report))
 
 

@@ -54,7 +54,7 @@ WIDE_BYTES = 2.0
 # Formats of weights that are searched where memory is not what binds: each takes a search of its own.
 MOST_FORMATS = 2
 # Relative distance between the requests in flight that are advised and a number for which no plan was found.
-NEAR_ENOUGH = 0.1
+NEAR_ENOUGH = 0.25
 # Requests in flight that are tried first.
 FEW_IN_FLIGHT = 8
 # Arrivals that no rate serves are made more even by these factors until one does; the last is Poisson's.
@@ -125,11 +125,13 @@ class _Changes:
             yield from self._lower_rate()
         if kind == OVERLOAD:
             yield from self._fewer_in_flight()
-        if kind in (MEMORY, ALONE, CAPACITY, OVERLOAD, LOAD):
+            if not self.carried and self.problem.slos:  # however few: what is asked of each is too much
+                yield from self._slos()
+        if kind in (MEMORY, ALONE, CAPACITY, LOAD):
             yield from self._formats()
         yield from self._pins()
-        is_near = kind != OVERLOAD or self.carried * MORE_DEVICES[-1] >= 1.0
-        if kind in (MEMORY, DEVICES, CAPACITY, OVERLOAD, LOAD) and is_near:
+        # So many in flight take long to simulate on whatever would be enough for them.
+        if kind in (MEMORY, DEVICES, CAPACITY, LOAD):
             yield from self._more_devices()
         if kind in (LIMIT, LOAD):
             yield from self._lifted_limits()
@@ -315,7 +317,7 @@ class _Changes:
             for name, machine in problem.machines.items()
         }
         most_of_one = None
-        if self.binding.kind in (CAPACITY, OVERLOAD):
+        if self.binding.kind == CAPACITY:
             hosts = (machine.devices_per_host for machine in problem.machines.values())
             most_of_one = max(problem.num_devices, *hosts)
         limits = replace(problem.limits, max_devices=num_devices, max_worker_devices=most_of_one)

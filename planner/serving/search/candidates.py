@@ -276,6 +276,8 @@ def overload(candidate: Candidate) -> Overload | None:
         if slo.metric == "e2e" or (slo.metric == "ttft" and waits_first):
             if slo.percentile == "mean":
                 least_s = max(least_s, following_s * following / num)
+                if slo.metric == "e2e":  # Little's law alone: all C stay until the last one is sent
+                    least_s = max(least_s, in_flight / _most_per_s(candidate) * following / num)
             elif following >= needed_beyond(slo.percentile, math.ceil(num)):
                 least_s = max(least_s, following_s)
         text = f"the {slo.percentile} of {slo.metric.upper()} is"
@@ -312,8 +314,13 @@ def _least_following_s(candidate: Candidate) -> float:
     if several or workload.think_s or workload.num_prefixes is not None:
         return 0.0
     begun = sum(pool.num_workers * (1.0 + 2.0 * pool.limits.max_num_seqs) for pool in candidate.config.pools)
-    most_per_s = min(count * float(kind.most_rate_per_s.max()) for kind, count in parts)
-    return max((workload.concurrency or 0) - begun, 0.0) / most_per_s
+    return max((workload.concurrency or 0) - begun, 0.0) / _most_per_s(candidate)
+
+
+def _most_per_s(candidate: Candidate) -> float:
+    """X: no more requests/s are finished, whatever the SLOs."""
+    each = [count * float(kind.most_rate_per_s.max()) for kind, count in candidate.parts]
+    return min(each) if candidate.config.is_disaggregated else sum(each)
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
