@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ def read_choices(texts: Sequence[str], made: Plan) -> dict[str, int | str | bool
     """``["tp=4", "zero_stage=1"]`` as choices under their full names; values are checked with the spec.
 
     Args:
-        texts: as given.
+        texts: as given, each one choice or several with commas between: ``tp=8,pp=1``.
         made: the plan whose choices they change.
 
     Raises:
@@ -110,7 +111,7 @@ def read_choices(texts: Sequence[str], made: Plan) -> dict[str, int | str | bool
 
     known = _known_choices(made)
     problems, choices = [], {}
-    for text in texts:
+    for text in (one for several in texts for one in _NEXT_CHOICE.split(several)):
         short, separator, value = (part.strip() for part in text.partition("="))
         name = full_name(short, known) if known else short
         if not (separator and short and value):
@@ -123,6 +124,10 @@ def read_choices(texts: Sequence[str], made: Plan) -> dict[str, int | str | bool
     if problems:
         raise SpecError(problems, of="--instead")
     return choices
+
+
+# A comma that another choice follows: ``recompute_modules=mlp,core_attn`` is one.
+_NEXT_CHOICE = re.compile(r",(?=\s*\w+\s*=)")
 
 
 def _known_choices(made: Plan) -> list[str]:

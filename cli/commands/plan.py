@@ -251,7 +251,8 @@ def _show_and_keep(made: Plan, catalog: Catalog, keep: Keep, form: Format, *, fu
                 files = _write(made, catalog, keep.out, script=keep.script, force=keep.force)
         finally:
             if form is Format.TABLE:
-                show_text(f"\n{stored_text(made, stored=stored, db=keep.db, files=files, out=keep.out)}")
+                text = stored_text(made, catalog, stored=stored, db=keep.db, files=files, out=keep.out)
+                show_text(f"\n{text}")
 
 
 def _write(made: Plan, catalog: Catalog, out: Path, *, script: str, force: bool) -> tuple[Path, ...]:

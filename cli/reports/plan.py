@@ -6,7 +6,7 @@ import importlib
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, show_document, show_rows, show_text, terminal_width
 from meshplan.cli.reports.parts import certificate_text, paragraph
@@ -14,8 +14,13 @@ from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
+if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
+
 INFEASIBLE = "infeasible"
 _LISTED_FILES = 6
+_EMIT = "meshplan emit"
+_NO_FILES = "No launcher files"
 
 
 class Report(Protocol):
@@ -77,9 +82,15 @@ def is_infeasible(plan: Plan) -> bool:
 
 
 def stored_text(
-    plan: Plan, *, stored: bool, db: str | None, files: Sequence[Path] = (), out: Path | None = None
+    plan: Plan,
+    catalog: Catalog,
+    *,
+    stored: bool,
+    db: str | None,
+    files: Sequence[Path] = (),
+    out: Path | None = None,
 ) -> str:
-    """What was stored and written, and the exact commands that come next."""
+    """What was stored and written, and the exact commands that come next; why none writes files, where that is so."""
     lines = []
     if files:
         names = [str(path.relative_to(out)) if out else str(path) for path in files[:_LISTED_FILES]]
@@ -89,21 +100,67 @@ def stored_text(
         )
     if is_infeasible(plan):
         lines.append("not stored: there is no plan to launch or compare")
-    elif not stored:
+        return "".join(f"{line}\n" for line in lines)
+    commands, refusal = next_commands(plan, catalog, _database_option(db), emitted=bool(files))
+    if refusal:
+        lines.append(refusal)
+    if not stored:
         lines.append(f"plan {plan.plan_id} (not stored)")
     else:
         lines += [
             f"plan {plan.plan_id} is stored; next:",
             f"  meshplan plans show {plan.plan_id}{_database_option(db)}",
-            *(f"  {line}" for line in next_commands(plan, db, bool(files))),
+            *(f"  {line}" for line in commands),
         ]
-    return "".join(paragraph(line, TABLE_WIDTH) if line.startswith("wrote") else f"{line}\n" for line in lines)
+    is_prose = ("wrote", _NO_FILES)
+    return "".join(paragraph(line, TABLE_WIDTH) if line.startswith(is_prose) else f"{line}\n" for line in lines)
 
 
-def next_commands(plan: Plan, db: str | None, emitted: bool) -> Sequence[str]:
-    """Commands that a person would type next."""
+def next_commands(plan: Plan, catalog: Catalog, where: str, *, emitted: bool) -> tuple[Sequence[str], str]:
+    """Commands that a person would type next, and why none of them writes launcher files where no target does.
+
+    What writes files is tried in memory first: a target that cannot express the plan is not named. Where the plan's
+    own cannot, others of its kind that can are.
+
+    Args:
+        plan: of any kind, with a configuration.
+        catalog: where the device is looked up.
+        where: the option that names the database.
+        emitted: the files are there already.
+    """
     view: Report = report_of(plan.kind)
-    return view.next_commands(plan, _database_option(db), emitted=emitted)
+    found, refusal = [], ""
+    for command in view.next_commands(plan, where, emitted=emitted):
+        why = _refusal(command, plan, catalog) if command.startswith(_EMIT) else ""
+        if why:
+            refusal = f"{_NO_FILES}: {why.rstrip('.')}."
+            found += [f"{command} --target {name}" for name in _others(plan, catalog)]
+        else:
+            found.append(command)
+    return found, refusal
+
+
+def _refusal(command: str, plan: Plan, catalog: Catalog) -> str:
+    """Why ``meshplan emit`` as it would be typed writes nothing; empty where it does."""
+    from meshplan.catalogs.errors import EmitError  # start-up: most commands print no plan
+    from meshplan.planner.service import emit_plan, plan_target
+
+    words = command.split()
+    target = words[words.index("--target") + 1] if "--target" in words else plan_target(plan)
+    try:
+        emit_plan(plan, str(target), catalog)
+    except EmitError as error:
+        return str(error)
+    return ""
+
+
+def _others(plan: Plan, catalog: Catalog) -> list[str]:
+    """Targets that write files of a plan whose own target does not: of training plans, whose choices several read."""
+    from meshplan.planner.launch.registry import framework_names  # start-up: most commands print no plan
+
+    if plan.kind != "training" or "stages" in plan.config:
+        return []
+    return [name for name in framework_names() if not _refusal(f"{_EMIT} --target {name}", plan, catalog)]
 
 
 def _database_option(db: str | None) -> str:

@@ -40,10 +40,8 @@ from meshplan.cli.reports.whole_run.lengths import lengths_section
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
-from meshplan.planner.emit.training.adapters import TRAINERS_OF_EVERY_WEIGHT, no_adapters, phase_of
 from meshplan.planner.training.admission import shortage_text
 from meshplan.planner.training.explanation import Explanation, admitted, calibration, fit, memory_basis
-from meshplan.planner.training.problem.spec import ConstraintsSpec
 
 _RANK_COLUMN = "first_stage"
 _RATE = "tokens_per_s_per_device"
@@ -91,7 +89,7 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
         return explained if emitted else [*explained, f"meshplan emit {plan.plan_id}{where} --out plans"]
     instead = instead_of(int(plan.config["tensor_parallel"]), len(plan.rank_table or ()))
     commands = [f"meshplan explain {plan.plan_id}{where}{instead}"]
-    if not emitted and not _unlaunched(plan):
+    if not emitted:
         commands.append(f"meshplan emit {plan.plan_id}{where} --out plans")
     return [*commands, f"meshplan plans record {plan.plan_id}{where} measured.json"]
 
@@ -99,11 +97,16 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
 # --- headline ------------------------------------------------------------------------------------------------------
 
 
+def _tokens_text(written: Any) -> str:
+    """A number of tokens as a spec has it: 4194304 in groups of three, ``4M`` as it is written."""
+    return counted(written, "token") if isinstance(written, int) else f"{written} tokens"
+
+
 def question_text(spec: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> str:
     """What was asked, in one line; with the plan's choices the length of an encoder–decoder's targets, too."""
     workload = spec.get("workload", {})
     batch = workload.get("global_batch_size")
-    batch_text = counted(batch, "sequence") if batch is not None else f"{workload.get('global_batch_tokens')} tokens"
+    batch_text = counted(batch, "sequence") if batch is not None else _tokens_text(workload.get("global_batch_tokens"))
     target = f" with targets of {written}" if (written := (config or {}).get("decoder_sequence_length")) else ""
     return (
         f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: sequences of "
@@ -289,15 +292,7 @@ def calibration_text(plan: Plan, width: int) -> str:
     held = paragraph(f"Safe memory: {bound}.", width) if bound else ""
     unvalidated = plan.provenance.get("not_validated", ())
     wider = "".join(paragraph(f"Not validated: {what}.{_wider(plan, what)}", width) for what in unvalidated)
-    return paragraph(f"Intervals: {basis}.", width) + held + wider + _unlaunched(plan, width)
-
-
-def _unlaunched(plan: Plan, width: int = TABLE_WIDTH) -> str:
-    """That no files are written for a plan, where its framework's own trainer does not train what was asked for."""
-    target, phase = ConstraintsSpec.model_validate(plan.spec.get("constraints") or {}).target, phase_of(plan)
-    if not phase.has_adapters or target not in TRAINERS_OF_EVERY_WEIGHT:
-        return ""
-    return paragraph(f"No launcher files: {no_adapters(target, phase)}.", width)
+    return paragraph(f"Intervals: {basis}.", width) + held + wider
 
 
 def _wider(plan: Plan, what: str) -> str:

@@ -8,9 +8,18 @@ from pydantic import Field, model_validator
 
 from meshplan.planner.cluster.links_spec import ExcludeSpec, LinksSpec
 from meshplan.planner.core.reading.spec_fields import Bytes, BytesPerS, Dollars, SpecModel, Whole
+from meshplan.planner.core.reading.words import Patterned
 
 # Of a cluster: short, and of signs that stay themselves in a file name and on a command line.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name = Annotated[
+    str,
+    Patterned(
+        NAME,
+        "at most 64 letters, digits, dots, hyphens and underscores without spaces, the first a letter or a digit, "
+        "such as my-cluster",
+    ),
+]
 
 
 class NodesSpec(SpecModel):
@@ -31,7 +40,7 @@ class DevicesSpec(SpecModel):
 class ClusterSpec(SpecModel):
     """The cluster: catalog node types, or devices and links described here."""
 
-    name: Annotated[str, Field(pattern=NAME)] | None = Field(
+    name: Name | None = Field(
         default=None, description="what you call it: your own runs count for plans with the same name and node type"
     )
     nodes: Annotated[list[NodesSpec], Field(min_length=1, max_length=64)] | None = None

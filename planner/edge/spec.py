@@ -9,12 +9,19 @@ from pydantic import Field, model_validator
 
 from meshplan.planner.core.reading.spec_fields import Bytes, BytesPerS, Latency, Seconds, SpecModel, Whole
 from meshplan.planner.core.reading.spec_reader import read_spec
+from meshplan.planner.core.reading.words import Patterned
 
 MAX_MACHINES = 32
 MAX_TOKENS = 1_000_000
 Format = Literal["q4_0", "q8_0", "f16", "f32"]
 EngineName = Literal["llama.cpp", "llama.cpp-rpc", "distributed-llama", "tpi-llm"]
-Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]{0,252}$")]
+Host = Annotated[
+    str,
+    Patterned(
+        r"^[A-Za-z0-9][A-Za-z0-9.:-]{0,252}$",
+        "a host's name or address, such as 192.168.1.20 or pi-3.local: letters, digits, dots, hyphens and colons",
+    ),
+]
 Tokens = Annotated[int, Whole(most=MAX_TOKENS, tokens=True)]
 
 

@@ -1,14 +1,16 @@
 """Which constraint leaves no deployment: in the order in which a plan has to meet them, with what is missing.
 
-Devices for one worker, the engine's rules, memory, the SLOs of one request alone, capacity for the rate, limits on
-money and power, the SLOs under load. The first that nothing passes binds; everything is closed form except the last.
+Devices for one worker, the engine's rules, memory, the SLOs of one request alone, capacity for the rate or for the
+requests in flight, limits on money and power, the SLOs under load. The first that nothing passes binds; everything is
+closed form except the last.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.core.rules import LegalityRule
@@ -17,14 +19,17 @@ from meshplan.planner.serving.estimator.memory import worker_memory
 from meshplan.planner.serving.problem.config import Layout, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.search.branch import Simulated
-from meshplan.planner.serving.search.candidates import layout_label
+from meshplan.planner.serving.problem.requests import Arrival
+from meshplan.planner.serving.search.branch import Simulated, full_counts
+from meshplan.planner.serving.search.candidates import candidate_of, config_label, layout_label, overload
 from meshplan.planner.serving.search.families import Family, families
 from meshplan.planner.serving.search.layouts import default_limits, layouts, tokens_held
 from meshplan.planner.serving.search.search import ServingReport
+from meshplan.planner.serving.search.trials import DECISIVE
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
-DEVICES, RULE, MEMORY, ALONE, CAPACITY, LIMIT, LOAD = "devices", "rule", "memory", "alone", "capacity", "limit", "load"
+DEVICES, RULE, MEMORY, ALONE = "devices", "rule", "memory", "alone"
+CAPACITY, OVERLOAD, LIMIT, LOAD = "capacity", "overload", "limit", "load"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +81,21 @@ def binding_constraint(problem: ServingProblem, report: ServingReport) -> Bindin
             f"{' within the SLOs' if problem.slos else ''}, asked are {rate:g}"
         )
         return Binding(kind=CAPACITY, text=text, capacity_per_s=most)
+    return _of_loads(problem, report, kinds)
+
+
+def _of_loads(problem: ServingProblem, report: ServingReport, kinds: list[PricedWorker]) -> Binding:
+    """What binds where one request alone is served, and the rate is not too high by the bounds."""
+    overloaded = None if report.simulated else _overloaded(problem, kinds)
+    if overloaded is not None:
+        return Binding(kind=OVERLOAD, text=overloaded)
     refused = [reason for reason in report.rejected if "is above max_" in reason]
     if refused and not report.simulated:
         return Binding(kind=LIMIT, text=refused[0])
+    nearest = nearest_miss(report)
+    in_flight = problem.workload.concurrency if problem.workload.arrival is Arrival.CLOSED_LOOP else None
+    if in_flight and nearest is not None and nearest.judged.worst_miss.ratio > DECISIVE:
+        return Binding(kind=OVERLOAD, text=f"concurrency: {in_flight:,} in flight; {_under_load(problem, report)}")
     return Binding(kind=LOAD, text=_under_load(problem, report), finished_per_s=_finished(report))
 
 
@@ -167,7 +184,7 @@ def _alone(problem: ServingProblem, role: Role) -> str:
         f"{slo.key}: SLO {slo.limit_s:g} s, one request alone takes at least {format_duration(least[slo.metric])}"
         for slo in late
     ]
-    together = " and ".join(f"{slo.key}: SLO {slo.limit_s:g} s" for slo in problem.slos)
+    together = " and ".join(slo.limit_text for slo in problem.slos)
     return "; ".join(texts) or f"{together}: no worker meets them together with one request running"
 
 
@@ -184,6 +201,30 @@ def _capacity(problem: ServingProblem, kinds: list[PricedWorker]) -> float:
         best[kind.placed.node_type] = max(best.get(kind.placed.node_type, 0.0), most)
     apart = max((family.most_rate for family in families(problem, [], *pairs)), default=0.0)
     return max(sum(best.values()), apart)
+
+
+def _overloaded(problem: ServingProblem, kinds: list[PricedWorker]) -> str | None:
+    """The wait that is certain where even all devices are far too few for a closed loop; None where they are not."""
+    pairs: list[list[PricedWorker]] = [[], []]
+    if problem.pinned.is_disaggregated is not False:
+        pairs = [priced_workers(problem, role, Counter()) for role in (Role.PREFILL, Role.DECODE)]
+    mixed = [] if problem.pinned.is_disaggregated else kinds
+    candidates = [
+        candidate_of(family, counts)
+        for family in families(problem, mixed, *pairs)
+        for counts in [full_counts(family)]
+        if family.fits(counts)
+    ]
+    found = [overload(candidate) for candidate in candidates]
+    certain = [one for one in found if one is not None]
+    if not certain or len(certain) < len(found):
+        return None
+    least = min(certain, key=lambda one: one.least_s / one.limit_s)
+    return (
+        f"concurrency: with {problem.workload.concurrency:,} requests in flight {least.text} at least "
+        f"{format_duration(least.least_s)} on {counted(problem.num_devices, 'device')}, "
+        f"{'SLO' if '_s with ' not in least.key else 'SLOs'} {format_duration(least.limit_s)}"
+    )
 
 
 def _under_load(problem: ServingProblem, report: ServingReport) -> str:
@@ -208,3 +249,12 @@ def nearest_miss(report: ServingReport) -> Simulated | None:
     """The simulated deployment whose worst miss exceeds what was asked by the smallest factor."""
     missed = [simulated for simulated in report.simulated if not simulated.judged.is_met]
     return min(missed, key=lambda simulated: simulated.judged.worst_miss.ratio, default=None)
+
+
+def nearest_row(report: ServingReport) -> Mapping[str, Any] | None:
+    """The simulated deployment whose worst violation exceeds its SLO by the smallest factor."""
+    nearest = nearest_miss(report)
+    if nearest is None:
+        return None
+    miss = nearest.judged.worst_miss
+    return {"label": config_label(nearest.candidate.config), "limit": miss.key, "excess_text": miss.text}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,9 +23,10 @@ from meshplan.planner.serving.binding import (
     LIMIT,
     LOAD,
     MEMORY,
+    OVERLOAD,
     Binding,
     binding_constraint,
-    nearest_miss,
+    nearest_row,
 )
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.problem import Pinned, ServingObjective, ServingProblem
@@ -52,6 +53,10 @@ LESS_THAN_FINISHED = (0.95, 0.9, 0.8, 0.6)
 WIDE_BYTES = 2.0
 # Formats of weights that are searched where memory is not what binds: each takes a search of its own.
 MOST_FORMATS = 2
+# Relative distance between the requests in flight that are advised and a number for which no plan was found.
+NEAR_ENOUGH = 0.25
+# Requests in flight that are tried first.
+FEW_IN_FLIGHT = 8
 # Arrivals that no rate serves are made more even by these factors until one does; the last is Poisson's.
 LESS_BURSTY = (2.0, 4.0, math.inf)
 # Limits on latencies of such arrivals that are tried, over the latency of one run.
@@ -81,7 +86,7 @@ def explain_infeasible(
         text = f"{found[0]['constraint']}; {text}" if found[0]["constraint"] not in text else text
     return {
         "binding_constraint": text if report.is_complete else f"{text} (not every deployment was simulated)",
-        "nearest_miss": _nearest(report),
+        "nearest_miss": nearest_row(report),
         "least_change": found,
         "tried": changes.tried,
         "what_if": what_if_rows(problem),
@@ -98,7 +103,8 @@ class _Changes:
         seed: for drawing the requests.
         budget: that of the question; once it is spent, nothing more is tried.
         tried: in words; grows.
-        lower_rate_per_s: the highest rate within the SLOs on the devices of the question, once it was found; else 0.
+        carried: the share of the asked load that the devices of the question carry within the SLOs, once a lighter
+            load was found; else 0.
     """
 
     problem: ServingProblem
@@ -106,7 +112,7 @@ class _Changes:
     seed: int
     budget: Budget
     tried: list[str] = field(default_factory=list)
-    lower_rate_per_s: float = 0.0
+    carried: float = 0.0
 
     def all(self) -> Iterator[dict[str, Any]]:
         """Changes that help, those of the constraint that binds first."""
@@ -117,9 +123,14 @@ class _Changes:
             yield from self._slos()
         if kind == CAPACITY or self.binding.finished_per_s:
             yield from self._lower_rate()
+        if kind == OVERLOAD:
+            yield from self._fewer_in_flight()
+            if not self.carried and self.problem.slos:  # however few: what is asked of each is too much
+                yield from self._slos()
         if kind in (MEMORY, ALONE, CAPACITY, LOAD):
             yield from self._formats()
         yield from self._pins()
+        # So many in flight take long to simulate on whatever would be enough for them.
         if kind in (MEMORY, DEVICES, CAPACITY, LOAD):
             yield from self._more_devices()
         if kind in (LIMIT, LOAD):
@@ -160,7 +171,7 @@ class _Changes:
                     value, label = found
                 is_any = True
                 yield {
-                    "constraint": _limit_text(slo),
+                    "constraint": slo.limit_text,
                     "change": f"{slo.key}: {_rounded_up(value):g}",
                     "reached": value,
                     "label": label,
@@ -175,7 +186,7 @@ class _Changes:
             if not late:  # by this run alone: longer ones decide
                 return
             yield {
-                "constraint": " and ".join(_limit_text(slo) for slo in late),
+                "constraint": " and ".join(slo.limit_text for slo in late),
                 "change": " and ".join(f"{slo.key}: {_rounded_up(run.shown_s(slo)):g}" for slo in late),
                 "label": label,
             }
@@ -231,9 +242,26 @@ class _Changes:
         asked = replace(self.problem, workload=free, objective=ServingObjective.MAX_REQUEST_RATE)
         found = self._best(asked)
         if found is not None and found.judged.requests_per_s < (workload.request_rate_per_s or math.inf):
-            rate = self.lower_rate_per_s = found.judged.requests_per_s
+            rate = found.judged.requests_per_s
+            self.carried = rate / (workload.request_rate_per_s or rate)
             least = f"request_rate_per_s: {float(f'{0.995 * rate:.3g}'):g}"
             yield _change(f"request_rate_per_s: {workload.request_rate_per_s:g}", least, found)
+
+    def _fewer_in_flight(self) -> Iterator[dict[str, Any]]:
+        """The most requests in flight within the SLOs: doubled while there is a plan, then between that and its double,
+        within :data:`NEAR_ENOUGH`. Few requests in flight are soon simulated.
+        """
+        self.tried.append("fewer requests in flight")
+        workload = self.problem.workload
+        asked = high = workload.concurrency or 1
+        low, best = 0, None
+        while high - low > max(NEAR_ENOUGH * low, 1.0):
+            middle = min(2 * low or FEW_IN_FLIGHT, (low + high) // 2)
+            found = self._best(replace(self.problem, workload=replace(workload, concurrency=middle)))
+            low, high, best = (low, middle, best) if found is None else (middle, high, found)
+        if best is not None:
+            self.carried = low / asked
+            yield _change(f"concurrency: {asked}", f"concurrency: {low}", best)
 
     def _kept_rate(self) -> Iterator[dict[str, Any]]:
         """The largest of some shares of what is finished at most with which the queue does not grow."""
@@ -243,7 +271,7 @@ class _Changes:
             rate = float(f"{share * most:.3g}")
             found = self._best(replace(self.problem, workload=replace(workload, request_rate_per_s=rate)))
             if found is not None:
-                self.lower_rate_per_s = rate
+                self.carried = rate / (workload.request_rate_per_s or rate)
                 asked = f"request_rate_per_s: {workload.request_rate_per_s:g}"
                 yield _change(asked, f"request_rate_per_s: {rate:g}", found)
                 return
@@ -264,13 +292,12 @@ class _Changes:
     def _factors(self) -> list[int]:
         """Multiples of the devices to look at, the smallest first.
 
-        As many copies of what was found at a lower rate carry the rate that is asked for: one search among so many
-        devices finds whatever needs fewer. Where no lower rate was found, from what the closed form asks for on.
+        As many copies of what was found under a lighter load carry the load that is asked for: one search among so many
+        devices finds whatever needs fewer. Where no lighter load was found, from what the closed form asks for on.
         """
         asked = self.problem.workload.request_rate_per_s or 0.0
-        if self.lower_rate_per_s:
-            copies = asked / self.lower_rate_per_s
-            return [math.ceil(copies * more) for more in MORE_COPIES]
+        if self.carried:
+            return [math.ceil(more / self.carried) for more in MORE_COPIES]
         least = max(2.0, self.binding.shortage)
         if self.binding.capacity_per_s:
             least = max(asked / self.binding.capacity_per_s, 1.0)
@@ -415,19 +442,6 @@ def _first_token(kind: PricedWorker) -> float:
 
 def _between_tokens(kind: PricedWorker) -> float:
     return float(kind.steady.tpot_s[0])
-
-
-def _nearest(report: ServingReport) -> Mapping[str, Any] | None:
-    """The simulated deployment whose worst violation exceeds its SLO by the smallest factor."""
-    nearest = nearest_miss(report)
-    if nearest is None:
-        return None
-    miss = nearest.judged.worst_miss
-    return {"label": config_label(nearest.candidate.config), "limit": miss.key, "excess_text": miss.text}
-
-
-def _limit_text(slo: Slo) -> str:
-    return f"{slo.key}: SLO {slo.limit_s:g} s"
 
 
 def _rounded_up(value: float) -> float:

@@ -290,13 +290,18 @@ def _reason(chosen: Simulated, other: Simulated) -> str:
 
 
 def rejected_rows(report: ServingReport) -> list[dict[str, Any]]:
-    """Reasons for rejection with the number of workers or deployments, most frequent first."""
+    """Reasons for rejection with the number of workers or deployments, most frequent first.
+
+    Without a deployment that meets every SLO nothing is left out for being no better.
+    """
     rows: list[dict[str, Any]] = [
         {"reason": reason, "count": count, "example": None} for reason, count in report.rejected.most_common()
     ]
-    unseen = report.num_candidates - len(report.simulated)
+    unseen = report.num_candidates - len(report.simulated) - report.num_refused
     if unseen > 0:
-        rows.append({"reason": "cannot beat the best found (bound)", "count": unseen, "example": None})
+        is_found = any(one.judged.is_met for one in report.simulated)
+        reason = "cannot beat the best found (bound)" if is_found else "not simulated: others are more likely to do"
+        rows.append({"reason": reason, "count": unseen, "example": None})
     return rows
 
 

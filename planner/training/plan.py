@@ -323,8 +323,8 @@ def alternative_rows(chosen: Priced, found: Iterable[Alternative], objective: Ob
     ]
 
 
-def rejected_rows(report: SearchReport) -> list[dict[str, Any]]:
-    """Reason → how many, with an example or the nearest miss."""
+def rejected_rows(report: SearchReport, *, is_found: bool) -> list[dict[str, Any]]:
+    """Reason → how many, with an example or the nearest miss; without a plan no bound is that of a better one."""
     rows: list[dict[str, Any]] = []
     for name, count in report.over_limit.items():
         excess, config = report.nearest_miss[name]
@@ -341,7 +341,11 @@ def rejected_rows(report: SearchReport) -> list[dict[str, Any]]:
     for message, values in report.illegal.items():
         if values:
             rows.append({"reason": message, "count": len(values), "example": ", ".join(values[:LISTED_EXAMPLES])})
-    rows.append({"reason": "cannot beat the best found (bound)", "count": report.ruled_out, "example": None})
+    # Without a plan what is beyond the limits by its bound was held against them afterwards, and is counted there.
+    unpriced = report.ruled_out - (0 if is_found else report.over_limit.total())
+    if unpriced > 0:
+        reason = "cannot beat the best found (bound)" if is_found else "beyond the limits by the bound"
+        rows.append({"reason": reason, "count": unpriced, "example": None})
     return rows
 
 

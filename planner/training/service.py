@@ -104,7 +104,8 @@ def plan(question: Question) -> Plan:
     resolved = resolve(question.document, question.catalog, question.base)
     problem, found = _searched(question, resolved)
     solution, search = found.solution, found.search.report
-    common: dict[str, Any] = {**_identity(question.document, resolved), "rejected": tuple(rejected_rows(search))}
+    rejected = tuple(rejected_rows(search, is_found=solution.assignment is not None))
+    common: dict[str, Any] = {**_identity(question.document, resolved), "rejected": rejected}
     report = {**solution_document(solution, question.seed), "num_candidates": search.considered, "tie_width": TIE_WIDTH}
     if solution.assignment is None:
         # start-up: most questions have a plan

@@ -74,7 +74,7 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
     devices = int(plan.config["num_devices"]) + int((plan.answer or {}).get("num_idle_devices", 0))
     commands = [f"meshplan explain {plan.plan_id}{where}{instead_of(tensor, devices)}"]
-    if not emitted and not any("ffn" in pool for pool in plan.config["pools"]):  # which no engine runs
+    if not emitted:
         commands.append(f"meshplan emit {plan.plan_id}{where} --out serve")
     return [*commands, f"meshplan plans record {plan.plan_id}{where} --from result.json"]
 

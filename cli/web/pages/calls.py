@@ -33,7 +33,7 @@ _REPORT_WIDTH = 100
 def answer(catalog: Catalog, handle: str) -> Answer:
     """A stored plan's page."""
     made = stored_plan(catalog, handle)
-    return document_answer(answer_view(made, PlanRows(catalog.engine).runs(made.plan_id)))
+    return document_answer(answer_view(made, PlanRows(catalog.engine).runs(made.plan_id), catalog=catalog))
 
 
 def answer_without_plan(_: Catalog, document: Mapping[str, object]) -> Answer:

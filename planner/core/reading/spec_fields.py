@@ -91,6 +91,7 @@ def _latency(value: float) -> float:
 
 
 _BYTES, _BYTES_PER_S, _TIME = (Quantity(dimension=one) for one in (Dimension.BYTES, Dimension.BYTES_PER_S, Dimension.S))
+BytesOrZero = Annotated[float, _BYTES, _quantity_schema(Dimension.BYTES)]
 Bytes = Annotated[float, _BYTES, AfterValidator(_positive), _quantity_schema(Dimension.BYTES)]
 BytesPerS = Annotated[float, _BYTES_PER_S, AfterValidator(_bandwidth), _quantity_schema(Dimension.BYTES_PER_S)]
 Latency = Annotated[float, _TIME, AfterValidator(_latency), _quantity_schema(Dimension.S)]

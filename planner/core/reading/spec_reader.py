@@ -11,6 +11,7 @@ from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_name
 from meshplan.catalogs.units import parse_total_tokens
 from meshplan.catalogs.untrusted.commas import without_comma
 from meshplan.planner.core.reading.spec_fields import TOTAL_TOKENS, SpecModel, TimeInSeconds, Whole
+from meshplan.planner.core.reading.words import told
 
 
 def spec_schema(model: type[SpecModel]) -> dict[str, Any]:
@@ -100,13 +101,6 @@ def read_with_names(
 # Parts of an error's place that name one of several types that a field may have.
 _WORD = "literal["
 _BRANCHES = (_WORD, "list[", "function-", "constrained-")
-# Pydantic's types of errors that say what a value looks like → the words of YAML for it.
-_SHAPES = {
-    **dict.fromkeys(("dict_type", "model_type", "mapping_type"), "must be a mapping, such as {key: value}"),
-    **dict.fromkeys(("list_type", "tuple_type"), "must be a list, such as [first, second]"),
-    "string_type": "must be a text",
-    "bool_type": "must be true or false",
-}
 
 
 def _meant(errors: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -129,18 +123,12 @@ def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:
     """One pydantic error as a problem; an unknown key is answered with the closest known one."""
     parts = [part for part in error["loc"] if not str(part).startswith(_BRANCHES)]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
-    message = _SHAPES.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden" and parts:
         known = _known_keys(model, parts[:-1])
         return Problem(path=path, message=f"unknown key{did_you_mean(closest_names(str(parts[-1]), known))}")
     if error["type"] == "missing":
         return Problem(path=path, message="is required")
-    given = error.get("input")
-    if isinstance(given, str | int | float | bool) and repr(given) not in message:
-        message = f"{message} (given: {given!r})"
-    elif error["type"] in _SHAPES and isinstance(given, list | Mapping):
-        message = f"{message} (given: {'a list' if isinstance(given, list) else 'a mapping'})"
-    return Problem(path=path, message=f"{message}{without_comma(given)}")
+    return Problem(path=path, message=f"{told(error)}{without_comma(error.get('input'))}")
 
 
 def _known_keys(model: type[SpecModel], path: list[Any]) -> list[str]:

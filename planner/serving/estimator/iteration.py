@@ -268,7 +268,7 @@ class Worker(WorkerParts):
     def launch_s(self, use: ServingConstants) -> float:
         """Time to launch the kernels of all layers one by one; without graphs as this host runs eager PyTorch."""
         each_s = None if self.limits.cuda_graphs else self.machine.device.eager_launch_s
-        return launch_s(use, self.shape) * (1.0 if each_s is None else each_s / EAGER_LAUNCH_S)
+        return layers_launch_s(use, self.shape) * (1.0 if each_s is None else each_s / EAGER_LAUNCH_S)
 
     def beside_s(self, use: ServingConstants, batch: FloatArray, context: float) -> FloatArray:
         """What the host of a batch does while its decodes run, [N].
@@ -342,7 +342,7 @@ class Worker(WorkerParts):
         return slope, max(float(seconds[1] - slope * pairs[1]), 0.0)
 
 
-def launch_s(constants: ServingConstants, shape: ModelShape) -> float:
+def layers_launch_s(constants: ServingConstants, shape: ModelShape) -> float:
     """Time to launch the kernels of all layers one by one: of each layer, and what experts add where it has them."""
     each = constants.launch_s_per_layer if shape.latent is None else constants.launch_s_per_latent_layer
     return each * shape.num_hidden_layers + constants.launch_s_of_experts * shape.num_moe_layers

@@ -57,6 +57,29 @@ def place_workers(groups: Sequence[Group], domain_size: int) -> list[list[Place]
     return places
 
 
+def taken_up(size: int, domain_size: int) -> int:
+    """Devices of a node that a worker takes from others: the least part of it that divides it, or whole nodes.
+
+    What is left beside three of eight devices is no place for a worker of four. Shared NVSwitch partitions have 1, 2, 4
+    or 8 GPUs (NVIDIA Fabric Manager User Guide, "Shared NVSwitch virtualization model"), and so have cloud instances.
+
+    >>> taken_up(3, 8), taken_up(7, 8), taken_up(4, 8), taken_up(12, 8), taken_up(5, 72)
+    (4, 8, 4, 16, 6)
+    """
+    if size >= domain_size:
+        return -(-size // domain_size) * domain_size
+    return next(part for part in range(size, domain_size + 1) if domain_size % part == 0)
+
+
+def devices_taken(groups: Sequence[Group], machine: Machine, *, whole_nodes: bool) -> int:
+    """Devices of one node type that workers take, whole ones where they are cut: all of their nodes, or the parts of
+    these that divide them.
+    """
+    nodes = min(nodes_needed(groups, machine.domain_size) * machine.domain_size, machine.num_devices)
+    parts = sum(taken_up(size, machine.domain_size) * count for size, count in groups)
+    return -(-(nodes if whole_nodes else min(parts, nodes)) // machine.instances_per_device)
+
+
 def nodes_needed(groups: Sequence[Group], domain_size: int) -> int:
     """Nodes that the workers touch.
 

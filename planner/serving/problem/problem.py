@@ -239,7 +239,8 @@ class ServingProblem:
 
         Nodes are rented whole, and what they finish is the plan's to raise: a device that idles is paid for nothing.
         Where requests arrive at a rate, that is what is finished, and the objective asks for the fewest devices: the
-        others are free for something else. So they are where single devices are rented.
+        others are free for something else, in parts that divide the node
+        (:func:`~meshplan.planner.serving.problem.nodes.taken_up`). So they are where single devices are rented.
         """
         counts_devices = self.objective is ServingObjective.THROUGHPUT_PER_DEVICE
         is_given = self.workload.request_rate_per_s is not None or self.workload.trace is not None

@@ -44,6 +44,11 @@ class Slo:
         """The latency is at most the limit."""
         return latency_s <= self.limit_s
 
+    @property
+    def limit_text(self) -> str:
+        """``ttft_p99_s: SLO 3 s``."""
+        return f"{self.key}: SLO {self.limit_s:g} s"
+
     def excess_text(self, latency_s: float) -> str:
         """A violation in words: ``5.2 s, SLO 3 s``; ``without bound`` where requests are rejected or queues grow."""
         return (

@@ -388,8 +388,8 @@ class ServingSpec(SpecModel):
     )
     objective: ServingObjective = Field(
         default=ServingObjective.THROUGHPUT_PER_DEVICE,
-        description="throughput_per_device counts all devices of rented nodes; with a rate, a trace or rent: device "
-        "those in use",
+        description="throughput_per_device counts all devices of rented nodes; with a rate or a trace the parts of a "
+        "node in use that divide it, three of eight as four; with rent: device those in use",
     )
     quantization: list[SchemeName] | None = Field(
         default=None, min_length=1, description="formats that the plan may choose from; default: as published"

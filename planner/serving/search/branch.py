@@ -33,7 +33,7 @@ from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress
 from meshplan.planner.serving.problem.config import ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of, smaller_batches
+from meshplan.planner.serving.search.candidates import Candidate, candidate_of, refused, score_of, smaller_batches
 from meshplan.planner.serving.search.families import Counts, Family
 from meshplan.planner.serving.search.scores import INFINITE, UNITS
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, HighestRate, Judged, judge
@@ -110,7 +110,8 @@ class Branch:
 
     Attributes:
         simulated: every deployment that was simulated.
-        rejected: reason → number of members that the engine or a limit refuses.
+        rejected: reason → number of members that the engine, a limit or a bound refuses.
+        num_refused: of these members, those that a limit or a bound refuses.
         num_members: members whose bound was looked at, and families of which none was.
     """
 
@@ -139,7 +140,7 @@ class Branch:
         # What was given up because the incumbent was proven, with its bound: :meth:`resume` goes on there.
         self.given_up: list[tuple[float, Family | Member | Candidate | Bracket]] = []
         self.simulated: list[Simulated] = []
-        self.rejected: Counter[str] = Counter()
+        self.rejected, self.num_refused = Counter[str](), 0
         self.seen: set[ServingConfig] = set()
 
     def run(self) -> tuple[list[Simulated], float]:
@@ -260,9 +261,10 @@ class Branch:
 
     def _start(self, bound: float, item: Member | Candidate) -> None:
         candidate = candidate_of(item.family, item.counts) if isinstance(item, Member) else item
-        reason = self._refused(candidate)
+        reason = refused(self.problem, candidate)
         if reason is not None or candidate.config in self.seen:
             self.rejected.update([reason] if reason else [])
+            self.num_refused += reason is not None
             return
         self.seen.add(candidate.config)
         self.num_started += 1
@@ -281,15 +283,6 @@ class Branch:
         self._end(candidate, judged)
         if self.problem.workload.request_rate_per_s is not None and isinstance(item, Member):
             self._follow(item, judged)
-
-    def _refused(self, candidate: Candidate) -> str | None:
-        """The limit on money or power that a deployment exceeds."""
-        limits = self.problem.limits
-        if limits.max_usd_per_hour is not None and (candidate.usd_per_hour or 0.0) > limits.max_usd_per_hour:
-            return "cost per hour is above max_usd_per_hour"
-        if limits.max_power_w is not None and (candidate.power_w or 0.0) > limits.max_power_w:
-            return "average power is above max_power_w"
-        return None
 
     def _follow(self, item: Member, judged: Judged) -> None:
         """What is left to look at around a member that was simulated under a given load."""
@@ -386,12 +379,12 @@ def _soonest(families: Iterable[Family], number: int) -> list[tuple[Family, Coun
         first = sorted(group, key=lambda family: family.kinds[0].first_token_s)
         between = sorted(group, key=lambda family: float(family.kinds[-1].steady.tpot_s[0]))
         for best in (first, between):
-            fitting = ((family, counts) for family in best if family.fits(counts := _full(family)))
+            fitting = ((family, counts) for family in best if family.fits(counts := full_counts(family)))
             found |= {id(one[0]): one for one in itertools.islice(fitting, number)}
     return list(found.values())
 
 
-def _full(family: Family) -> Counts:
+def full_counts(family: Family) -> Counts:
     """As many workers as the devices hold; of several kinds the same share of each."""
     counts = tuple(family.pinned(which) or family.most(which) for which in range(len(family.kinds)))
     while len(counts) > 1 and min(counts) > 1 and not family.fits(counts):

@@ -33,7 +33,7 @@ from functools import cached_property
 import numpy as np
 
 from meshplan.planner.serving.problem.config import Role
-from meshplan.planner.serving.problem.nodes import by_node_type, fit_nodes, nodes_needed, usd_per_hour
+from meshplan.planner.serving.problem.nodes import by_node_type, devices_taken, fit_nodes, nodes_needed, usd_per_hour
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.search.scores import INFINITE, score_at
 from meshplan.planner.serving.search.workers import PricedWorker
@@ -91,15 +91,13 @@ class Family:
         return -(-self._instances(counts) // cut)
 
     def counted_devices(self, counts: Counts) -> int:
-        """Devices that the objective counts: those in use, or all of rented nodes that the question lets be used."""
-        if not self.problem.pays_idle_devices:
-            return self.num_devices(counts)
-        rented, machines = 0, self.problem.machines
-        for name, found in self._groups(counts).items():
-            machine = machines[name]
-            nodes = nodes_needed(found, machine.domain_size) * machine.domain_size
-            rented += min(nodes, machine.num_devices) // machine.instances_per_device
-        return min(rented, self.problem.num_devices)
+        """Devices that the objective counts: those in use, the parts of nodes that they take, or whole rented nodes."""
+        problem, used = self.problem, self.num_devices(counts)
+        if problem.limits.rents_devices or problem.objective is not ServingObjective.THROUGHPUT_PER_DEVICE:
+            return used
+        groups, whole = self._groups(counts), problem.pays_idle_devices
+        found = sum(devices_taken(of, problem.machines[name], whole_nodes=whole) for name, of in groups.items())
+        return max(min(found, problem.num_devices), used)
 
     def usd_per_hour(self, counts: Counts) -> float | None:
         """Price of the nodes of a member; None without prices."""

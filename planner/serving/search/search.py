@@ -65,6 +65,7 @@ class ServingReport:
         simulated: every simulated candidate, best first; those that meet all SLOs before the others.
         num_candidates: deployments in closed form.
         rejected: reason → number of workers or deployments rejected for it.
+        num_refused: of the deployments, those that a limit or a bound refuses before a simulation.
         mixed: priced mixed workers with the drafts of the best candidate, for the Pareto front.
         is_complete: nothing was left out that a bound does not rule out.
     """
@@ -74,6 +75,7 @@ class ServingReport:
     rejected: Counter[str]
     mixed: tuple[PricedWorker, ...]
     is_complete: bool = True
+    num_refused: int = 0
 
 
 def search_serving(
@@ -107,6 +109,7 @@ def search_serving(
         rejected=rejected,
         mixed=mixed[_choice(simulated[0]) if simulated else (problem.speculation, None)],
         is_complete=branch.is_complete,
+        num_refused=branch.num_refused,
     )
     best = simulated[0] if simulated and simulated[0].score < INFINITE else None
     if best is None and budget.stopped:

@@ -57,6 +57,7 @@ class PricedWorker:
         best_rate_per_s: no more requests/s are finished within the SLOs: a bound, 0 where no load meets them.
         least_token_s: least time between two tokens of a request, without prompts beside it; 0 where none are decoded.
         first_token_s: TTFT of a request on an idle worker.
+        work: what a request asks of it.
         cached: prompt tokens of a request that the prefix cache holds.
         capped: its scheduler runs fewer requests than its cache holds, so that the time between tokens stays short.
     """
@@ -71,6 +72,7 @@ class PricedWorker:
     best_rate_per_s: float
     least_token_s: float
     first_token_s: float
+    work: Work
     cached: float = 0.0
     capped: bool = False
 
@@ -101,6 +103,12 @@ class PricedWorker:
         if worker.slowdown is not None:
             return worker.step_cost()
         return replace(self.cost, graphed_tokens=worker.captured_tokens)
+
+    @cached_property
+    def least_prompt_s(self) -> float:
+        """Least time of the worker for a prompt, s, though it did nothing else: 1/s bounds its first tokens/s."""
+        prompts = replace(self.work, role=Role.PREFILL)
+        return float(least_request_s(self.cost, prompts, self.steady.num_seqs).min())
 
     @cached_property
     def work_per_request(self) -> DeviceWork:
@@ -224,6 +232,7 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
         best_rate_per_s=best,
         least_token_s=between,
         first_token_s=float(first[0]),
+        work=work,
         cached=cached,
     )
 

@@ -110,5 +110,13 @@ def _is_above(values: NDArray[np.float64], limit_s: float, percentile: str, num:
     """Whether the percentile of ``num`` values is certain to exceed the limit, given lower bounds on some of them."""
     if percentile == "mean":
         return float(values.sum()) > num * limit_s
-    needed = num - math.floor(QUANTILES[percentile] * (num - 1))
-    return int(np.count_nonzero(values > limit_s)) >= needed
+    return int(np.count_nonzero(values > limit_s)) >= needed_beyond(percentile, num)
+
+
+def needed_beyond(percentile: str, num: int) -> int:
+    """How many of ``num`` values have to lie above a limit for their percentile to do so; not for a mean.
+
+    >>> needed_beyond("p99", 1000)
+    11
+    """
+    return num - math.floor(QUANTILES[percentile] * (num - 1))

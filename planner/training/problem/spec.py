@@ -15,6 +15,7 @@ from pydantic import Field, create_model, model_validator
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.reading.spec_fields import (
     Bytes,
+    BytesOrZero,
     BytesPerS,
     Count,
     CountOrNone,
@@ -171,7 +172,9 @@ class ConstraintsSpec(SpecModel):
     memory_headroom_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="share of device memory to leave free beyond the safe bound"
     )
-    memory_headroom: Bytes | None = Field(default=None, description="device memory to leave free, such as '4 GiB'")
+    memory_headroom: BytesOrZero | None = Field(
+        default=None, description="device memory to leave free, such as '4 GiB'; 0 GiB as if left out"
+    )
     host_memory: Bytes | None = Field(default=None, description="usable memory of one host, such as '1 TiB'")
     offload: Annotated[list[Literal["optimizer", "parameters", "activations"]], Field(max_length=3)] = Field(
         default=[], description="what may leave the devices, where nothing else fits (not validated)"

@@ -8,7 +8,7 @@ import pytest
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
 
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
-from meshplan.planner.serving.estimator.iteration import launch_s
+from meshplan.planner.serving.estimator.iteration import layers_launch_s
 
 FITTED = asdict(
     ServingConstants(launch_s_per_layer=0.4e-3, launch_s_per_latent_layer=0.7e-3, launch_s_of_experts=0.1e-3)
@@ -28,9 +28,9 @@ def stored(*, without: tuple[str, ...]) -> ServingConstants:
 def test_a_set_from_before_a_launch_had_its_own_constant_prices_as_it_was_fitted(shape) -> None:
     own = "launch_s_per_layer" if shape.latent is None else "launch_s_per_latent_layer"
     before_experts = stored(without=("launch_s_of_experts",))
-    assert launch_s(before_experts, shape) == pytest.approx(FITTED[own] * shape.num_hidden_layers)
+    assert layers_launch_s(before_experts, shape) == pytest.approx(FITTED[own] * shape.num_hidden_layers)
     one = stored(without=("launch_s_of_experts", "launch_s_per_latent_layer"))
-    assert launch_s(one, shape) == pytest.approx(FITTED["launch_s_per_layer"] * shape.num_hidden_layers)
+    assert layers_launch_s(one, shape) == pytest.approx(FITTED["launch_s_per_layer"] * shape.num_hidden_layers)
 
 
 def test_what_a_set_states_and_what_nobody_fitted_stay() -> None:

@@ -353,14 +353,15 @@ def test_what_the_files_would_lack_is_said_before_the_search(
 
 
 @pytest.mark.parametrize(("phase", "launched"), [("lora, lora_rank: 16", False), ("sft", True)])
-def test_a_plan_that_no_file_launches_says_so_and_names_no_command_for_it(
+def test_a_plan_that_its_framework_does_not_launch_says_so_and_names_one_that_does(
     phase: str, launched: bool, meshplan: Command, tmp_path: Path
 ) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC.replace("global_batch_size: 64", f"global_batch_size: 64, phase: {phase}"))
     outcome = meshplan("plan", path)
     assert outcome.code == 0
-    assert ("meshplan emit" in outcome.out) is launched
+    (command,) = [line for line in outcome.out.splitlines() if "meshplan emit" in line]
+    assert ("--target deepspeed" in command) is not launched
     assert ("No launcher files: megatron cannot express adapters" in " ".join(outcome.out.split())) is not launched
 
 

@@ -197,6 +197,8 @@ def test_explain_prices_another_choice(meshplan: Command, plan_id: str) -> None:
     short = json.loads(meshplan("explain", "base", "--instead", "tp=4", "--format", "json").out)
     assert short["instead"] == {"tensor_parallel": 4}
     assert short["reason"] == document["reason"]
+    several = json.loads(meshplan("explain", "base", "--instead", "tp=4,pp=1", "--format", "json").out)
+    assert several["instead"] == {"tensor_parallel": 4, "pipeline_parallel": 1}
 
 
 def test_explain_says_why_another_choice_does_not_fit(meshplan: Command, plan_id: str) -> None:

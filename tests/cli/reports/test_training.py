@@ -12,6 +12,7 @@ from command_line import Command
 
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.stand_alone import report as answer_report
+from meshplan.cli.reports.training import question_text
 from meshplan.cli.reports.training import report as training_report
 from meshplan.planner.core.plan import Plan
 
@@ -66,6 +67,11 @@ def test_two_rows_that_differ_in_their_layers_alone_are_told_apart() -> None:
     assert narrow(text)
     assert f"row 2: {layers[0]}" in text
     assert "Layers of each" not in training_report(replace(plan, alternatives=(first,)))
+
+
+def test_a_batch_of_tokens_is_read_in_groups_of_three() -> None:
+    spec = {"model": "m", "workload": {"sequence_length": 4096, "global_batch_tokens": 4194304}}
+    assert "global batch 4,194,304 tokens" in question_text(spec)
 
 
 def test_no_number_is_cut_however_large() -> None:

@@ -406,7 +406,7 @@ def test_a_pinned_number_of_requests_stays_where_fewer_are_in_flight(catalog: Ca
             {"model": "llama-3.1-8b", "slo": {}, "workload": {"task": "embed", "input_length": 500}},
             "kv_connector: not with task: embed",
         ),
-        ({"kv_connector": "rsync"}, "kv_connector: Input should be 'nixl' or 'mooncake'"),
+        ({"kv_connector": "rsync"}, "kv_connector: must be one of nixl, mooncake"),
     ],
 )
 def test_a_connector_that_moves_nothing_is_reported(catalog: Catalog, changes: dict[str, Any], message: str) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshplan.catalogs.database.plan_rows import RecordedRun
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.units import format_duration
 from meshplan.catalogs.untrusted.quoting import yaml_text
 from meshplan.cli.reports.no_plan import miss_text
 from meshplan.cli.reports.parts import effort_text
-from meshplan.cli.reports.plan import is_infeasible, report_of
+from meshplan.cli.reports.plan import is_infeasible, next_commands
 from meshplan.cli.reports.quantities import percent
 from meshplan.cli.web.pages.views import charts, evidence, others, serving, training
 from meshplan.planner.core.certificate import AGREES, UNFINISHED
@@ -61,12 +62,13 @@ _NOTHING: Mapping[str, Any] = {
 }
 
 
-def answer_view(plan: Plan, runs: Sequence[RecordedRun] = ()) -> dict[str, Any]:
+def answer_view(plan: Plan, runs: Sequence[RecordedRun] = (), *, catalog: Catalog | None = None) -> dict[str, Any]:
     """What the answer's page shows.
 
     Args:
         plan: with an answer, or without one; then the page says what binds and what would help.
         runs: what was recorded for it.
+        catalog: where the commands that write files look devices up; None where there is no plan.
     """
     kind = _KINDS.get(plan.kind, _OTHER)
     shared = {
@@ -96,7 +98,7 @@ def answer_view(plan: Plan, runs: Sequence[RecordedRun] = ()) -> dict[str, Any]:
         "time": time_view(plan),
         "sources": [{"what": what, "source": str(source)} for what, source in _sources(plan).items()],
         "targets": targets_view(plan),
-        "commands": report_of(plan.kind).next_commands(plan, "", emitted=False),
+        "commands": next_commands(plan, catalog, "", emitted=False)[0] if catalog else (),
         "certificate": certificate_view(plan),
         "what_if": plan.kind in _KINDS and bool(plan.config),
     }

@@ -136,8 +136,8 @@ def test_every_problem_is_named_at_once() -> None:
     ("mps", "path", "message"),
     [
         (2, "mps", "must be a list, such as [first, second] (given: 2)"),
-        ([2, 1], "mps[1]", "Input should be greater than or equal to 2 (given: 1)"),
-        ("chose", "mps", "Input should be 'choose' (given: 'chose')"),
+        ([2, 1], "mps[1]", "must be at least 2 (given: 1)"),
+        ("chose", "mps", "must be 'choose' (given: 'chose'); did you mean 'choose'?"),
     ],
 )
 def test_a_list_or_a_word_is_one_problem(mps: Any, path: str, message: str) -> None:

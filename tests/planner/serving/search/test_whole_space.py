@@ -183,6 +183,21 @@ def test_no_device_of_a_node_that_is_paid_whole_idles_for_the_ratio_of_the_other
     assert tokens_per_s > single.predicted["output_tokens_per_s"].value
 
 
+def test_three_devices_of_a_node_are_no_fewer_than_four(catalog: Catalog) -> None:
+    """What three of eight leave is no place for four: a pipeline of three stages wins nothing by it."""
+    asked = {
+        **ONE_WORKER,
+        "model": "llama-3.1-70b",
+        "workload": {"input_length": 2000, "output_length": 300, "request_rate_per_s": 2.5, "num_requests": 300},
+        "slo": {},
+        "objective": "throughput_per_device",
+    }
+    made = make_plan(asked, catalog)
+    assert (made.config["num_devices"], made.config["pools"][0]["layout"]["tensor_parallel"]) == (4, 4)
+    single = make_plan({**asked, "constraints": {"target": "vllm", "rent": "device"}}, catalog)
+    assert single.config["num_devices"] == 3, "where single devices are rented the question does not need the rule"
+
+
 def test_a_rate_and_a_limit_on_devices_leave_the_others_to_somebody_else(catalog: Catalog) -> None:
     rate = {**ONE_WORKER, "objective": "throughput_per_device"}
     fewest = make_plan({**rate, "objective": "num_devices"}, catalog)

@@ -107,21 +107,22 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("model", "", "at least 1 character"),
+        ("model", "", "must not be empty"),
         ("model", 8, "must be a text"),
         ("cluster", ..., "required"),
         ("cluster", {}, "either 'nodes'"),
         ("cluster", {**IN_PLACE, "nodes": [{"type": "dgx-h100", "count": 1}]}, "not both"),
         ("cluster", {"devices": IN_PLACE["devices"]}, "needs 'links'"),
-        ("cluster.nodes", [], "at least 1"),
+        ("cluster.nodes", [], "must not be empty"),
         ("cluster.nodes", [{"type": "dgx-h100", "count": 8.0}], "whole number"),
         ("cluster.nodes", [{"type": "dgx-h100", "count": True}], "whole number"),
         ("cluster.nodes", [{"type": "dgx-h100", "count": 10**9}], "at most 1,000,000"),
-        ("cluster.usd_per_hour_per_node", -1, "greater than 0"),
+        ("cluster.name", "my cluster", "without spaces, the first a letter or a digit, such as my-cluster"),
+        ("cluster.usd_per_hour_per_node", -1, "above 0"),
         ("workload.sequence_length", "4096 GB", "whole number of tokens"),
         ("workload.global_batch_size", ..., "either global_batch_size"),
         ("workload.global_batch_tokens", 4096, "either global_batch_size"),
-        ("workload.num_training_tokens", 0, "greater than or equal to 1"),
+        ("workload.num_training_tokens", 0, "must be at least 1"),
         ("workload.num_training_tokens", float("inf"), "finite"),
         ("workload.phase", "lora", "go together"),
         ("workload.lora_rank", 8, "go together"),
@@ -130,30 +131,30 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ("workload.lora_targets", "attention", "goes with phase 'lora'"),
         ("fixed.recompute_modules", ["moe_act"], "goes with activation_recompute: selective"),
         ("fixed.recompute_modules", ["softmax"], "core_attn"),
-        ("objective", "fastest", "Input should be"),
+        ("objective", "fastest", "must be one of throughput"),
         ("objective", "usd_per_run", "needs workload.num_training_tokens"),
         ("constraints.max_usd_per_run", 1000, "needs workload.num_training_tokens"),
-        ("constraints.memory_headroom_fraction", 1, "less than 1"),
+        ("constraints.memory_headroom_fraction", 1, "must be below 1"),
         ("constraints.max_step_time", 30, "no unit"),
         ("constraints.max_step_time", "30 GB", "bytes"),
-        ("constraints.memory_headroom", "0 GiB", "above 0"),
+        ("constraints.memory_headroom", "-1 GiB", "at least 0"),
         ("constraints.memory_headroom", "4 GB/s", "bandwidth"),
         ("constraints.max_step_time", "0 s", "above 0"),
-        ("constraints.max_usd_per_hour", 1e300, "less than or equal"),
-        ("workload.num_training_tokens", 1e300, "less than or equal"),
-        ("workload.num_training_tokens", 1e-300, "greater than or equal"),
+        ("constraints.max_usd_per_hour", 1e300, "must be at most"),
+        ("workload.num_training_tokens", 1e300, "must be at most"),
+        ("workload.num_training_tokens", 1e-300, "must be at least 1"),
         ("fixed.zero_stage", 4, "at most 3"),
         ("fixed.tensor_parallel", 10**30, "at most 1,000,000"),
         ("fixed.sequence_parallel", 1, "true or false"),
-        ("fixed.activation_recompute", "some", "Input should be"),
+        ("fixed.activation_recompute", "some", "must be one of none"),
         ("fixed.optimizer_offload", 1, "true or false"),
         ("fixed.parameter_offload", "yes", "true or false"),
-        ("constraints.offload", ["weights"], "'optimizer', 'parameters' or 'activations'"),
+        ("constraints.offload", ["weights"], "must be one of optimizer, parameters, activations"),
         ("constraints.optimizer_offload", True, "unknown key"),
         ("constraints.offload_to", "nvme", "add optimizer or parameters"),
         ("constraints.nvme_bandwidth", "12 GB/s", "goes with constraints.offload_to: nvme"),
         ("fixed.recompute_num_layers", 2, "goes with activation_recompute: block"),
-        ("kind", "serving", "Input should be 'training'"),
+        ("kind", "serving", "must be 'training'"),
     ],
 )
 def test_one_bad_entry_says_what_is_wrong(path: str, value: Any, words: str) -> None:
@@ -321,3 +322,8 @@ def test_a_good_spec_with_one_junk_entry_raises_spec_errors_only(data: st.DataOb
 
 def test_a_noise_scale_beside_a_stated_batch_is_named() -> None:
     assert "this one is stated" in problems(changed("workload.gradient_noise_scale", {"tokens": "4M"}))["workload"]
+
+
+def test_no_headroom_may_be_said() -> None:
+    """As the share of 0 may: whoever writes it asks for what leaving it out gives."""
+    assert read_training_spec(changed("constraints.memory_headroom", "0 GiB")).constraints.memory_headroom == 0.0
