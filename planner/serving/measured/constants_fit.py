@@ -94,7 +94,7 @@ FITTED: Mapping[str, Spread] = {
     "host_s_per_seq": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.4, core=True),
     "launch_s_per_layer": Spread(prior=0.5, generation=0.5, own=0.3),
     "launch_s_per_latent_layer": Spread(prior=0.5, generation=0.5, own=0.3),
-    "launch_s_of_experts": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.3),
+    "launch_s_of_experts": Spread(prior=0.5, generation=0.5, own=0.3),
     "first_token_steps": Spread(prior=FIXED_SPREAD, own=0.3, iteration=False, core=True),
     "first_token_offset_s": Spread(prior=2.0, generation=0.2, own=0.3, iteration=False, core=True),
 }
