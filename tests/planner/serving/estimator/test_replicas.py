@@ -148,7 +148,7 @@ def test_files_name_the_daemon_and_others_refuse(plans: dict[bool, Plan], catalo
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mps": [1]}, "greater than or equal to 2"),
+        ({"mps": [1]}, "must be at least 2"),
         ({"cluster": {"nodes": [{"type": "hgx-mi300x", "count": 1}]}}, "one type of NVIDIA's devices"),
         ({"constraints": {"target": "sglang"}}, "vllm alone"),
         ({"power_caps_w": [500]}, "power limits were not priced for replicas"),
