@@ -169,7 +169,7 @@ def test_the_explanation_says_which_was_assumed(catalog: Catalog, workload: dict
 @pytest.mark.parametrize(
     ("model", "workload", "words"),
     [
-        ("mixtral-8x7b", {"expert_imbalance": 0.9}, "greater than or equal to 1"),
+        ("mixtral-8x7b", {"expert_imbalance": 0.9}, "must be at least 1"),
         ("mixtral-8x7b", {"expert_imbalance": float("inf")}, "workload.expert_imbalance"),
         ("mixtral-8x7b", {"expert_capacity_factor": 0}, "greater than 0"),
         ("mixtral-8x7b", {"drops_tokens": False, "expert_capacity_factor": 1.0}, "drops tokens"),
