@@ -152,7 +152,7 @@ def test_rejections_are_counted(plan: Plan) -> None:
     assert all(row["count"] >= 0 and row["reason"] for row in plan.rejected)
     problem = problem_of(MOE, limits={"memory_bytes": 6.5e9})
     _, search = search_degrees(problem)
-    rows = rejected_rows(search.report)
+    rows = rejected_rows(search.report, is_found=True)
     over = next(row for row in rows if row["reason"] == "over the limit: device memory")
     assert over["count"] == search.report.over_limit["device memory"]
     assert price(problem, config_from_document(over["example"])).safe_bytes == pytest.approx(

@@ -269,7 +269,7 @@ def test_a_model_that_fits_no_other_way_is_planned(catalog: Catalog, target: str
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"constraints": {"offload": ["optimizer"], "offload_to": "tape"}}, "'host' or 'nvme'"),
+        ({"constraints": {"offload": ["optimizer"], "offload_to": "tape"}}, "must be one of host, nvme"),
         ({"constraints": {"offload": ["activations"], "offload_to": "nvme"}}, "add optimizer or parameters"),
         ({"fixed": {"activation_offload": True, "activation_recompute": "none"}}, "must be full"),
     ],

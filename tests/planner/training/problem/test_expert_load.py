@@ -171,7 +171,7 @@ def test_the_explanation_says_which_was_assumed(catalog: Catalog, workload: dict
     [
         ("mixtral-8x7b", {"expert_imbalance": 0.9}, "must be at least 1"),
         ("mixtral-8x7b", {"expert_imbalance": float("inf")}, "workload.expert_imbalance"),
-        ("mixtral-8x7b", {"expert_capacity_factor": 0}, "greater than 0"),
+        ("mixtral-8x7b", {"expert_capacity_factor": 0}, "must be above 0"),
         ("mixtral-8x7b", {"drops_tokens": False, "expert_capacity_factor": 1.0}, "drops tokens"),
         ("mixtral-8x7b", {"drops_tokens": True, "expert_imbalance": 2}, "says nothing where tokens are dropped"),
         ("llama-3.1-8b", {"drops_tokens": True}, "a dense model has no experts"),
