@@ -367,8 +367,8 @@ def _unlike_the_fitted(shape: ModelShape) -> str:
     timed = recurrent is not None and any(kind == recurrent.kind for _, kind, *_ in KERNELS.rows)
     return (
         f"{describe_blocks(shape)}: {'its recurrence was timed alone' if timed else 'no kernel timings'}. Three such "
-        "models were compared: Qwen3.5 on SGLang, time per token 14 % off, first token 36 % too short; Nemotron-Nano "
-        "9B and 12B on vLLM, gaps between tokens 31 % too short in the median, batches with prompts 54 %"
+        "models were compared: Qwen3.5 on SGLang, time per token 14 % off, first token 37 % too short; Nemotron-Nano "
+        "9B and 12B on vLLM, gaps between tokens 31 % too short in the median, batches with prompts 58 %"
     )
 
 
