@@ -124,7 +124,10 @@ class StepCost:
         return self.concurrent_batches // self.pipeline_parallel
 
     def attending_to(self, tokens: float) -> StepCost:
-        """The same where each decoding request reads so many tokens of KV cache beside those that it holds."""
+        """The same where each decoding request reads so many tokens of KV cache beside those that it holds.
+
+        What prompts attend to beside their own is not counted.
+        """
         if not tokens:
             return self
         slopes = np.array(self.decode_context_s)
@@ -165,10 +168,10 @@ class StepCost:
             seconds += self.decode_fixed_s[num_seqs] + self.decode_context_s[num_seqs] * context
         if not self.prefill_least_s or batch <= self.graphed_tokens:
             return seconds
-        least = self._launch_s(num_seqs, context)
+        least = self._left_to_launch_s(num_seqs, context)
         return float((seconds**OVERLAP_POWER + least**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER))
 
-    def _launch_s(self, num_seqs: int, context: float) -> float:
+    def _left_to_launch_s(self, num_seqs: int, context: float) -> float:
         """What is left of the launches of an iteration with prompts once the device begins it."""
         if not self.launches_ahead or not num_seqs:
             return self.prefill_least_s
@@ -196,7 +199,7 @@ class StepCost:
             if num_seqs:
                 seconds += fixed_s + context_s * context
             if is_launched:
-                launch = self._launch_s(num_seqs, context) ** OVERLAP_POWER
+                launch = self._left_to_launch_s(num_seqs, context) ** OVERLAP_POWER
                 seconds = (seconds**OVERLAP_POWER + launch) ** (1.0 / OVERLAP_POWER)
             yield seconds
             context += grows
