@@ -29,6 +29,12 @@ class ServingConstants:
             expert, two grouped products, activation and the sum over copies, called from Python even where the rest is
             compiled. A layer of Qwen3-30B without graphs took the host 1.06 ms (vLLM 0.26 on an H200 of ours); layers
             that are compiled are launched a fifth faster there, those without experts in 0.48 ms.
+        launch_s_per_prompt_kernel: time to launch a kernel that recurrent layers add to an iteration with prompts, s,
+            Triton's from Python. On B200 hosts the gated delta rule's chunks of a layer take 0.91 to 1.28 ms for 2,048,
+            4,096 and 8,192 tokens alike (lightseekorg/tokenspeed, pull request 331): 69 µs for each of 13 at least. A
+            Triton kernel took 49 µs (triton-lang/triton, pull request 3638), without the library's own checks. A
+            decode of 1,024 requests of Qwen3-Next takes 74 ms on four B200 launched so, 49 from graphs
+            (vllm-project/vllm, issue 27222).
         first_token_steps: iterations that pass before one can hold a request that has arrived, of engines that prepare
             them ahead (``prepares_ahead`` of their release). They prepare one, which fits to published runs keep; a
             server of one's own may wait for more.
@@ -43,8 +49,12 @@ class ServingConstants:
     launch_s_per_layer: float = 0.3e-3
     launch_s_per_latent_layer: float = 0.53e-3
     launch_s_of_experts: float = 0.4e-3
+    launch_s_per_prompt_kernel: float = 69e-6
     first_token_steps: float = 1.0
     first_token_offset_s: float = 20e-3
+
+
+NEXT_TO_NOTHING_S = 1e-12  # launches that a set does not state: fits take logarithms
 
 
 class OwnLoad(NamedTuple):
@@ -122,10 +132,13 @@ def _as_fitted(written: Mapping[str, float]) -> ServingConstants:
     """Constants as the set that states them was fitted: those it lacks take their defaults, launches apart.
 
     The time to launch a layer was one constant, then one of layers with latent attention was split off it (2026-11-26),
-    then one of routed experts (2026-11-27). A set from before has their launches in those that it states.
+    then one of routed experts (2026-11-27) and one of kernels of recurrent layers (2026-11-28). A set from before has
+    their launches in those that it states.
     """
     launch = written.get("launch_s_per_layer")
     if launch is None and "launch_s_per_latent_layer" not in written:
         return ServingConstants(**written)
-    before = {"launch_s_of_experts": 0.0} | ({} if launch is None else {"launch_s_per_latent_layer": launch})
+    before = dict.fromkeys(("launch_s_of_experts", "launch_s_per_prompt_kernel"), NEXT_TO_NOTHING_S) | (
+        {} if launch is None else {"launch_s_per_latent_layer": launch}
+    )
     return ServingConstants(**{**before, **written})

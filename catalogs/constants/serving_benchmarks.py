@@ -98,6 +98,21 @@ class BenchmarkClient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkWarmUp:
+    """Since when a benchmark's client warms servers up before it measures.
+
+    Args:
+        in_source: part of the title of the runs' source.
+        none_before: day before which it did not, ISO 8601.
+        source: citation.
+    """
+
+    in_source: str
+    none_before: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkMeter:
     """Of which part of a run a benchmark prints the average power.
 
@@ -190,6 +205,22 @@ def _clients() -> tuple[BenchmarkClient, ...]:
 def client_of(title: str) -> BenchmarkClient | None:
     """How a source's runs have tokens drawn; None where they take the likeliest ones, or nobody says."""
     return next((client for client in _clients() if client.in_source in title), None)
+
+
+@cache
+def _warm_ups() -> tuple[BenchmarkWarmUp, ...]:
+    return tuple(read_entry(BenchmarkWarmUp, entry) for entry in seed_content(BENCHMARK_FILE)["warm_ups"])
+
+
+def warms_up(title: str, measured_on: str) -> bool:
+    """Whether a source's client had warmed the server up before it measured a run.
+
+    Args:
+        title: the source's.
+        measured_on: day of the run, ISO 8601; empty where nobody prints it, as if it had.
+    """
+    of_source = [item for item in _warm_ups() if item.in_source in title]
+    return not measured_on or all(measured_on >= item.none_before for item in of_source)
 
 
 @cache

@@ -205,6 +205,12 @@ class ModelShape:
         return 0 if self.blocks is None else self._count(self.has_recurrent)
 
     @property
+    def num_prompt_kernels(self) -> int:
+        """Kernels that recurrent layers launch for a prompt beyond those of softmax attention."""
+        recurrent = None if self.blocks is None else self.blocks.recurrent
+        return 0 if recurrent is None else recurrent.prompt_kernels * self.num_recurrent_layers
+
+    @property
     def num_indexed_layers(self) -> int:
         """How many layers have an indexer of their own."""
         blocks = self.blocks

@@ -36,8 +36,10 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.models.attention import AttentionKind
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.cli.observed import log, serving_runs, training_runs
-from meshplan.planner.serving.measured.constants_fit import NOISE, PARAMETERS, linearised, solve
-from meshplan.planner.serving.measured.constants_fit import Row as ServingRow
+from meshplan.planner.serving.measured.fit.parts import PARAMETERS
+from meshplan.planner.serving.measured.fit.rows import NOISE, linearised
+from meshplan.planner.serving.measured.fit.rows import Row as ServingRow
+from meshplan.planner.serving.measured.fit.solution import solve
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.validate import validated_run
 from meshplan.planner.serving.resolve import serving_calibration

@@ -13,6 +13,10 @@ from meshplan.catalogs.models.fields import ConfigFields
 from meshplan.catalogs.models.layers.recurrent import RecurrentMixer
 
 CHUNK = 64  # tokens; assumed, kernels choose it
+# Kernels of a prompt: a second input product, its split, convolution, gates, norms of queries and of keys, states read
+# and written, sums of decays, K·Kᵀ, its inverse, W and U, states of chunks, outputs, gated norm (of flash-linear-
+# attention's fla/ops/gated_delta_rule; SGLang's linear attention backend), less rotation and attention.
+PROMPT_KERNELS = 15 - 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,4 +70,5 @@ def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:
         convolution_elements=convolved * (kernel - 1),
         scan_flops_per_token=2 * value_heads * scanned,
         streamed_elements=2 * convolved + 3 * values,
+        prompt_kernels=PROMPT_KERNELS,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshplan.catalogs.models.fields import ConfigFields
-from meshplan.catalogs.models.layers.gated_delta import CHUNK
+from meshplan.catalogs.models.layers.gated_delta import CHUNK, PROMPT_KERNELS
 from meshplan.catalogs.models.layers.recurrent import RecurrentMixer
 
 
@@ -39,4 +39,5 @@ def read(fields: ConfigFields, hidden_size: int) -> RecurrentMixer:
         convolution_elements=3 * width * (kernel - 1),
         scan_flops_per_token=2 * heads * scanned,
         streamed_elements=2 * 3 * width + 5 * width,
+        prompt_kernels=PROMPT_KERNELS + 2,  # three convolutions for one
     )

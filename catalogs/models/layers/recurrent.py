@@ -49,6 +49,8 @@ class RecurrentMixer:
         multiplies_matrices: the recurrence runs on the matrix units; else on the vector units.
         streamed_elements: activations that convolution, gate and norm read and write per token, forward; the recurrence
             too where no kernel of it was timed, whose time holds its own reads and writes.
+        prompt_kernels: kernels that a layer launches for a prompt beyond those of softmax attention, in chunks; 0 where
+            none were counted.
     """
 
     kind: str
@@ -64,6 +66,7 @@ class RecurrentMixer:
     inner_weights: int = 0
     inner_inputs: int = 0
     multiplies_matrices: bool = True
+    prompt_kernels: int = 0
 
     def parameters(self, hidden_size: int) -> int:
         """All parameters of one mixer."""

@@ -249,7 +249,7 @@ def _serving_constants(text: str | None) -> Sequence[str]:
         SpecError: an unknown name.
     """
     from meshplan.catalogs.errors import Problem, SpecError
-    from meshplan.planner.serving.measured.constants_fit import FITTED
+    from meshplan.planner.serving.measured.fit.parts import FITTED
 
     names = tuple(FITTED) if text is None else tuple(name.strip() for name in text.split(","))
     unknown = [name for name in names if name not in FITTED]

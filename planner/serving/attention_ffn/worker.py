@@ -167,7 +167,7 @@ class SeparatedWorker(Worker):
             decode_context_s=[0.0, *np.interp(every, counts, slope).tolist()],
             prefill_fixed_s=float(low[-1]),
             prefill_pair_s=use.prefill_factor * self._prefill_line()[0],
-            prefill_least_s=use.host_step_s + self.launch_s(use),
+            prefill_least_s=use.host_step_s + self.launch_s(use, has_prompts=True),
             graphed_tokens=self.captured_tokens,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
         )

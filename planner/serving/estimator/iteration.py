@@ -6,7 +6,7 @@ in the context between the lengths that requests have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -245,7 +245,7 @@ class Worker(WorkerParts):
             decode_context_s=slope,
             prefill_fixed_s=prefill * times.prefill_fixed_s,
             prefill_pair_s=prefill * times.prefill_pair_s,
-            prefill_least_s=self.host_times(use)[0] + self.launch_s(use),
+            prefill_least_s=self.host_times(use)[0] + self.launch_s(use, has_prompts=True),
             graphed_tokens=self.captured_tokens,
             launches_ahead=self.hides_host,
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
@@ -265,10 +265,11 @@ class Worker(WorkerParts):
         step_s = use.host_step_s + self.remote_step_s + self.host_s_per_cache_group * groups
         return step_s, use.host_s_per_seq + self.remote_s_per_seq
 
-    def launch_s(self, use: ServingConstants) -> float:
+    def launch_s(self, use: ServingConstants, *, has_prompts: bool) -> float:
         """Time to launch the kernels of all layers one by one; without graphs as this host runs eager PyTorch."""
         each_s = None if self.limits.cuda_graphs else self.machine.device.eager_launch_s
-        return layers_launch_s(use, self.shape) * (1.0 if each_s is None else each_s / EAGER_LAUNCH_S)
+        slower = 1.0 if each_s is None else each_s / EAGER_LAUNCH_S
+        return layers_launch_s(use, self.shape, has_prompts=has_prompts) * slower
 
     def beside_s(self, use: ServingConstants, batch: FloatArray, context: float) -> FloatArray:
         """What the host of a batch does while its decodes run, [N].
@@ -283,7 +284,7 @@ class Worker(WorkerParts):
             context: tokens that each of them has in the cache.
         """
         step_s, per_seq = self.host_times(use)
-        launches = 0.0 if self.limits.cuda_graphs else step_s + self.launch_s(use)
+        launches = 0.0 if self.limits.cuda_graphs else step_s + self.launch_s(use, has_prompts=False)
         if not self.hides_host:
             return np.full(batch.shape, launches)
         first, last = self.contexts.ends
@@ -342,10 +343,26 @@ class Worker(WorkerParts):
         return slope, max(float(seconds[1] - slope * pairs[1]), 0.0)
 
 
-def layers_launch_s(constants: ServingConstants, shape: ModelShape) -> float:
-    """Time to launch the kernels of all layers one by one: of each layer, and what experts add where it has them."""
-    each = constants.launch_s_per_layer if shape.latent is None else constants.launch_s_per_latent_layer
-    return each * shape.num_hidden_layers + constants.launch_s_of_experts * shape.num_moe_layers
+# Constant of launches → how many of them an iteration has that is launched kernel by kernel.
+LAUNCHES: Mapping[str, Callable[[ModelShape], int]] = {
+    "launch_s_per_layer": lambda shape: shape.num_hidden_layers if shape.latent is None else 0,
+    "launch_s_per_latent_layer": lambda shape: 0 if shape.latent is None else shape.num_hidden_layers,
+    "launch_s_of_experts": lambda shape: shape.num_moe_layers,
+    "launch_s_per_prompt_kernel": lambda shape: shape.num_prompt_kernels,
+}
+OF_PROMPTS_ALONE = frozenset({"launch_s_per_prompt_kernel"})
+
+
+def layers_launch_s(constants: ServingConstants, shape: ModelShape, *, has_prompts: bool) -> float:
+    """Time to launch the kernels of all layers one by one: of each layer, and what experts and recurrent layers add.
+
+    Args:
+        constants: times of launches.
+        shape: the model.
+        has_prompts: of an iteration with prompts, which recurrent layers compute in chunks, by more kernels.
+    """
+    names = [name for name in LAUNCHES if has_prompts or name not in OF_PROMPTS_ALONE]
+    return float(sum(getattr(constants, name) * LAUNCHES[name](shape) for name in names))
 
 
 def scale(constants: ServingConstants, tokens: FloatArray) -> FloatArray:

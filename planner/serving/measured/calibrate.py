@@ -1,6 +1,6 @@
 """Fitting the serving constants to measured runs, and saying how well they carry over.
 
-The model is in :mod:`meshplan.planner.serving.measured.constants_fit`. *Published runs* give the sets that ship.
+The model is in :mod:`meshplan.planner.serving.measured.fit`. *Published runs* give the sets that ship.
 *Error:* a whole source is left out, all parts are solved for without it, and its runs are simulated anew; likewise one
 (model, device) group, one engine, one engine on one generation (:mod:`~meshplan.planner.serving.measured.evidence`).
 *A user's own runs* adapt the set of their engine, however few they are.
@@ -15,17 +15,6 @@ from functools import cache
 
 from meshplan.catalogs.constants.serving import OwnLoad, ServingCalibration, ServingConstants
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.measured.constants_fit import (
-    FITTED,
-    MAX_MOVE,
-    NOISE,
-    OWN_NOISE,
-    PARAMETERS,
-    Row,
-    linearised,
-    refined,
-    solve,
-)
 from meshplan.planner.serving.measured.evidence import (
     INTERVALS,
     TOGETHER,
@@ -34,6 +23,9 @@ from meshplan.planner.serving.measured.evidence import (
     half_width,
     with_coverage,
 )
+from meshplan.planner.serving.measured.fit.parts import FITTED, PARAMETERS
+from meshplan.planner.serving.measured.fit.rows import NOISE, OWN_NOISE, Row, linearised
+from meshplan.planner.serving.measured.fit.solution import MAX_MOVE, refined, solve
 from meshplan.planner.serving.measured.prediction import TAIL_METRICS, PreparedRun
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.serving.simulation.compiled import choice as machine_code

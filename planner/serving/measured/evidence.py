@@ -27,7 +27,7 @@ from meshplan.planner.validation.between_sources import expected, log_size, sour
 from meshplan.planner.validation.held_out import HeldOut, Key
 
 if TYPE_CHECKING:
-    from meshplan.planner.serving.measured.constants_fit import Row
+    from meshplan.planner.serving.measured.fit.rows import Row
 
 
 class Evidence(StrEnum):

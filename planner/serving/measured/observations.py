@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe, engine_observed_as, is_exactly_known
-from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, measures_decodes_alone, router_in, started_as
+from meshplan.catalogs.constants.serving_benchmarks import (
+    BenchmarkRun,
+    measures_decodes_alone,
+    router_in,
+    started_as,
+    warms_up,
+)
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.catalogs.models.shapes import ModelShape
@@ -59,6 +65,7 @@ class ServedRun:
         steady_window: rates are those of the time in which so many requests run; None: of the whole run.
         num_before: requests at the start that the row does not measure: an earlier stage of the same run.
         power_of_decodes: its power is that of the iterations without prompts alone.
+        warms_up: the server had answered requests before, so that its kernels were compiled.
     """
 
     id: str
@@ -74,6 +81,7 @@ class ServedRun:
     steady_window: int | None = None
     num_before: int = 0
     power_of_decodes: bool = False
+    warms_up: bool = True
 
     @property
     def architecture(self) -> str:
@@ -156,6 +164,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         steady_window=asked.whole("max_num_seqs") if asked.flag("steady_state", default=False) else None,
         num_before=num_before(asked),
         power_of_decodes=measures_decodes_alone(title),
+        warms_up=warms_up(title, measured_on(row)),
     )
 
 

@@ -19,7 +19,9 @@ import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.planner.serving.measured.calibrate import refine_serving
-from meshplan.planner.serving.measured.constants_fit import FITTED, OWN_ITERATIONS, OWN_NOISE, Row
+from meshplan.planner.serving.measured.fit.parts import FITTED
+from meshplan.planner.serving.measured.fit.rows import OWN_NOISE, Row
+from meshplan.planner.serving.measured.fit.solution import OWN_ITERATIONS
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.validate import ServingCalibrationOf, validated_run
 from meshplan.planner.serving.simulation.compiled import choice as machine_code

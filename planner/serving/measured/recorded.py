@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshplan.catalogs.constants.own import own_name
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.planner.serving.measured.calibrate import refine_serving
-from meshplan.planner.serving.measured.constants_fit import OWN_NOISE, Row
+from meshplan.planner.serving.measured.fit.rows import OWN_NOISE, Row
 from meshplan.planner.serving.measured.observations import ServedRun
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.validate import half_width

@@ -27,10 +27,13 @@ def stored(*, without: tuple[str, ...]) -> ServingConstants:
 @pytest.mark.parametrize("shape", [DEEPSEEK_V3, MIXTRAL, LLAMA_70B], ids=lambda shape: shape.slug)
 def test_a_set_from_before_a_launch_had_its_own_constant_prices_as_it_was_fitted(shape) -> None:
     own = "launch_s_per_layer" if shape.latent is None else "launch_s_per_latent_layer"
-    before_experts = stored(without=("launch_s_of_experts",))
-    assert layers_launch_s(before_experts, shape) == pytest.approx(FITTED[own] * shape.num_hidden_layers)
-    one = stored(without=("launch_s_of_experts", "launch_s_per_latent_layer"))
-    assert layers_launch_s(one, shape) == pytest.approx(FITTED["launch_s_per_layer"] * shape.num_hidden_layers)
+    later = ("launch_s_of_experts", "launch_s_per_prompt_kernel")
+    before_experts = stored(without=later)
+    launched = layers_launch_s(before_experts, shape, has_prompts=True)
+    assert launched == pytest.approx(FITTED[own] * shape.num_hidden_layers)
+    one = stored(without=(*later, "launch_s_per_latent_layer"))
+    launched = layers_launch_s(one, shape, has_prompts=True)
+    assert launched == pytest.approx(FITTED["launch_s_per_layer"] * shape.num_hidden_layers)
 
 
 def test_what_a_set_states_and_what_nobody_fitted_stay() -> None:

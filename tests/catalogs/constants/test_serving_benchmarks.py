@@ -18,6 +18,7 @@ from meshplan.catalogs.constants.serving_benchmarks import (
     settings_of,
     spreads_attention,
     started_as,
+    warms_up,
 )
 from meshplan.planner.serving.problem.config import Role, Router
 
@@ -170,3 +171,9 @@ def test_a_limit_that_equals_the_default_is_still_one_that_the_scripts_set() -> 
 def test_disaggregated_runs_of_the_public_benchmark_are_routed_in_turn() -> None:
     assert Router(router_in("silicon_sample.csv (InferenceX DB dump)")) is Router.ROUND_ROBIN
     assert router_in("Mooncake performance pages") is None
+
+
+def test_the_public_benchmark_warms_servers_up_since_its_change_of_2026() -> None:
+    title = "silicon_sample.csv (InferenceX DB dump)"
+    assert [warms_up(title, day) for day in ("2025-11-10", "2026-03-25", "")] == [False, True, True]
+    assert warms_up("somebody else's runs", "2025-11-10")

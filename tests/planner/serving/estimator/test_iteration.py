@@ -288,6 +288,19 @@ def all_attention(shape: ModelShape) -> ModelShape:
     return replace(shape, blocks=replace(shape.blocks, mixers=mixers, recurrent=None))
 
 
+def test_delta_rules_launch_more_kernels_for_prompts_alone(hybrid: ModelShape, machine: Machine) -> None:
+    """36 of Qwen3-Next's layers, 13 kernels each; none with attention in their place, or in a decode without graphs."""
+    each = 1e-3
+    constants = ServingConstants(host_step_s=0.0, launch_s_per_prompt_kernel=each)
+    worker = worker_of(hybrid, machine)
+    none = worker.step_cost(replace(constants, launch_s_per_prompt_kernel=0.0)).prefill_least_s
+    assert worker.step_cost(constants).prefill_least_s - none == pytest.approx(36 * 13 * each)
+    assert worker_of(all_attention(hybrid), machine).step_cost(constants).prefill_least_s == pytest.approx(none)
+    eager = replace(worker, limits=replace(worker.limits, cuda_graphs=False))
+    many, few = (eager.step_cost(replace(constants, launch_s_per_prompt_kernel=s)) for s in (each, 0.0))
+    assert [many.decode_s(count) for count in (1, 64)] == [few.decode_s(count) for count in (1, 64)]
+
+
 def test_blocks_that_say_nothing_new_change_nothing(llama: ModelShape, machine: Machine) -> None:
     layers = llama.num_hidden_layers
     written = replace(llama, blocks=LayerBlocks(mixers=(Mixer.ATTENTION,) * layers, has_mlp=(True,) * layers))

@@ -15,9 +15,13 @@ from meshplan.catalogs.constants.checks import calibration_problems
 from meshplan.catalogs.constants.serving import OwnLoad, ServingCalibration, ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.measured import calibrate, constants_fit
+from meshplan.planner.serving.estimator.iteration import LAUNCHES
+from meshplan.planner.serving.measured import calibrate
 from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
-from meshplan.planner.serving.measured.constants_fit import FITTED, NOISE, PARAMETERS, Row, solve
+from meshplan.planner.serving.measured.fit import rows as rows_of_the_fit
+from meshplan.planner.serving.measured.fit.parts import FITTED, PARAMETERS
+from meshplan.planner.serving.measured.fit.rows import NOISE, Row
+from meshplan.planner.serving.measured.fit.solution import solve
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
@@ -120,6 +124,44 @@ def test_a_hidden_host_is_told_by_runs_that_show_it() -> None:
     assert host_of(hides=True) == pytest.approx(1.0, rel=1e-6)
 
 
+def test_a_servers_first_requests_tell_nothing_of_its_first_tokens(reader: MachineReader) -> None:
+    """Without warm-ups a mean holds what is compiled first; tokens come later. It is judged all the same."""
+    cold = [PreparedRun(replace(run.run, warms_up=False)) for run in prepared(reader, (1, 4, 16), "a")]
+    rows, theta = [Row(run, NOISE) for run in cold], PARAMETERS.vector(PLANTED)
+    linear, owners = rows_of_the_fit.linearised(rows, lambda _: theta)
+    assert len(linear.residual) == len(owners) == 3
+    assert {item.metric for row in rows for item in row.held_out(theta)} == {"ttft_s", "tpot_s"}
+
+
+def test_launches_that_a_model_lacks_are_not_simulated(reader: MachineReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Derivatives by them are none, and every one that is left out is a simulation less."""
+    (run,) = prepared(reader, (4,), "a")
+    row, asked, whole = Row(run, NOISE), [], PreparedRun.predicted
+    monkeypatch.setattr(PreparedRun, "predicted", lambda *of: asked.append(1) or whole(*of))
+    _, slope = row.linear(PARAMETERS.vector(PLANTED))
+    lacks = [name for name in LAUNCHES if not LAUNCHES[name](run.run.shape)]
+    assert lacks
+    assert len(asked) == 1 + len(FITTED) - len(lacks)
+    assert not slope[:, [list(FITTED).index(name) for name in lacks]].any()
+
+
+def test_experts_of_an_engine_that_launches_them_at_once_are_expected_to_take_less() -> None:
+    """With nothing measured; another engine's are the literature's."""
+    nothing = Linear(
+        at=np.zeros(len(FITTED)),
+        residual=np.zeros(2),
+        slope=np.zeros((2, len(FITTED))),
+        noise=np.ones(2),
+        weight=np.ones(2),
+    )
+    prior = PARAMETERS.vector(ServingConstants())
+    for owners in ([a_row("vllm"), a_row("trtllm")], [a_row("vllm"), a_row("vllm")]):
+        theta = solve(nothing, owners, prior)
+        launches = {name: theta((name, "hopper")) for name in ("vllm", "trtllm")}
+        experts = {name: PARAMETERS.values(at)["launch_s_of_experts"] for name, at in launches.items()}
+        assert experts == pytest.approx({"vllm": 0.4e-3, "trtllm": 5 / 9 * 0.3e-3})
+
+
 def test_planted_constants_predict_what_they_made(reader: MachineReader) -> None:
     """Of few runs shrinkage keeps some of the way back: eighteen, at three lengths and many loads, are enough."""
     runs = prepared(reader, (1, 4, 16), "a") + prepared(reader, (2, 8, 128), "b")
@@ -148,7 +190,7 @@ def test_the_last_linearisation_is_by_secants(reader: MachineReader, monkeypatch
         rows: Sequence[Row], theta: Callable[[Key], FloatArray], *, is_secant: bool = False
     ) -> tuple[Linear, list[Row]]:
         found.append(is_secant)
-        return constants_fit.linearised(rows, theta, is_secant=is_secant)
+        return rows_of_the_fit.linearised(rows, theta, is_secant=is_secant)
 
     monkeypatch.setattr(calibrate, "linearised", linearised)
     calibrate_serving(prepared(reader, (4,), "a"), source="planted", date="2026-11-21")

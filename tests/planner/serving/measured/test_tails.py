@@ -10,8 +10,9 @@ from planted_serving import PLANTED, prepared
 
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.serving.measured.constants_fit import NOISE, PARAMETERS, Row
 from meshplan.planner.serving.measured.evidence import Evidence, half_width, with_coverage
+from meshplan.planner.serving.measured.fit.parts import PARAMETERS
+from meshplan.planner.serving.measured.fit.rows import NOISE, Row
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.validate import validated_run
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
