@@ -15,6 +15,7 @@ efficiencies are medians over the measured devices. Factors from the user's own 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,6 +103,9 @@ def measured_as(device: Device) -> str:
     return _SAME_CHIP.get(device.slug, (device.slug, 0.0))[0]
 
 
+BLOCK_KERNEL = "fp8_block"  # surface of products whose weights are scaled in blocks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
     """Operator times of one device under one engine.
@@ -111,11 +115,14 @@ class Operators:
         engine: whose kernels are priced where they differ: ``vllm``, ``sglang``, ``trtllm``.
         expert_kernels: name of the surfaces of fused experts that were timed with the engine's release itself; empty:
             where there are none, the fastest for few tokens, the engine's newest for many.
+        block_flops_per_s: at which products with weights in fp8 blocks are multiplied once their operands are read, at
+            most.
     """
 
     device: Device
     engine: str
     expert_kernels: str = ""
+    block_flops_per_s: float = math.inf
 
     def _own(self, name: str) -> float:
         """Measured over predicted time of a class of operators on this device; 1 where nothing was measured."""
@@ -153,6 +160,9 @@ class Operators:
             return self._roofline_s(scheme, flops=2.0 * m * n * k, weights=n * k, activations=m * k, outputs=m * n)
         seconds = surface.time_s(m, n, k)
         moved = kind.weight_bytes * n * k + BYTES_16_BIT * m * (n + k)
+        if kind.kernel == BLOCK_KERNEL and self.block_flops_per_s < math.inf:
+            read_s = moved / self.device.memory_bandwidth_bytes_per_s
+            seconds = np.maximum(seconds, read_s + 2.0 * m * n * k / self.block_flops_per_s)
         if kind.activation_bytes < BYTES_16_BIT:
             unfused = max(surface.base[3] - QUANTIZED_KERNEL_S, 0.0)
             least = KERNEL_S + moved / self.device.memory_bandwidth_bytes_per_s

@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,7 @@ class WorkerParts:
         state_updates_per_s: elements of Mamba-2's states that the engine's kernel updates a second at most.
         expert_kernels: surfaces of fused experts that were timed with the engine's release; empty: none were.
         expert_block_rows: rows of a block of the engine's grouped product of experts; 0: kernels as they were timed.
+        block_flops_per_s: of products in fp8 blocks at most, where the library that is called is slower than timed.
         gathers_tokens: the engine's attention data-parallel ranks exchange tokens by all-gather and reduce-scatter; in
             16 bits where they are multiplied in 8.
         sampling: how tokens are drawn; None: every token is the likeliest one.
@@ -79,13 +81,24 @@ class WorkerParts:
     state_updates_per_s: float = math.inf
     expert_kernels: str = ""
     expert_block_rows: int = 0
+    block_flops_per_s: float = math.inf
     gathers_tokens: bool = False
     sampling: SamplingCost | None = None
 
     @cached_property
     def operators(self) -> Operators:
         """Operator times of the device."""
-        return Operators(device=self.machine.device, engine=self.engine, expert_kernels=self.expert_kernels)
+        return Operators(**self.kernels)
+
+    @property
+    def kernels(self) -> dict[str, Any]:
+        """What decides which kernels are priced: the fields of :class:`Operators`."""
+        return {
+            "device": self.machine.device,
+            "engine": self.engine,
+            "expert_kernels": self.expert_kernels,
+            "block_flops_per_s": self.block_flops_per_s,
+        }
 
     @cached_property
     def mixers(self) -> Mixers:

@@ -74,6 +74,9 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         state_updates_per_s=_state_updates_per_s(site, pool),
         expert_kernels=site.recipe.expert_kernels,
         expert_block_rows=site.recipe.expert_block_rows,
+        block_flops_per_s=site.recipe.block_flops_per_s.get(
+            site.machines[pool.node_type].device.architecture, math.inf
+        ),
         gathers_tokens=site.recipe.gathers_tokens,
         images=workload.images,
         sampling=sampling_cost(site.recipe, workload.sampling),

@@ -112,7 +112,7 @@ class _ProductsAlone(Worker):
 
     @cached_property
     def operators(self) -> Operators:
-        return _FreePasses(device=self.machine.device, engine=self.engine, expert_kernels=self.expert_kernels)
+        return _FreePasses(**self.kernels)
 
 
 def steady_nano_batches(worker: Worker, *, num_running: float) -> NanoBatches | None:

@@ -11,8 +11,7 @@ the model below.
 an entry of ``engines.yaml``) does everywhere, β what a generation does under every engine, γ the rest. What the host
 does (κ instead of φ) is that of the releases whose core is one program: vLLM's since 2025, "V1", has another
 scheduler, worker, sampler and API server than before, but the same models and kernels (blog.vllm.ai, 2025-01-27,
-v1-alpha-release), and TensorRT-LLM 1.x another executor. Every part is normal about 0, μ about the literature, φ
-where an engine's own literature differs (:data:`OF_ENGINE_ALONE`) about what it says more. So a
+v1-alpha-release), and TensorRT-LLM 1.x another executor. Every part is normal about 0, μ about the literature. So a
 release that nobody measured is expected to be like its engine's others, an engine that nobody measured like all, and
 few runs move only what they depend on. Hosts that work beside the device tell nothing (:data:`HIDDEN`).
 
@@ -25,13 +24,12 @@ release, which was tried beside it, would have lowered the error of the time per
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from meshplan.catalogs.constants.engine_recipes import core_of_constants, engine_of_constants
-from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.validation.fitting import Parameters
 from meshplan.planner.validation.held_out import Key
@@ -94,13 +92,6 @@ OF_GENERATION = np.array([spread.generation for spread in FITTED.values()])
 OWN_SPREAD = np.array([spread.own for spread in FITTED.values()])
 OWN_TOGETHER = np.array([OWN_SHARED * spread.iteration for spread in FITTED.values()])
 PARAMETERS = Parameters(names=tuple(FITTED))
-# What the literature says of one engine where it is not what it says of all. TensorRT-LLM launches a layer's experts
-# from C++, by one operation of PyTorch (torch.ops.trtllm.fused_moe: nvidia.github.io/TensorRT-LLM, MoeConfig), so that
-# its launches of experts are counted: five kernels of a dense layer's nine.
-LITERATURE = ServingConstants()
-OF_ENGINE_ALONE: Mapping[str, Mapping[str, float]] = {
-    "trtllm": {"launch_s_of_experts": 5.0 / 9.0 * LITERATURE.launch_s_per_layer}
-}
 
 
 class Kind(StrEnum):
@@ -159,22 +150,3 @@ def spread_of(part: Part) -> FloatArray:
         Kind.GENERATION: GENERATION_SHARE * OF_GENERATION * SPREAD,
         Kind.REST: REST_SHARE * SPREAD,
     }[part.kind]
-
-
-def mean_of(part: Part, shared: FloatArray) -> FloatArray:
-    """Prior mean of a part, by constant.
-
-    Args:
-        part: which.
-        shared: that of μ.
-
-    >>> experts = PARAMETERS.names.index("launch_s_of_experts")
-    >>> mean_of(Part(Kind.ENGINE, "trtllm"), PARAMETERS.vector(LITERATURE))[experts].round(2)
-    np.float64(-0.88)
-    """
-    if part == SHARED:
-        return shared
-    more = OF_ENGINE_ALONE.get(part.name, {}) if part.kind is Kind.ENGINE else {}
-    return np.array(
-        [np.log(more[name] / of_all) if name in more else 0.0 for name, of_all in asdict(LITERATURE).items()]
-    )

@@ -23,7 +23,6 @@ from meshplan.planner.serving.measured.fit.parts import (
     OWN_TOGETHER,
     PARAMETERS,
     SHARED,
-    mean_of,
     parts_of,
     spread_of,
 )
@@ -85,7 +84,7 @@ def _solved(
     parts = sorted({part for key in keys for part in parts_of(key)} | {SHARED})
     number = {key: i for i, key in enumerate(keys)}
     of_parts = Prior(
-        mean=np.array([mean_of(part, prior) for part in parts]),
+        mean=np.array([prior if part == SHARED else np.zeros_like(prior) for part in parts]),
         spread=np.array([spread_of(part) for part in parts]),
     )
     found = most_probable_parts(
@@ -99,7 +98,7 @@ def _solved(
     part_at = {part: found[i] for i, part in enumerate(parts)}
 
     def theta(key: Key) -> FloatArray:
-        return np.asarray(sum(part_at[part] if part in part_at else mean_of(part, prior) for part in parts_of(key)))
+        return np.asarray(sum((part_at[part] for part in parts_of(key) if part in part_at), np.zeros_like(prior)))
 
     return theta
 

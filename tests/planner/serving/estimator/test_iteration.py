@@ -288,6 +288,20 @@ def all_attention(shape: ModelShape) -> ModelShape:
     return replace(shape, blocks=replace(shape.blocks, mixers=mixers, recurrent=None))
 
 
+def test_products_in_blocks_are_as_slow_as_the_library_that_is_called(catalog: Catalog) -> None:
+    """Weights are read, then multiplied; small products and those in another format stay as they were timed."""
+    device = catalog.device("b200-sxm-180gb")
+    timed, slower = (
+        operators.Operators(device=device, engine="sglang", block_flops_per_s=rate) for rate in (math.inf, 4.42e14)
+    )
+    rows = np.array([1.0, 32.0, 1024.0, 2048.0])
+    as_timed, called = (each.gemm_s("fp8_block", rows, 24576.0, 7168.0) for each in (timed, slower))
+    assert called[:1] == as_timed[:1]
+    assert called[2:] == pytest.approx([826e-6, 1633e-6], rel=0.05)  # published; DeepGEMM's took 146 and 260 us
+    assert (called >= as_timed).all()
+    assert (slower.gemm_s("nvfp4", rows, 24576.0, 7168.0) == timed.gemm_s("nvfp4", rows, 24576.0, 7168.0)).all()
+
+
 def test_delta_rules_launch_more_kernels_for_prompts_alone(hybrid: ModelShape, machine: Machine) -> None:
     """36 of Qwen3-Next's layers, 13 kernels each; none with attention in their place, or in a decode without graphs."""
     each = 1e-3

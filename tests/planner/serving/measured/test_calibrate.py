@@ -145,23 +145,6 @@ def test_launches_that_a_model_lacks_are_not_simulated(reader: MachineReader, mo
     assert not slope[:, [list(FITTED).index(name) for name in lacks]].any()
 
 
-def test_experts_of_an_engine_that_launches_them_at_once_are_expected_to_take_less() -> None:
-    """With nothing measured; another engine's are the literature's."""
-    nothing = Linear(
-        at=np.zeros(len(FITTED)),
-        residual=np.zeros(2),
-        slope=np.zeros((2, len(FITTED))),
-        noise=np.ones(2),
-        weight=np.ones(2),
-    )
-    prior = PARAMETERS.vector(ServingConstants())
-    for owners in ([a_row("vllm"), a_row("trtllm")], [a_row("vllm"), a_row("vllm")]):
-        theta = solve(nothing, owners, prior)
-        launches = {name: theta((name, "hopper")) for name in ("vllm", "trtllm")}
-        experts = {name: PARAMETERS.values(at)["launch_s_of_experts"] for name, at in launches.items()}
-        assert experts == pytest.approx({"vllm": 0.4e-3, "trtllm": 5 / 9 * 0.3e-3})
-
-
 def test_planted_constants_predict_what_they_made(reader: MachineReader) -> None:
     """Of few runs shrinkage keeps some of the way back: eighteen, at three lengths and many loads, are enough."""
     runs = prepared(reader, (1, 4, 16), "a") + prepared(reader, (2, 8, 128), "b")
