@@ -67,7 +67,7 @@ class EngineRecipe:
         expert_kernels: framework of the surfaces of fused experts that were timed with a release of these; empty: none.
         expert_block_rows: rows of a block of the grouped products in which experts in fp8 blocks are multiplied, over
             as many rows as there could be at most; 0 where kernels compute what there is.
-        block_flops_per_s: generation of devices → FLOP/s of products with weights in fp8 blocks, once their operands are
+        block_flops_per_s: generation of devices → FLOP/s of products with weights in fp8 blocks, once operands are
             read, where the library that is called is slower than the one that was timed.
         sorted_logits_per_s: logits that top-p sorts a second, where the engine sorts the whole vocabulary for it.
         penalty_bytes: that penalties on repeated tokens move for each logit of a sequence.
