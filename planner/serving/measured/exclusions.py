@@ -19,6 +19,10 @@ PLANNER_CHECK = "gtl_"
 # their own (pull requests 1488 and 1489), github.com/SemiAnalysisAI/InferenceX, read 2026-11-22.
 PREDICTING_SOURCE, PREDICTING_RELEASE = "InferenceX", "1.2.0rc6.post3"
 PREDICTING_SINCE = {"1.1.0rc2.post2": "2026-01"}
+# Its Qwen3.5 in fp8 on SGLang and four B200 without expert parallelism is qwen3.5-fp8-b200-sglang-mtp, which has that
+# layout alone (pull request 898, of March 2026; the search space stands in 897); without prediction four devices have
+# expert parallelism (804), at least until that was replaced (918).
+PREDICTING_LAYOUT, PREDICTING_UNTIL = {"tensor_parallel": 4, "expert_parallel": 1}, "2026-03-24"
 PREDICTS_TOKENS = "a configuration of the benchmark with multi-token prediction, which its table does not list"
 # A first token after seconds from a server with so few requests that their prompts fill seconds of no device: the
 # server compiles, or waits for something else.
@@ -62,9 +66,13 @@ def _is_planner_check(row: Mapping[str, Any]) -> bool:
 def _predicts_tokens(row: Mapping[str, Any]) -> bool:
     framework = _part(row, "framework")
     release, name = str(framework.get("version")), str(_part(row, "model").get("name", ""))
-    if framework.get("name") != "TensorRT-LLM" or "deepseek" not in name.lower():
-        return False
     if PREDICTING_SOURCE not in str(_part(row, "source").get("title", "")):
+        return False
+    if framework.get("name") == "SGLang" and "Qwen3.5" in name:
+        degrees = _part(row, "parallelism")
+        is_alone = all(degrees.get(degree) == size for degree, size in PREDICTING_LAYOUT.items())
+        return is_alone and row.get("precision") == "fp8" and "" < measured_on(row) < PREDICTING_UNTIL
+    if framework.get("name") != "TensorRT-LLM" or "deepseek" not in name.lower():
         return False
     since = PREDICTING_SINCE.get(release)
     return release == PREDICTING_RELEASE or (since is not None and measured_on(row) >= since)

@@ -56,6 +56,32 @@ def test_configurations_with_token_prediction_are_known_by_release_and_date() ->
     assert set(exclusions(rows)) == {"a", "b"}
 
 
+def qwen(name: str, measured: str, **fields: Any) -> dict[str, Any]:
+    return row(
+        name,
+        **{
+            "model": {"name": "Qwen/Qwen3.5-397B-A17B"},
+            "framework": {"name": "SGLang", "version": "0.5.9"},
+            "precision": "fp8",
+            "parallelism": {"tensor_parallel": 4, "expert_parallel": 1},
+            "source": {"title": "an InferenceX dump", "section": f"dump; measured={measured}T00:00:00.000Z; image=x"},
+            **fields,
+        },
+    )
+
+
+def test_a_layout_that_only_the_configuration_with_token_prediction_has_is_known() -> None:
+    rows = [
+        qwen("a", "2026-03-20"),
+        qwen("b", "2026-03-24"),  # the configuration without it had changed
+        qwen("c", "2026-03-20", parallelism={"tensor_parallel": 4, "expert_parallel": 4}),
+        qwen("d", "2026-03-20", precision="nvfp4"),
+        qwen("e", "2026-03-20", source={"title": "another table", "section": "measured=2026-03-20"}),
+        qwen("f", "2026-03-20", parallelism=None),
+    ]
+    assert set(exclusions(rows)) == {"a"}
+
+
 def test_malformed_rows_are_left_to_the_reader() -> None:
     assert exclusions([{"task": "serving"}, {"id": 3, "task": "serving"}, {"id": "a", "task": "training"}]) == {}
     assert exclusions([row("a", workload=3, measured=None, caveats="no list")]) == {}
