@@ -24,7 +24,9 @@ class ServingConstants:
         launch_s_per_layer: time to launch one layer kernel by kernel, s: iterations with prompt tokens are not replayed
             from a graph, so they last no less than this times the layers. Of layers with keys and values of their own.
         launch_s_per_latent_layer: the same of layers with latent attention (DeepSeek, Kimi), s. For prompts they expand
-            keys and values and join them to rotated ones: some 16 kernels by their equations; a dense layer has 9.
+            keys and values and join them to rotated ones: some 16 kernels by their equations; a dense layer has 9. A
+            prompt of one token took 83 ms launched so and 23 from a graph (sgl-project/sglang, pull request 12160, of
+            a model with latent attention): 0.97 ms for each of DeepSeek-V3's 61 layers besides their experts.
         launch_s_of_experts: what routed experts add to the launch of a layer, s: router, top-k, tokens sorted by
             expert, two grouped products, activation and the sum over copies, called from Python even where the rest is
             compiled. A layer of Qwen3-30B without graphs took the host 1.06 ms (vLLM 0.26 on an H200 of ours); layers
@@ -47,7 +49,7 @@ class ServingConstants:
     host_step_s: float = 1e-3
     host_s_per_seq: float = 10e-6
     launch_s_per_layer: float = 0.3e-3
-    launch_s_per_latent_layer: float = 0.53e-3
+    launch_s_per_latent_layer: float = 0.97e-3
     launch_s_of_experts: float = 0.4e-3
     launch_s_per_prompt_kernel: float = 69e-6
     first_token_steps: float = 1.0
