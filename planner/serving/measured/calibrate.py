@@ -201,5 +201,5 @@ def refine_serving(
         )
         return made, found
 
-    rows = [row for row in (Row(run, OWN_NOISE) for run in runs) if row.metrics]
+    rows = [row for row in (Row(run, OWN_NOISE, is_own=True) for run in runs) if row.metrics]
     return refined_sets(rows, shipped, adapted, source=source, date=date, hold_out=hold_out)

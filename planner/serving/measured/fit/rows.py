@@ -41,9 +41,10 @@ class Row:
     Args:
         prepared: the run.
         noise: metric → scatter that no constant explains.
+        is_own: of the server that plans are made for, so that first tokens tell of it however they were measured.
     """
 
-    def __init__(self, prepared: PreparedRun, noise: Mapping[str, float]) -> None:
+    def __init__(self, prepared: PreparedRun, noise: Mapping[str, float], *, is_own: bool = False) -> None:
         run = prepared.run
         self.prepared = prepared
         self.key: Key = prepared.key
@@ -55,7 +56,7 @@ class Row:
             self.metrics = ["ttft_s", "tpot_s"]
         self.log_measured = np.array([np.log(run.measured[name]) for name in self.metrics])
         self.noise = np.array([noise[name] for name in self.metrics])
-        self.tells = np.array([name != "ttft_s" or run.warms_up for name in self.metrics], dtype=bool)
+        self.tells = np.array([name != "ttft_s" or run.warms_up or is_own for name in self.metrics], dtype=bool)
         pool = run.config.pools[-1]
         self.curve = (
             self.group,

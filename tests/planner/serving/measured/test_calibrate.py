@@ -131,6 +131,8 @@ def test_a_servers_first_requests_tell_nothing_of_its_first_tokens(reader: Machi
     linear, owners = rows_of_the_fit.linearised(rows, lambda _: theta)
     assert len(linear.residual) == len(owners) == 3
     assert {item.metric for row in rows for item in row.held_out(theta)} == {"ttft_s", "tpot_s"}
+    own, _ = rows_of_the_fit.linearised([Row(run, NOISE, is_own=True) for run in cold], lambda _: theta)
+    assert len(own.residual) == 6
 
 
 def test_launches_that_a_model_lacks_are_not_simulated(reader: MachineReader, monkeypatch: pytest.MonkeyPatch) -> None:
