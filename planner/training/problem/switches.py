@@ -6,6 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+
+from meshplan.planner.core.arrays import IntArray
+
 # Who carries tokens to their experts unless somebody else is asked.
 ALL_TO_ALL = "alltoall"
 DEEPEP = "deepep"
@@ -141,6 +145,10 @@ class TrainingPractice:
     expert_group_size: int = 0
     joins_attention: bool = False
     flash_attention: bool | None = None
+
+    def in_a_flush(self, num_microbatches: IntArray) -> IntArray:
+        """Micro-batches that run through a pipeline before it is flushed, [n]."""
+        return np.minimum(num_microbatches, self.local_microbatches or num_microbatches)
 
     def fuses_attention(self, frameworks_own: bool) -> bool:
         """Whether attention scores never leave the chip: as stated, else what the framework does."""
