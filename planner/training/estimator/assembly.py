@@ -88,6 +88,7 @@ def assembled(
     schedule: str,
     virtual_pipeline_stages: int,
     num_microbatches: IntArray,
+    in_a_flush: IntArray | None = None,
     messages_s: FloatArray,
     overhead_s: FloatArray,
     memory: tuple[StageMemory, ...],
@@ -102,6 +103,7 @@ def assembled(
         schedule: pipeline schedule.
         virtual_pipeline_stages: chunks per stage.
         num_microbatches: m, [n].
+        in_a_flush: of these, how many run before the pipeline is flushed, [n]; None for all.
         messages_s: exposed messages between stages, [n].
         overhead_s: of the step, [n] or one number.
         memory: of the distinct stages.
@@ -113,10 +115,11 @@ def assembled(
     distinct = list({id(stage): stage for stage in stages}.values())
     slowest = np.maximum.reduce([one.seconds for one in distinct])
     shares = [one.forward_share for one in stages]
-    pipeline = staged_pipeline_s(
+    together = num_microbatches if in_a_flush is None else in_a_flush
+    pipeline = (num_microbatches / together) * staged_pipeline_s(
         schedule,
         virtual_pipeline_stages=virtual_pipeline_stages,
-        num_microbatches=num_microbatches,
+        num_microbatches=together,
         stages_s=np.stack([one.seconds for one in stages]),
         forward_share=shares[0] if all(share is shares[0] for share in shares) else np.stack(shares),
     )

@@ -45,6 +45,9 @@ COPIES_OVERLAPPED = 2.0
 # of 6, seven products, rotary embedding 10, attention 2, activation 2, two additions: 35. An adapter adds dropout,
 # cast, two products, scale and addition (PEFT, tuners/lora/layer.py): 6 on each of the four attention matrices.
 ADAPTED_LAUNCHES = (35.0 + 4 * 6) / 35.0
+# Part of a device's processors that carry tokens while a shared expert runs beside them: DeepEP's 20 (NVIDIA-NeMo/Automodel,
+# components/moe/experts.py, dispatcher_num_sms) of an H100's 132.
+DISPATCHER_SHARE = 20.0 / 132.0
 # Share of a layer's kernel launches that are its forward pass: a product's backward is two products.
 FORWARD_LAUNCHES = 1.0 / 3.0
 
@@ -140,13 +143,14 @@ class LayerModel:
         compute, batch = self.compute, self.candidates
         attention, products = self._mixers_of(kind)
         zero = np.zeros_like(products.forward_s)
-        experts = Cost(forward_s=zero, backward_s=zero)
+        experts = shared = Cost(forward_s=zero, backward_s=zero)
         if kind.is_moe and self.shape.moe is not None:
             experts = compute.experts(self.shape.moe)
             if self.shape.moe.latent_size is not None:
                 products = products + compute.latent_experts(self.shape.moe)
             if self.shape.moe.shared_intermediate_size:
-                products = products + compute.mlp(self.shape.moe.shared_intermediate_size)
+                shared = compute.mlp(self.shape.moe.shared_intermediate_size)
+                products = products + shared
         elif kind.has_mlp:
             products = products + compute.mlp(self.shape.intermediate_size)
         elementwise = compute.elementwise(kind)
@@ -172,7 +176,7 @@ class LayerModel:
             + modules_s,
             "tensor-parallel communication": self._tensor_parallel_s(kind, again),
             "context-parallel communication": self._context_parallel_s(kind, attention, core_again),
-            "expert-parallel communication": self._expert_parallel_s(kind, again + modules.repeats_experts),
+            "expert-parallel communication": self._expert_parallel_s(kind, again + modules.repeats_experts, shared),
         }
         device = sum(parts.values(), zero)
         total = np.sqrt(device**2 + self._host_s(kind, again) ** 2)
@@ -291,12 +295,13 @@ class LayerModel:
         overlap = self.calibration.time.context_parallel_overlap
         return exposed + model.exposed_s(self.links, attention.total_s, again, overlap)
 
-    def _expert_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
+    def _expert_parallel_s(self, kind: LayerKind, recompute_full: FloatArray, shared: Cost) -> FloatArray:
         """Exposed time of dispatching tokens to experts and combining their outputs.
 
         Two all-to-alls forward and two backward of T/t·k·h elements from each device, times the busiest rank's load
         (:func:`.arriving_load`); expert tensor parallelism adds a gather and a scatter of what arrived. A fused
-        dispatcher sends less (:mod:`~.exchange.token_copies`).
+        dispatcher sends less (:mod:`~.exchange.token_copies`). A ``shared`` expert in a stream of its own starts with
+        the first all-to-all of a pass and hides it while it runs, on the processors that the dispatcher leaves it.
         """
         moe, batch, links = self.shape.moe, self.candidates, self.links
         if moe is None or not kind.is_moe:
@@ -319,4 +324,9 @@ class LayerModel:
         # Tokens are sent to their experts again; what comes back is what nothing reads (``_left_out_s``).
         ways = 1.0 if self.calibration.recipe.recomputes_only_needed else 2.0
         passes = 4.0 + ways * recompute_full
-        return passes * (each + inside) * (1.0 - hidden)
+        exposed = passes * (each + inside) * (1.0 - hidden)
+        if not practice.overlaps_shared_experts:
+            return exposed
+        first = (each + inside) * (1.0 - hidden)
+        behind = (1.0 + recompute_full) * np.minimum(first, shared.forward_s) + np.minimum(first, shared.backward_s)
+        return exposed - (1.0 - DISPATCHER_SHARE) * behind

@@ -245,19 +245,20 @@ class MemoryModel(LayerActivations):
     def _in_flight(self, stage: StageClass) -> FloatArray:
         """Micro-batches whose activations the stage holds, [n]."""
         split = self.candidates.split
+        together = self.workload.practice.in_a_flush(self.candidates.num_microbatches)
         if stage.in_flight:
-            return np.minimum(float(stage.in_flight), self.candidates.num_microbatches)
+            return np.minimum(float(stage.in_flight), together)
         held = in_flight(
             split.schedule,
             pipeline_parallel=split.pipeline_parallel,
             virtual_pipeline_stages=split.virtual_pipeline_stages,
             stage=stage.first_index,
-            num_microbatches=self.candidates.num_microbatches,
+            num_microbatches=together,
         )
         if not split.vocabulary_parallel:
             return held
         # The barrier of the split head keeps one micro-batch more in flight (arXiv:2411.05288, Algorithm 2).
-        return np.minimum(held + 1.0, self.candidates.num_microbatches)
+        return np.minimum(held + 1.0, together)
 
     @property
     def safe_per_activation_byte(self) -> FloatArray:

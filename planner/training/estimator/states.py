@@ -52,7 +52,7 @@ from meshplan.planner.training.estimator.parameters import (
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.precisions import WEIGHT_COPY_BYTES
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
-from meshplan.planner.training.problem.switches import OPTIMIZER_STATES
+from meshplan.planner.training.problem.switches import EACH_PASS, ONCE_A_STEP, OPTIMIZER_STATES
 
 # Layers whose gathered parameters a fully sharded rank holds: the one in use and the prefetched one.
 GATHERED_LAYERS = 2.0
@@ -123,10 +123,13 @@ class StateModel(RankParameters):
 
     @cached_property
     def accumulates_whole(self) -> BoolArray:
-        """Whether a rank sums whole gradients over micro-batches though it owns shards: FSDP in a pipeline, [n]."""
+        """Whether a rank sums whole gradients over micro-batches though it owns shards, [n].
+
+        FSDP does so in a pipeline, and where parameters are gathered once a step.
+        """
         batch = self.candidates
-        in_pipeline = self.calibration.recipe.is_fsdp and batch.split.pipeline_parallel > 1
-        return in_pipeline & (batch.zero_stage >= ZERO_GRADIENTS) & (batch.num_microbatches > 1)
+        waits = batch.split.pipeline_parallel > 1 or self.workload.practice.gathers == ONCE_A_STEP
+        return (self.calibration.recipe.is_fsdp and waits) & (batch.zero_stage >= ZERO_GRADIENTS) & (batch.num_microbatches > 1)
 
     @property
     def gradient_bytes(self) -> float:
@@ -202,7 +205,8 @@ class StateModel(RankParameters):
             optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks * outer, 1)
         is_full = zero >= ZERO_PARAMETERS
         gathered = np.where(is_full, self._gathered_bytes(stage), 0.0) if is_full.any() else np.zeros(len(batch))
-        stays_gathered = has_shards & (whole | (zero < ZERO_PARAMETERS))
+        keeps = self.workload.practice.gathers != EACH_PASS
+        stays_gathered = has_shards & (whole | (zero < ZERO_PARAMETERS) | keeps)
         if stays_gathered.any():
             parameters = self.dense_parameters(stage) + self.expert_parameters(stage)
             gathered = np.where(stays_gathered, parameters * recipe.parameter_gather_bytes, gathered)

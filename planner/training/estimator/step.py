@@ -420,6 +420,7 @@ class TrainingModel:
             schedule=split.schedule,
             virtual_pipeline_stages=split.virtual_pipeline_stages,
             num_microbatches=self.candidates.num_microbatches,
+            in_a_flush=self.workload.practice.in_a_flush(self.candidates.num_microbatches),
             messages_s=self.neighbour_messages_s(self.candidates.num_microbatches * slowest),
             overhead_s=np.asarray(self.calibration.time.step_overhead_s),
             vocabulary_s=vocabulary if split.vocabulary_parallel else None,

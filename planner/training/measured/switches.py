@@ -15,6 +15,7 @@ from meshplan.planner.training.problem.switches import (
     CUDA_GRAPHS,
     EXPERT_ACTIVATION,
     FRAMEWORKS_OWN,
+    GATHERS,
     LAYER_NORM,
     LOSSES,
     OPTIMIZERS,
@@ -35,6 +36,8 @@ ROW_KEYS = {
     "launches": "cuda_graphs",
     "fused_dispatch": "expert_dispatcher",
     "overlaps_experts": "expert_parallel_overlap",
+    "overlaps_shared_experts": "shared_expert_overlap",
+    "gathers": "parameter_gathers",
     "optimizer": "optimizer",
     "loss": "loss",
     "optimizer_in_backward": "optimizer_in_backward",
@@ -161,6 +164,13 @@ def observed_practice(
         settings["fused_dispatch"] = choices.one_of("expert_dispatcher", DISPATCHERS)
     if choices.states("expert_parallel_overlap"):
         settings["overlaps_experts"] = choices.flag("expert_parallel_overlap", default=False)
+    if choices.states("shared_expert_overlap"):
+        settings["overlaps_shared_experts"] = choices.flag("shared_expert_overlap", default=False)
+    if choices.states("parameter_gathers"):
+        settings["gathers"] = choices.one_of("parameter_gathers", {name: name for name in GATHERS})
+    if choices.states("local_batch_size") and choices.states("micro_batch_size"):
+        local, each = choices.whole("local_batch_size"), choices.whole("micro_batch_size")
+        settings["local_microbatches"] = max(local // each, 1)
     if choices.states("optimizer"):
         settings["optimizer"] = choices.one_of("optimizer", {name: name for name in OPTIMIZERS})
     if choices.states("loss"):

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+
+from meshplan.planner.core.arrays import IntArray
+
 # Who carries tokens to their experts unless somebody else is asked.
 ALL_TO_ALL = "alltoall"
 DEEPEP = "deepep"
@@ -99,6 +103,12 @@ LOSSES = (FRAMEWORKS_OWN, WHOLE, CHUNKED)
 NARROW = "narrow"
 
 
+# ``gathers``: how often FSDP gathers the parameters that it shards: for each pass over them, once a micro-batch
+# (``reshard_after_forward`` false) or once a step, which then sums whole gradients and scatters them once.
+EACH_PASS, EACH_MICRO_BATCH, ONCE_A_STEP = "pass", "micro-batch", "step"
+GATHERS = (EACH_PASS, EACH_MICRO_BATCH, ONCE_A_STEP)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPractice:
     """Switches of a framework that change how long a step takes, or what it holds, but not what it computes.
@@ -108,6 +118,10 @@ class TrainingPractice:
         fused_dispatch: kernels of their own put tokens in the order of the experts while they travel, and send one copy
             to each domain (DeepEP, HybridEP); otherwise tokens are sorted in memory and an all-to-all sends every copy.
         overlaps_experts: dispatch and combine of one micro-batch run during the compute of another.
+        overlaps_shared_experts: the shared expert runs in a stream of its own while tokens travel; no plan asks for it.
+        gathers: of :data:`GATHERS`; no plan asks for other than each pass, but by its ZeRO stage.
+        local_microbatches: micro-batches after which a pipeline is flushed, the step's being accumulated over several
+            flushes; 0 where it runs all of a step. No plan asks for fewer.
         optimizer: of :data:`OPTIMIZERS`; which states it keeps.
         loss: of :data:`LOSSES`, or :data:`NARROW` in a measured run.
         flash_attention: attention scores never leave the chip; None: as the framework does. No plan asks for less.
@@ -121,6 +135,9 @@ class TrainingPractice:
     launches: Launches = Launches.EAGER
     fused_dispatch: bool = False
     overlaps_experts: bool = False
+    overlaps_shared_experts: bool = False
+    gathers: str = EACH_PASS
+    local_microbatches: int = 0
     optimizer: str = FRAMEWORKS_OWN
     loss: str = FRAMEWORKS_OWN
     optimizer_in_backward: bool = False
@@ -128,6 +145,10 @@ class TrainingPractice:
     expert_group_size: int = 0
     joins_attention: bool = False
     flash_attention: bool | None = None
+
+    def in_a_flush(self, num_microbatches: IntArray) -> IntArray:
+        """Micro-batches that run through a pipeline before it is flushed, [n]."""
+        return np.minimum(num_microbatches, self.local_microbatches or num_microbatches)
 
     def fuses_attention(self, frameworks_own: bool) -> bool:
         """Whether attention scores never leave the chip: as stated, else what the framework does."""

@@ -71,6 +71,14 @@ def test_choices_of_large_jobs_and_of_pipelines() -> None:
     assert choices_of(replace(tuned, pipeline_parallel=4)) == {"activation_recompute": "full", **eager}
 
 
+def test_automodel_gathers_as_its_configurations_say() -> None:
+    tuned = replace(RUN, observed_as="NeMo AutoModel (PyTorch FSDP2)", release="", device="h100-sxm-80gb")
+    beside = {"overlaps_shared_experts": True}
+    assert practice_of(replace(tuned, model="Nemotron_3_Super")) == beside
+    assert practice_of(replace(tuned, model="Nemotron_3_Nano")) == {**beside, "gathers": "step"}
+    assert practice_of(replace(tuned, model="GPT-OSS 20B")) == {"gathers": "micro-batch"}
+
+
 def test_latent_attention_was_not_fused_on_blackwell_before_cudnn_could() -> None:
     run = replace(RUN, observed_as="NeMo / Megatron-Core", model="DeepSeekV3", release="recipe 25.05.04")
     assert practice_of(run) == {"flash_attention": False}

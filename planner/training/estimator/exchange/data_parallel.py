@@ -4,7 +4,8 @@ With ZeRO 0 to 2 (arXiv:1910.02054) gradient reduction overlaps with the backwar
 gathering with the forward of the first, up to the share ``data_parallel_window``; ZeRO-3 and FSDP gather and scatter in
 every micro-batch (arXiv:2304.11277); with HSDP the sharding groups all-reduce their gradients once per step. In a
 pipeline FSDP sums whole gradients and scatters them once per step; a backward pass leaves parameters gathered for the
-forward pass that follows it, so that ZeRO-3 gathers once per micro-batch.
+forward pass that follows it, so that ZeRO-3 gathers once per micro-batch. A run may gather less often
+(:data:`~meshplan.planner.training.problem.switches.GATHERS`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.states import StateModel
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
+from meshplan.planner.training.problem.switches import EACH_MICRO_BATCH, ONCE_A_STEP
 
 # Shares of a micro-batch: its backward can hide gradient reduction, its forward parameter gathers.
 BACKWARD_SHARE = 2.0 / 3.0
@@ -77,7 +79,11 @@ class DataParallelModel:
         scatter = scatter + rings * (not self.workload.phase.has_adapters)
         again = self._second_gather_s(stage)
         moved = (2.0 * gather if again is None else gather + np.where(self._hierarchical, again, gather)) + scatter
-        moved = np.where(self.states.accumulates_whole, gather, moved)
+        gathers = self.workload.practice.gathers
+        if gathers == EACH_MICRO_BATCH:
+            moved = gather + scatter
+        once = gather / batch.num_microbatches if gathers == ONCE_A_STEP else gather
+        moved = np.where(self.states.accumulates_whole, once, moved)
         if batch.parameter_offload.any():
             moved = moved + np.where(batch.parameter_offload, self._fetch_s(stage), 0.0)
         hidden = self._fully_sharded_overlap * np.minimum(moved, busy)

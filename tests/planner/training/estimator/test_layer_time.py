@@ -12,6 +12,7 @@ from core_cases import DENSE, MOE, configured, machine_with, problem_of
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes, known_times
 from meshplan.planner.training.estimator.priced import candidates_of, training_model
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.problem.switches import TrainingPractice
 
 
 def model_of(problem: TrainingProblem, **choices: Any) -> LayerModel:
@@ -76,3 +77,30 @@ def test_many_constants_of_one_candidate_are_priced_each_time() -> None:
     model = model_of(replace(problem, calibration=many), tensor_parallel=2)
     (kind,) = model.candidates.split.kinds
     assert known_times(model, kind) is not known_times(model, kind)
+
+
+TOKENS_TRAVEL = "expert-parallel communication"
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("width", [16, 1 << 20], ids=["a little", "all of the way"])
+def test_a_shared_expert_hides_the_first_exchange_of_a_pass(recompute: str, width: int) -> None:
+    """As long as it runs, and on what 20 of 132 processors leave it; the second exchange of each pass stays."""
+    assert MOE.moe is not None
+    shape = replace(MOE, moe=replace(MOE.moe, shared_intermediate_size=width))
+    problem = problem_of(shape, num_devices=8, global_batch_size=8, machine=machine_with(8))
+    choices = {"data_parallel": 8, "expert_parallel": 8, "activation_recompute": recompute}
+    alone = model_of(problem, **choices)
+    workload = replace(problem.workload, practice=TrainingPractice(overlaps_shared_experts=True))
+    beside = model_of(replace(problem, workload=workload), **choices)
+    kind = next(kind for kind in alone.candidates.split.kinds if kind.is_moe)
+    exposed, left = (float(model.times(kind).parts[TOKENS_TRAVEL][0]) for model in (alone, beside))
+    exchanges, passes = (4.0, 2.0) if recompute == "none" else (6.0, 3.0)
+    if alone.calibration.recipe.recomputes_only_needed and recompute == "full":
+        exchanges = 5.0
+    if width > MOE.hidden_size:
+        assert exposed - left == pytest.approx(passes * exposed / exchanges * 112.0 / 132.0)
+    else:
+        shared = alone.compute.mlp(width)
+        runs = float((shared.forward_s * (passes - 1.0) + shared.backward_s)[0])
+        assert exposed - left == pytest.approx(runs * 112.0 / 132.0)

@@ -140,8 +140,9 @@ def test_no_switch_makes_a_step_slower(question: Question, drops: bool) -> None:
     assert graphed <= partly * ROUNDING <= eager * ROUNDING**2
     assert taken(fused_dispatch=True) <= eager * ROUNDING
     assert taken(overlaps_experts=True) <= eager * ROUNDING
+    assert taken(overlaps_shared_experts=True) <= eager * ROUNDING
     if problem.shape.moe is None:
-        assert taken(fused_dispatch=True, overlaps_experts=True) == eager
+        assert taken(fused_dispatch=True, overlaps_experts=True, overlaps_shared_experts=True) == eager
 
 
 @settings(deadline=None)

@@ -138,6 +138,12 @@ def test_scripts_tell_how_many_tokens_ahead_were_trained(
     assert reader.training_run(own, CONSTANTS).problem.shape.num_nextn_predict_layers == 3
 
 
+def test_a_local_batch_is_what_a_pipeline_runs_before_it_is_flushed(reader: ObservationReader) -> None:
+    own = changed((("parallelism", "local_batch_size"), 8), (("parallelism", "micro_batch_size"), 2), row=ROW)
+    assert reader.training_run(own, CONSTANTS).problem.workload.practice.local_microbatches == 4
+    assert reader.training_run(ROW, CONSTANTS).problem.workload.practice.local_microbatches == 0
+
+
 def test_what_a_row_says_of_its_switches_comes_first(reader: ObservationReader) -> None:
     said = (("cuda_graphs", "none"), ("expert_dispatcher", "alltoall"), ("expert_parallel_overlap", False))
     row = changed(*(((("parallelism", key), value)) for key, value in said), row=QWEN)
