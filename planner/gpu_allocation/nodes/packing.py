@@ -3,10 +3,10 @@
 Notation      d sizes of replicas and D devices of a unit; a pattern p is a set of replicas that fills a unit as far as
               it goes, a_pd of each size; z_p units are filled by it.
 
-Two cases     Where every size divides the next larger one, and the largest D, replicas fill units without a gap, whatever
-              their order by falling size: Σ d·n_d ≤ D·N says it all. That is so for powers of two on eight devices. Else,
-              as with pipelines of three stages on four devices, N ≥ Σ_p z_p and Σ_p a_pd·z_p ≥ n_d: the cutting-stock
-              problem by patterns (Gilmore and Gomory 1961).
+Two cases     Where every size divides the next larger one, and the largest D, replicas fill units without a gap, by
+              falling size: Σ d·n_d ≤ D·N says it all. That is so for powers of two on eight devices. Else, as with
+              pipelines of three stages on four devices, N ≥ Σ_p z_p and Σ_p a_pd·z_p ≥ n_d: the cutting-stock problem
+              by patterns (Gilmore and Gomory 1961).
 """
 
 from __future__ import annotations

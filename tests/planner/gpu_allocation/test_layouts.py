@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -73,3 +74,42 @@ def test_interruptions_of_nodes_that_are_not_spot_are_refused(catalog: Catalog) 
             make_plan(question, catalog)
         question["market"]["offers"][0]["terms"] = ["spot"]
         assert make_plan(question, catalog).config
+
+
+def on_one_node(**more: Any) -> dict[str, Any]:
+    service = {"workload": {"buckets": [ANSWERS]}, "slo": {"tpot_p99_s": 0.1}}
+    return {
+        "kind": "gpu-allocation",
+        "services": [
+            {"name": "a", "model": "llama-3.1-8b", **service},
+            {"name": "b", "model": "phi-4", **service},
+            {"name": "c", "model": "llama-3.1-70b", **service},
+        ],
+        "market": {"offers": [{"type": "dgx-h100", "usd_per_hour_per_node": 8}]},
+        "replay": {"enabled": False},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("more", [{}, {"constraints": {"disaggregated": True, "min_spare_replicas": 1}}])
+def test_pools_on_one_node_share_no_device_and_no_port(more: dict[str, Any], catalog: Catalog) -> None:
+    """Every pool began at device 0 and port 8100 of its first host, also where the host was another pool's, too."""
+    made = make_plan(on_one_node(**more), catalog)
+    emitted = emit_plan(made, "vllm", catalog)
+    readme = next(one.content for one in emitted.artifacts if one.path == PurePosixPath("README.md"))
+    said = dict(re.findall(r"(pools/[^/]+/) runs on nodes? ([0-9, ]+) of dgx-h100", readme))
+    taken: list[tuple[int, str]] = []
+    for one in emitted.artifacts:
+        if one.path.name not in ("workers.txt", "router.sh"):
+            continue
+        hosts = [int(number) for number in said[f"{one.path.parent}/"].split(", ")]
+        if one.path.name == "router.sh":
+            taken += [(0, f"port {port}") for port in re.findall(r"--port (\d+)", one.content)]
+            continue
+        rows = [line.split() for line in one.content.splitlines() if not line.startswith("#")]
+        for _, _, host, _, _, port, internal, devices in rows:
+            node = hosts[int(host)]
+            taken += [(node, f"port {port}"), (node, f"port {internal}")]
+            taken += [(node, f"device {device}") for device in devices.split(",")]
+    assert len(taken) == len(set(taken))
+    assert {node for node, _ in taken} <= set(range(fleet_of(made)["units"][0]["count"]))
