@@ -18,6 +18,7 @@ from meshplan.planner.core.plan import digest, shape_from_document
 from meshplan.planner.emit import gpu_allocation as fleet
 from meshplan.planner.emit.artifact import Artifact, EmitOptions, EmittedPlan
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.serving.script import WORKERS_FILE
 from meshplan.planner.gpu_allocation.nodes.packing import places, whole_units
 from meshplan.planner.launch.checkpoint import checkpoint_of
 from meshplan.planner.launch.registry import emit_serving
@@ -56,20 +57,20 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     artifacts: list[Artifact] = []
     folders: dict[str, str] = {}
     notes: list[str] = []
-    shared = _shared_nodes(plan)
+    shared, names = _shared_nodes(plan), fleet.pool_names(plan)
     systems, workers = 0, 0  # of those on shared nodes, so far
     for service in services:
         for pools in _systems(service):
-            name = fleet.object_name(*(pool["kind"] for pool in pools[:1]))
             request = _request(plan, service, pools, catalog, options)
-            folder = POOLS / name
+            folder = POOLS / names[pools[0]["kind"]]
             if any(pool["kind"] in shared.on_shared for pool in pools):
                 table = tuple(rank for pool in pools for rank in shared.ranks[pool["kind"]])
                 part = replace(request.plan, rank_table=table)
                 request = replace(request, plan=part, port=request.port + systems, workers_beside=workers)
                 systems, workers = systems + 1, workers + sum(pool["num_workers"] for pool in pools)
-                notes.append(shared.note(pools, f"{folder}/"))
             emitted = emit_serving(target_name, request)
+            if request.plan.rank_table and any(one.path == WORKERS_FILE for one in emitted.artifacts):
+                notes.append(shared.note(pools, f"{folder}/"))  # elsewhere an orchestrator places the workers
             artifacts += [replace(one, path=folder / one.path) for one in emitted.artifacts]
             notes += [note for note in emitted.notes if note not in notes]
             folders.update({pool["kind"]: f"{folder}/" for pool in pools})
