@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
@@ -16,6 +17,8 @@ from meshplan.cli.web.settings import Settings
 
 # Paths that monitors ask without a token.
 OPEN_PATHS = frozenset({"/healthz", "/livez"})
+# What is read of a request that is refused anyway, so that its sender reads the answer.
+MOST_REFUSED_BYTES, MOST_REFUSED_S = 256 * 1024**2, 10.0
 # No script and no style but our own files, no frame, no guessing of types.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -49,13 +52,16 @@ class Guard:
         headers = Headers(scope=scope)
         refused = self._refusal(scope["path"], headers)
         if refused is not None:
+            if headers.get("expect", "").lower() != "100-continue":  # who asks first sends nothing yet
+                await _read_away(receive)
             await _answer(send, refused, schemes=_schemes(scope["path"]))
             return
-        length = 0
+        length, more = 0, True
 
         async def counted() -> Message:
-            nonlocal length
+            nonlocal length, more
             message = await receive()
+            more = bool(message.get("more_body"))
             length += len(message.get("body", b""))
             if length > self.settings.most_body_bytes:
                 raise TooLargeError
@@ -64,6 +70,8 @@ class Guard:
         try:
             await self.app(scope, counted, _with_headers(send))
         except TooLargeError:
+            if more:
+                await _read_away(receive)
             await _answer(send, self._too_large())
 
     def _refusal(self, path: str, headers: Headers) -> dict[str, Any] | None:
@@ -78,6 +86,22 @@ class Guard:
 
     def _too_large(self) -> dict[str, Any]:
         return problem(413, "The request is too large", f"at most {self.settings.most_body_bytes:,} bytes are read")
+
+
+async def _read_away(receive: Receive) -> None:
+    """Read what a refused request still sends, within limits: a connection that is closed before is reset, answer too.
+
+    RFC 9112, 9.6, asks for it: the client learns of the refusal only where what it sends is read.
+    """
+    length, more = 0, True
+    try:
+        async with asyncio.timeout(MOST_REFUSED_S):
+            while more and length <= MOST_REFUSED_BYTES:
+                message = await receive()
+                length += len(message.get("body", b""))
+                more = bool(message.get("more_body")) and message["type"] == "http.request"
+    except TimeoutError:
+        return
 
 
 def _given_token(authorization: str) -> bytes:

@@ -7,8 +7,10 @@ folder for each pool); here is what lies above the pools. Karpenter's fields are
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -25,12 +27,29 @@ PICTURE_FILE = PurePosixPath("fleet.svg")
 _AWS, _SPOT = "aws", "spot"
 _LABEL = "meshplan/pool"
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
+# Most characters of a DNS label (RFC 1035), and those of a digest that stands for what was cut off.
+_LABEL_LENGTH, _DIGEST_LENGTH = 63, 8
 _WIDTH, _HEIGHT, _MARGIN, _BAR_GAP = 640, 300, 56, 0.15
 
 
-def object_name(*parts: str) -> str:
-    """A DNS label out of any names: lower case, digits and dashes, at most 63 characters."""
-    return _NOT_IN_NAMES.sub("-", "-".join(parts).lower()).strip("-")[:63].strip("-")
+def object_name(name: str) -> str:
+    """A DNS label out of any name: lower case, digits and dashes; one of more than 63 characters ends in a digest."""
+    label = _NOT_IN_NAMES.sub("-", name.lower()).strip("-")
+    return label if len(label) <= _LABEL_LENGTH else _told_apart(label, name)
+
+
+def pool_names(plan: Plan) -> dict[str, str]:
+    """Kind → DNS label of each pool of all fleets, no two alike."""
+    kinds = [row["kind"] for of_scenario in (plan.answer or {})["fleets"] for row in of_scenario["replicas"]]
+    labels = {kind: object_name(kind) for kind in kinds}
+    often = Counter(labels.values())
+    return {kind: label if often[label] == 1 else _told_apart(label, kind) for kind, label in labels.items()}
+
+
+def _told_apart(label: str, name: str) -> str:
+    """A label that other names do not share."""
+    end = "-" + hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
+    return label[: _LABEL_LENGTH - len(end)].strip("-") + end
 
 
 def router_weights(plan: Plan) -> Artifact:
@@ -38,12 +57,12 @@ def router_weights(plan: Plan) -> Artifact:
 
     Pools of the role ``decode`` take over what ``prefill`` ones began; weights of each role sum to 1 or to each other.
     """
-    answer = plan.answer or {}
+    answer, names = plan.answer or {}, pool_names(plan)
     services = []
     for service in answer["services"]:
         pools = [
             {
-                "name": object_name(row["kind"]),
+                "name": names[row["kind"]],
                 "kind": row["kind"],
                 "role": row["role"],
                 "replicas": row["count"],
@@ -58,7 +77,7 @@ def router_weights(plan: Plan) -> Artifact:
                 "input_tokens": bucket["input_tokens"],
                 "output_tokens": bucket["output_tokens"],
                 "request_rate_per_s": scenario["request_rate_per_s"],
-                "weights": {object_name(kind): share for kind, share in scenario["weights"].items()},
+                "weights": {names[kind]: share for kind, share in scenario["weights"].items()},
             }
             for bucket in service["buckets"]
             for scenario in bucket["scenarios"]

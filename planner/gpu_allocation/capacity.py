@@ -155,7 +155,10 @@ def _curves(
         if len(linked) < len(places):
             rejected["no network that KV caches could go over from prefill to decode"] += len(places) - len(linked)
         places = linked
-    fit = {(place.node_type, place.layout, place.quantization): place for place in _worth_it(places, most_devices)}
+    fit = {
+        (place.node_type, place.layout, place.quantization): place
+        for place in _within_limits(places, most_devices, rejected)
+    }
     found = []
     for place in placed_workers(mean, role, Counter()):
         key = (place.node_type, place.layout, place.quantization)
@@ -171,14 +174,21 @@ def _sized(service: Service, prompt: float, output: float) -> ServingProblem:
     return replace(service.problem, workload=workload)
 
 
-def _worth_it(places: list[PlacedWorker], most_devices: int | None) -> list[PlacedWorker]:
-    """Workers without pipeline stages where one fits the node type: stages add latency and gain nothing per device.
+def _within_limits(places: list[PlacedWorker], most_devices: int | None, rejected: Counter[str]) -> list[PlacedWorker]:
+    """Workers no larger than a scale-up domain unless the spec allows it, and as large a part of each of their hosts.
 
-    No worker is larger than a scale-up domain unless the spec allows it.
+    Pipelines stay: without an all-reduce between devices a worker of stages may serve more per device than one without.
     """
     allowed = [place for place in places if place.layout.num_devices <= (most_devices or place.machine.domain_size)]
-    flat = {place.node_type for place in allowed if place.layout.pipeline_parallel == 1}
-    return [place for place in allowed if place.layout.pipeline_parallel == 1 or place.node_type not in flat]
+    even = [place for place in allowed if _is_split_evenly(place)]
+    if len(even) < len(allowed):
+        rejected["engines want as many devices on each host of a worker"] += len(allowed) - len(even)
+    return even
+
+
+def _is_split_evenly(place: PlacedWorker) -> bool:
+    size = place.layout.num_devices
+    return size % -(-size // place.machine.devices_per_host) == 0
 
 
 def _curve(service: Service, bucket: SizedBucket, priced: PricedWorker, first_alone_s: float) -> Curve:

@@ -87,14 +87,9 @@ def _offers(
             problems.say(f"{path}.type", f"{error} (see: meshplan catalog list nodes)")
             continue
         nodes[node.slug] = node
-        for price in _prices(asked, node, path, problems):
-            if price.terms == SPOT and asked.interruption_headroom is None and asked.interruptions_per_hour is None:
-                problems.say(
-                    f"{path}.interruption_headroom",
-                    "spot nodes are interrupted: give the share of a replica's capacity that stays free for the "
-                    "traffic of interrupted ones, such as 0.2 (0 for none), or how often (interruptions_per_hour) and "
-                    "for how long (interruption_s) they are, and the simulation finds the share",
-                )
+        found = _prices(asked, node, path, problems)
+        _check_interruptions(asked, found, path, problems)
+        for price in found:
             if spec.objective is FleetObjective.POWER and node.device.tdp_w is None:
                 problems.say(f"{path}.type", f"the board power of {node.device.name} is not known; leave it out")
             zones: list[str | None] = [None] if asked.zones is None else [*asked.zones]
@@ -105,6 +100,25 @@ def _offers(
                 prices[offer.name] = price
                 offers.append(offer)
     return offers, prices, nodes
+
+
+def _check_interruptions(asked: OfferSpec, found: list[Price], path: str, problems: Problems) -> None:
+    """What is said of interruptions belongs to spot nodes, and spot nodes need it."""
+    spot = any(price.terms == SPOT for price in found)
+    if spot and asked.interruption_headroom is None and asked.interruptions_per_hour is None:
+        problems.say(
+            f"{path}.interruption_headroom",
+            "spot nodes are interrupted: give the share of a replica's capacity that stays free for the "
+            "traffic of interrupted ones, such as 0.2 (0 for none), or how often (interruptions_per_hour) and "
+            "for how long (interruption_s) they are, and the simulation finds the share",
+        )
+    if found and not spot and (asked.interruption_headroom or asked.interruptions_per_hour):
+        name = "interruption_headroom" if asked.interruption_headroom else "interruptions_per_hour"
+        terms = ", ".join(sorted({price.terms for price in found}))
+        message = (
+            f"only spot nodes are interrupted and this entry has none ({terms}); add terms: [spot] or leave it out"
+        )
+        problems.say(f"{path}.{name}", message)
 
 
 def _prices(asked: OfferSpec, node: NodeType, path: str, problems: Problems) -> list[Price]:

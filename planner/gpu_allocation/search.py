@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.gpu_allocation.capacity import Offering, Replica, capacities, offerings, replicas
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem, Scenario, ScenarioPolicy
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
@@ -24,6 +24,8 @@ TIGHTEN_MUCH, FAR = 0.88, 0.03
 MAX_ROUNDS = 40
 # Below this share of a kind's capacity no further margin is tried: its SLOs are violated for another reason than load.
 LEAST_FILL = 0.25
+# Relative distance of two objectives that are the same sum in another order.
+AS_GOOD = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ def search_allocation(
     problem, first = compiled.problem, None
     best: Searched | None = None
     for rounds in range(1, MAX_ROUNDS + 1):
-        solution = solve_fleet(problem)
+        solution = solve_simplest(replace(compiled, problem=problem))
         first = solution.objective if rounds == 1 else first
         current = replace(compiled, problem=problem)
         if solution.assignment is None or not compiled.question.spec.replay.enabled:
@@ -180,6 +182,30 @@ def search_allocation(
     if best is None:
         raise AssertionError("at least one round was made")
     return best
+
+
+def solve_simplest(compiled: Compiled) -> Solution[FleetAllocation]:
+    """The best fleet; among fleets as good one without pipeline stages, where there is one."""
+    problem, found = compiled.problem, solve_fleet(compiled.problem)
+    staged = [one.replica.layout.pipeline_parallel > 1 for one in compiled.offerings]
+    if found.assignment is None or found.objective is None or found.bound is None:
+        return found
+    if not any(count for stage in found.assignment.replicas for g, count in enumerate(stage) if staged[g]):
+        return found
+    none = (0.0,) * len(problem.buckets)
+    table = [none if staged[g] else row for g, row in enumerate(problem.max_request_rate_per_s)]
+    other = solve_fleet(replace(problem, max_request_rate_per_s=tuple(table)))
+    if other.objective is None or other.objective > found.objective * (1.0 + AS_GOOD):
+        return found
+    bound = min(found.bound, other.objective)
+    return replace(
+        other,
+        bound=bound,
+        gap=relative_gap(other.objective, bound),
+        status=status_of(other.objective, bound),
+        wall_s=found.wall_s + other.wall_s,
+        cpu_s=found.cpu_s + other.cpu_s,
+    )
 
 
 def _replays(compiled: Compiled, allocation: FleetAllocation, first: int, budget: Budget | None) -> tuple[Replay, ...]:

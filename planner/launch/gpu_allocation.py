@@ -1,13 +1,15 @@
 """A stored allocation as files: those of :mod:`meshplan.planner.emit.gpu_allocation`, and a folder of launchers for
 each pool.
 
-A pool is launched as a serving plan of its own: the same choices, emitted by the same targets.
+A pool is launched as a serving plan of its own: the same choices, emitted by the same targets. Pools that share nodes
+get devices and ports that no other of them has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ from meshplan.planner.core.plan import digest, shape_from_document
 from meshplan.planner.emit import gpu_allocation as fleet
 from meshplan.planner.emit.artifact import Artifact, EmitOptions, EmittedPlan
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.serving.script import WORKERS_FILE
+from meshplan.planner.gpu_allocation.nodes.packing import places, whole_units
 from meshplan.planner.launch.checkpoint import checkpoint_of
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.launch.serving import host_type
@@ -53,11 +57,20 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     artifacts: list[Artifact] = []
     folders: dict[str, str] = {}
     notes: list[str] = []
+    shared, names = _shared_nodes(plan), fleet.pool_names(plan)
+    systems, workers = 0, 0  # of those on shared nodes, so far
     for service in services:
         for pools in _systems(service):
-            name = fleet.object_name(*(pool["kind"] for pool in pools[:1]))
-            emitted = emit_serving(target_name, _request(plan, service, pools, catalog, options))
-            folder = POOLS / name
+            request = _request(plan, service, pools, catalog, options)
+            folder = POOLS / names[pools[0]["kind"]]
+            if any(pool["kind"] in shared.on_shared for pool in pools):
+                table = tuple(rank for pool in pools for rank in shared.ranks[pool["kind"]])
+                part = replace(request.plan, rank_table=table)
+                request = replace(request, plan=part, port=request.port + systems, workers_beside=workers)
+                systems, workers = systems + 1, workers + sum(pool["num_workers"] for pool in pools)
+            emitted = emit_serving(target_name, request)
+            if request.plan.rank_table and any(one.path == WORKERS_FILE for one in emitted.artifacts):
+                notes.append(shared.note(pools, f"{folder}/"))  # elsewhere an orchestrator places the workers
             artifacts += [replace(one, path=folder / one.path) for one in emitted.artifacts]
             notes += [note for note in emitted.notes if note not in notes]
             folders.update({pool["kind"]: f"{folder}/" for pool in pools})
@@ -71,6 +84,63 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         parser_verified=None,
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SharedNodes:
+    """Where replicas lie where several pools lie on nodes of one offer.
+
+    Args:
+        ranks: kind → (node, device) of each rank, replica after replica; nodes are numbered over all offers.
+        nodes: kind → node numbers within its offer.
+        offers: kind → its offer.
+        on_shared: kinds on nodes of an offer that others lie on, too.
+    """
+
+    ranks: Mapping[str, tuple[tuple[int, int], ...]]
+    nodes: Mapping[str, tuple[int, ...]]
+    offers: Mapping[str, str]
+    on_shared: frozenset[str]
+
+    def note(self, pools: list[Mapping[str, Any]], folder: str) -> str:
+        """Which nodes a system's hosts are."""
+        places: dict[str, set[int]] = {}
+        for pool in pools:
+            places.setdefault(self.offers[pool["kind"]], set()).update(self.nodes[pool["kind"]])
+        words = " and ".join(
+            f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, sorted(nodes)))} of {offer}"
+            for offer, nodes in sorted(places.items())
+        )
+        return f"{folder} runs on {words}, which other pools share: its MESHPLAN_HOSTS are these, in this order."
+
+
+def _shared_nodes(plan: Plan) -> _SharedNodes:
+    """Places of all replicas of the first fleet, on as few nodes of each offer as are rented."""
+    found = (plan.answer or {})["fleets"][0]
+    ranks: dict[str, tuple[tuple[int, int], ...]] = {}
+    nodes: dict[str, tuple[int, ...]] = {}
+    shared: set[str] = set()
+    first = 0
+    for unit in sorted(found["units"], key=lambda unit: str(unit["offer"])):
+        devices = int(unit["num_devices"])
+        rows = [row for row in found["replicas"] if row["offer"] == unit["offer"]]
+        sizes = [int(row["num_devices"]) for row in rows for _ in range(row["count"])]
+        laid = iter(zip(sizes, places(sizes, devices, int(unit["count"])), strict=True))
+        for row in rows:
+            mine: list[tuple[int, int]] = []
+            for size, place in islice(laid, int(row["count"])):
+                hosts = max(whole_units(size, devices), 1)
+                mine += [
+                    (place.unit + host, place.device + device)
+                    for host in range(hosts)
+                    for device in range(size // hosts)
+                ]
+            ranks[row["kind"]] = tuple((first + node, device) for node, device in mine)
+            nodes[row["kind"]] = tuple(sorted({node for node, _ in mine}))
+            shared |= {row["kind"]} if len(rows) > 1 and devices > 1 else set()
+        first += int(unit["count"])
+    offers = {row["kind"]: str(row["offer"]) for row in found["replicas"]}
+    return _SharedNodes(ranks=ranks, nodes=nodes, offers=offers, on_shared=frozenset(shared))
 
 
 def _systems(service: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:

@@ -20,8 +20,8 @@ from meshplan.planner.diffusion.problem.job import Job
 from meshplan.planner.diffusion.problem.problem import DiffusionProblem
 
 DEGREES = ("ulysses", "ring", "cfg_parallel", "pipefusion", "tensor_parallel")
-# Batches that a search tries; others can be pinned.
-BATCHES = (1, 2, 4, 8, 16, 32)
+# Batches that a search tries, every one: a limit on latency lies between two powers of two. Larger ones can be pinned.
+BATCHES = range(1, 33)
 GUIDED_PASSES = 2
 
 

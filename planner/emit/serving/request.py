@@ -61,6 +61,7 @@ class ServingRequest:
         memory: of each pool's fullest device, by the name of the pool; pools may be missing.
         hosts: names or addresses by host number; empty: each launch reads MESHPLAN_HOSTS.
         port: TCP port that clients use.
+        workers_beside: workers of other deployments that may run on its hosts: their ports are left free.
         image: container image; empty for a name that the user has to replace.
         framework_version: release of the engine that runs the files (:mod:`..releases`); empty for the one that was
             checked.
@@ -79,6 +80,7 @@ class ServingRequest:
     memory: Mapping[str, WorkerMemory] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     port: int = DEFAULT_SERVING_PORT
+    workers_beside: int = 0
     image: str = ""
     framework_version: str = ""
     load: Load | None = None

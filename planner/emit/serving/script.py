@@ -63,7 +63,7 @@ class ServingLaunch:
     def ordinal(self, worker: Worker) -> int:
         """How many workers before it share one of its hosts: workers of a host need ports of their own."""
         hosts = {node.host for node in worker.nodes}
-        return sum(
+        return self.job.request.workers_beside + sum(
             any(node.host in hosts for node in other.nodes) for other in self.workers if other.index < worker.index
         )
 

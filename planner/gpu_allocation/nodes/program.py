@@ -13,7 +13,8 @@ Notation
 Objective     min Σ_t π_t Σ_o c_o · N_to + (start · a_to + stop · z_to) / switch_hours     (or watts, or devices)
 Constraints   Σ_{g mixed, prefill} x_sgb = 1;  Σ_{g prefill} x_sgb = Σ_{g decode} x_sgb       for each s, b
               Σ_b load_sgb · x_sgb ≤ u_g · (n_t(s)g − spare · y_t(s)g)
-              Σ_{g on o} d_g · n_tg ≤ D_o · N_to;  N_to ≤ max_count_o;  n_tg ≤ most_g · y_tg
+              Σ_{g on o} d_g · n_tg ≤ D_o · N_to, or patterns where replicas leave gaps (:mod:`.packing`)
+              N_to ≤ max_count_o;  n_tg ≤ most_g · y_tg
               prefill and decode kinds: at most one of each role and service in use, of one provider and region
               N_to equal in all t for reserved offers;  Σ_o power_o · N_to ≤ max_power_w;  Σ_o c_o · N_to ≤ budget
               Σ_{o in quota} D_o · N_to ≤ max_devices
@@ -36,6 +37,7 @@ import numpy.typing as npt
 
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.milp import Program
+from meshplan.planner.gpu_allocation.nodes.packing import lay_out, most_units
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, FleetProblem, Offer
 from meshplan.planner.gpu_allocation.replicas.instance import busy_replicas
 from meshplan.planner.serving.problem.config import Role
@@ -98,8 +100,8 @@ def fleet_program(problem: FleetProblem) -> FleetProgram:
         for g, flag in enumerate(flags):
             program.row(f"spare {names[g]}", {flag: float(most[g]), counts[g]: -1.0}, low=0.0)
         for o, offer in enumerate(problem.offers):
-            laid = {counts[g]: -float(kind.num_devices) for g, kind in enumerate(problem.kinds) if kind.offer == o}
-            program.row(f"devices {offer.name}[{stage}]", {units[stage][o]: float(offer.num_devices), **laid}, low=0.0)
+            laid = [(counts[g], kind.num_devices) for g, kind in enumerate(problem.kinds) if kind.offer == o]
+            lay_out(program, f"{offer.name}[{stage}]", units[stage][o], laid, offer.num_devices)
         _pairs(problem, program, counts, most)
         replicas.append(tuple(counts))
         in_use.append(flags)
@@ -128,10 +130,9 @@ def _units(problem: FleetProblem, program: Program, stage: int, most: list[int])
     weight = stage_weight(problem, stage)
     columns = []
     for o, offer in enumerate(problem.offers):
-        devices = sum(
-            count * kind.num_devices for count, kind in zip(most, problem.kinds, strict=True) if kind.offer == o
-        )
-        useful = max(-(-devices // offer.num_devices), offer.present)
+        mine = [g for g, kind in enumerate(problem.kinds) if kind.offer == o]
+        sizes, counts = [problem.kinds[g].num_devices for g in mine], [most[g] for g in mine]
+        useful = max(most_units(sizes, counts, offer.num_devices), offer.present)
         high = useful if offer.max_count is None else min(useful, offer.max_count)
         name = f"{offer.name}[{stage}]"
         column = program.column(f"units {name}", 0, high, cost=weight * unit_cost(problem, offer), whole=True)

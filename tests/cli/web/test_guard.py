@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import random
 import signal
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
 from hostile import HOSTILE_TEXTS
 from hostile_requests import asked, hostile_request
 from starlette.testclient import TestClient
@@ -55,6 +58,25 @@ def test_a_process_that_ends_while_it_waits_takes_no_later_call_along(settings: 
     calls.close()
     with pytest.raises(RuntimeError):
         calls.answer(warm)
+
+
+def test_whoever_sends_too_much_learns_so_instead_of_a_reset(settings: Settings) -> None:
+    """A connection for one request was closed while its body still came: the sender, such as urllib, saw no 413."""
+    config = uvicorn.Config(create_app(settings), host="127.0.0.1", port=0, log_level="error")
+    server = uvicorn.Server(config)
+    running = threading.Thread(target=server.run, daemon=True)
+    running.start()
+    until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    parts = [b"x" * 2**18] * 80
+    length = {"content-length": str(sum(map(len, parts)))}
+    for stated in (length, {}):  # without a length the body is counted as it comes
+        asking = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        asking.request("POST", "/api/v1/plans", body=iter(parts), headers={**JSON, **stated, "connection": "close"})
+        assert asking.getresponse().status == 413
+        asking.close()
+    server.should_exit = True
+    running.join()
 
 
 def test_a_body_without_a_length_is_counted(client: TestClient) -> None:

@@ -51,6 +51,17 @@ def test_a_pin_never_improves_and_more_devices_never_hurt(catalog: Catalog) -> N
     assert more.solution["bound"] <= free.solution["bound"]
 
 
+def test_no_batch_needs_fewer_devices(catalog: Catalog) -> None:
+    """Powers of two alone were tried and eight devices proven the fewest: batches of 15 keep 33 s on seven."""
+    asked = {"model": "stable-diffusion-3.5-medium", "node": "dgx-b200", "objective": "num_devices"}
+    limits = {"slo": {"latency_s": 33}}
+    free = make_plan(spec(**asked, **limits, workload={"request_rate_per_s": 3}), catalog)
+    for batch in range(1, 33):
+        pinned = {"request_rate_per_s": 3, "batch_size": batch}
+        other = make_plan(spec(**asked, **limits, workload=pinned), catalog)
+        assert not other.config or other.solution["objective"] >= free.solution["bound"], batch
+
+
 @pytest.mark.parametrize("limit", [{"max_power_w": 3000}, {"max_usd_per_hour": 40}])
 def test_without_a_rate_as_many_replicas_run_as_a_limit_lets_run(limit: dict[str, float], catalog: Catalog) -> None:
     """A cluster larger than its power or budget is used in part: it has a plan, and no pin of replicas has a better."""

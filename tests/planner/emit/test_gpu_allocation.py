@@ -124,3 +124,21 @@ def test_names() -> None:
     assert instance_type("aws-p4de-24xlarge") == "p4de.24xlarge"
     assert object_name("AWS g5/us-east-1 TP2×DP4") == "aws-g5-us-east-1-tp2-dp4"
     assert len(object_name("x" * 100)) == 63
+    assert object_name("x" * 100) != object_name("x" * 99)
+
+
+def test_pools_whose_names_are_alike_are_told_apart(catalog: Catalog) -> None:
+    """Names were cut at 63 characters: two services' pools wrote the same files."""
+    long = "customer-support-chat-of-the-european-region-on-weekdays-"
+    names = [f"{long}1", f"{long}2", "chat.1", "chat-1"]
+    services = [
+        {"name": name, "model": "llama-3.1-8b", "workload": SPEC["workload"], "slo": SPEC["slo"]} for name in names
+    ]
+    spec = {key: value for key, value in SPEC.items() if key not in ("model", "workload", "slo")}
+    emitted = emit_plan(make_plan({**spec, "services": services}, catalog), "vllm", catalog)
+    paths = [one.path for one in emitted.artifacts]
+    assert len(paths) == len(set(paths))
+    folders = {path.parts[1] for path in paths if path.parts[0] == "pools"}
+    rules = json.loads(content(emitted, "router_weights.json"))["services"]
+    pools = [pool["name"] for service in rules for pool in service["pools"]]
+    assert sorted(pools) == sorted(folders)
