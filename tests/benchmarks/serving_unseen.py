@@ -49,8 +49,9 @@ def main() -> None:
         servers[row.id.rpartition("-")[0]].append(row)
         print(f"| {row.id} | " + " | ".join(_signed([row], metric) for metric in METRICS) + " |")
     print("\n| server, median over its runs | " + " | ".join(METRICS.values()) + " |\n|---|" + "---:|" * len(METRICS))
-    for name, found in [*servers.items(), ("all", [row for found in servers.values() for row in found])]:
-        print(f"| {name} ({len(found)}) | " + " | ".join(_signed(found, metric) for metric in METRICS) + " |")
+    every = [row for found in servers.values() for row in found]
+    for name, runs in [*servers.items(), ("all", every)]:
+        print(f"| {name} ({len(runs)}) | " + " | ".join(_signed(runs, metric) for metric in METRICS) + " |")
 
 
 def _is_asked(name: str, parts: Iterable[str]) -> bool:
