@@ -128,8 +128,8 @@ def energy_over_limit_s(
 
     *It never falls as the time or the work grows*, for 0 ≤ exponent ≤ 1. With w the work and e the exponent,
     ``T·a = waiting·T + m·min(w_wide, T) + (m + narrow)·min(w_narrow, T) + compute·min(w_compute, T)^e·T^(1−e) +
-    bulk·√(min(w_bulk, T)·T)`` with m = ε·bandwidth/limit grows with T and each w, while a falls with T; so T·P = T·a/(1 + a^k)^(1/k) grows
-    with T. P grows with a, a with each w.
+    bulk·√(min(w_bulk, T)·T)`` with m = ε·bandwidth/limit grows with T and each w, while a falls with T; so
+    T·P = T·a/(1 + a^k)^(1/k) grows with T. P grows with a, a with each w.
 
     Args:
         constants: of the curve.

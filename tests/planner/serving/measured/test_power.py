@@ -31,7 +31,7 @@ PLANTED = PowerConstants(
     narrow_share=0.4,
     compute_share=0.8,
     compute_exponent=0.6,
-    bulk_share=0.5,
+    bulk_share=0.2,
 )
 
 
@@ -60,7 +60,11 @@ def _published_by(prepared: PreparedRun, source: str) -> PreparedRun:
 
 
 def test_planted_constants_come_back(rows: list[PowerRow]) -> None:
-    found = fitted(planted(rows))
+    """Each row a group of its own: a group counts as one row, and six say little beside what is known beforehand."""
+    alone = [
+        replace(row, prepared=_published_by(row.prepared, str(number))) for number, row in enumerate(planted(rows))
+    ]
+    found = fitted(alone)
     for name in PowerConstants.__dataclass_fields__:
         assert getattr(found, name) == pytest.approx(getattr(PLANTED, name), rel=0.1), name
 
