@@ -32,6 +32,9 @@ class PowerConstants:
         compute_share: added where matrix units run at their peak rate.
         compute_exponent: the last grows with the utilisation to this power: units that run at a small part of their
             peak rate are clocked and fed all the same.
+        bulk_share: added where all that matrix units do at their peak rate are products of many rows: iterations with
+            prompts, trainings. It grows with the root of that utilisation. It starts as ``narrow_share`` does: nothing
+            published tells it apart.
     """
 
     waiting_share: float = 0.25
@@ -39,6 +42,7 @@ class PowerConstants:
     narrow_share: float = 0.3
     compute_share: float = 1.0
     compute_exponent: float = 0.5
+    bulk_share: float = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,8 +61,5 @@ def _work(worker: Worker, segments: Segments, start_s: float, end_s: float) -> D
 
 
 def _total(parts: Sequence[DeviceWork]) -> DeviceWork:
-    return DeviceWork(
-        wide_s=np.asarray(sum(part.wide_s for part in parts)),
-        narrow_s=np.asarray(sum(part.narrow_s for part in parts)),
-        compute_s=np.asarray(sum(part.compute_s for part in parts)),
-    )
+    names = DeviceWork.__dataclass_fields__
+    return DeviceWork(**{name: np.asarray(sum(getattr(part, name) for part in parts)) for name in names})

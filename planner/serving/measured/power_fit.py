@@ -25,7 +25,9 @@ from meshplan.planner.validation.between_sources import expected, log_size, sour
 from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, leave_one_out, today
 
-POWER = Parameters(names=("waiting_share", "memory_pj_per_bit", "narrow_share", "compute_share", "compute_exponent"))
+POWER = Parameters(
+    names=("waiting_share", "memory_pj_per_bit", "narrow_share", "compute_share", "compute_exponent", "bulk_share")
+)
 # Scatter of a board's power that no constant explains, in the logarithm: the same model on the same devices, under
 # another set of prompts at the same number of requests (ML.ENERGY, Qwen3-30B on two H100: 3 to 7 %).
 NOISE = 0.05
@@ -188,11 +190,8 @@ def fitted(rows: Sequence[PowerRow]) -> PowerConstants:
     count = Counter(row.group for row in rows)
     weight = np.array([1.0 / count[row.group] for row in rows])
     measured = np.log([row.share for row in rows])
-    use = DeviceWork(
-        wide_s=np.array([float(row.use.wide_s) for row in rows]),
-        narrow_s=np.array([float(row.use.narrow_s) for row in rows]),
-        compute_s=np.array([float(row.use.compute_s) for row in rows]),
-    )
+    names = DeviceWork.__dataclass_fields__
+    use = DeviceWork(**{name: np.array([float(getattr(row.use, name)) for row in rows]) for name in names})
     bytes_per_j = np.array([row.bytes_per_j for row in rows])
     start = POWER.vector(PowerConstants())
     spread = [WAITING_SPREAD if name == "waiting_share" else SPREAD for name in POWER.names]

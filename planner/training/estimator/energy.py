@@ -62,17 +62,20 @@ def step_work(problem: TrainingProblem, model: TrainingModel) -> DeviceWork:
     optimizer = sum(share * one.optimizer_s for share, one in zip(shares, stages, strict=True))
     on_device = np.where(batch.optimizer_offload, 0.0, optimizer * constants.optimizer_efficiency)
     flops = model_flops(problem) * (1.0 + recompute_flops_share(batch))
+    multiplied = flops / batch.world_size / peak_flops_per_s(machine.device, problem.workload.precision)
     return DeviceWork(
         wide_s=batch.num_microbatches * operators * constants.memory_op_efficiency + on_device,
         narrow_s=np.zeros(len(batch)),
-        compute_s=flops / batch.world_size / peak_flops_per_s(machine.device, problem.workload.precision),
+        compute_s=multiplied,
+        bulk_s=multiplied,
     )
 
 
 def least_work(problem: TrainingProblem) -> DeviceWork:
     """What no plan can do without, over all of its devices together, device-seconds at their peak rates."""
     peak = peak_flops_per_s(problem.machine.device, problem.workload.precision)
-    return DeviceWork(wide_s=np.zeros(()), narrow_s=np.zeros(()), compute_s=np.asarray(model_flops(problem) / peak))
+    multiplied = np.asarray(model_flops(problem) / peak)
+    return DeviceWork(wide_s=np.zeros(()), narrow_s=np.zeros(()), compute_s=multiplied, bulk_s=multiplied)
 
 
 def energy_j(

@@ -77,8 +77,8 @@ def test_trainings_on_a_gpu_draw_what_serving_constants_say(catalog: Catalog) ->
 
 SHARES, BYTES_PER_J = st.floats(0.0, 1.5), 5e9
 WORK = st.builds(
-    lambda *parts: DeviceWork(**dict(zip(("wide_s", "narrow_s", "compute_s"), map(np.asarray, parts), strict=True))),
-    *[st.floats(0.0, 10.0)] * 3,
+    lambda *parts: DeviceWork(**dict(zip(DeviceWork.__dataclass_fields__, map(np.asarray, parts), strict=True))),
+    *[st.floats(0.0, 10.0)] * 4,
 )
 CURVES = st.builds(
     PowerConstants,
@@ -87,6 +87,7 @@ CURVES = st.builds(
     narrow_share=SHARES,
     compute_share=SHARES,
     compute_exponent=st.floats(0.0, 1.0),
+    bulk_share=SHARES,
 )
 
 
@@ -96,11 +97,8 @@ def test_energy_never_falls_as_time_or_work_grows(
     curve: PowerConstants, work: DeviceWork, more: DeviceWork, seconds: float, longer: float
 ) -> None:
     energy = float(energy_over_limit_s(curve, work, seconds, BYTES_PER_J))
-    busier = DeviceWork(
-        wide_s=work.wide_s + more.wide_s,
-        narrow_s=work.narrow_s + more.narrow_s,
-        compute_s=work.compute_s + more.compute_s,
-    )
+    names = DeviceWork.__dataclass_fields__
+    busier = DeviceWork(**{name: getattr(work, name) + getattr(more, name) for name in names})
     assert energy <= float(energy_over_limit_s(curve, work, longer * seconds, BYTES_PER_J)) * (1.0 + 1e-12)
     assert energy <= float(energy_over_limit_s(curve, busier, seconds, BYTES_PER_J)) * (1.0 + 1e-12)
     assert longest_s(curve, work, energy, BYTES_PER_J) == pytest.approx(seconds, rel=1e-6)

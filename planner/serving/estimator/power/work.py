@@ -15,6 +15,8 @@ a tenth of the bytes or less. Divided by the time of the iteration these are the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
@@ -91,6 +93,7 @@ def iteration_work(
         wide_s=by_width[False] / device.memory_bandwidth_bytes_per_s,
         narrow_s=by_width[True] / device.memory_bandwidth_bytes_per_s,
         compute_s=compute,
+        bulk_s=np.where(prompt_tokens > 0, compute, 0.0),
     )
 
 
@@ -145,7 +148,13 @@ def request_work(worker: Worker, running: FloatArray, *, cached: float = 0.0, pa
         prompt_tokens=prompt / iterations,
         num_prompts=together if padded else None,
     )
-    return one.times(iterations)
+    whole = one.times(iterations)
+    if not steps > 0.0 or role is Role.DECODE:
+        return whole
+    # Of a request's iterations only those with its prompt have products of many rows: one for each chunk.
+    alone = iteration_work(worker, decodes=decodes, cached_tokens=held, prompt_tokens=np.zeros_like(prompt))
+    without = np.maximum(iterations - np.ceil(prompt / worker.limits.max_batched_tokens), 0.0)
+    return replace(whole, bulk_s=whole.compute_s - without * alone.compute_s)
 
 
 def _dense_parameters(worker: Worker) -> list[tuple[str, float]]:

@@ -59,8 +59,8 @@ def one_of(decodes: float) -> dict[str, np.ndarray]:
     return one(decodes=decodes, cached_tokens=1000.0 * decodes)
 
 
-def use(wide: float = 0.0, narrow: float = 0.0, compute: float = 0.0) -> DeviceWork:
-    return DeviceWork(wide_s=np.array(wide), narrow_s=np.array(narrow), compute_s=np.array(compute))
+def use(wide: float = 0.0, narrow: float = 0.0, compute: float = 0.0, bulk: float = 0.0) -> DeviceWork:
+    return DeviceWork(**{f"{name}_s": np.array(part) for name, part in locals().items()})
 
 
 # --- work -----------------------------------------------------------------------------------------------------------
@@ -153,6 +153,26 @@ def test_padded_ranks_compute_as_many_tokens_as_the_fullest(worker: Worker) -> N
         )
 
 
+def test_all_that_an_iteration_with_prompts_multiplies_has_many_rows(worker: Worker) -> None:
+    decodes, both = (iteration_work(worker, **one(decodes=8, cached_tokens=8000, prompt_tokens=p)) for p in (0, PROMPT))
+    assert decodes.bulk_s == 0.0
+    assert both.bulk_s == both.compute_s
+
+
+def test_a_request_shares_one_iteration_for_each_chunk_of_its_prompt(worker: Worker) -> None:
+    """Of its other iterations nothing has many rows; where requests end in each, all has."""
+    chunk, running = int(PROMPT / 4), np.array([8.0, 4.0 * OUTPUT])
+    chunked = replace(worker, limits=replace(worker.limits, max_batched_tokens=chunk))
+    context = (worker.contexts.least + worker.contexts.most) / 2.0
+    alone = iteration_work(worker, **one(decodes=8, cached_tokens=8 * context)).compute_s
+    prompt = request_work(replace(worker, role=Role.PREFILL), running).compute_s[0]
+    for number, served in ((1, worker), (4, chunked)):
+        work = request_work(served, running)
+        assert work.bulk_s[0] == pytest.approx(prompt + number * alone, rel=0.02)
+        assert work.bulk_s[1] == pytest.approx(work.compute_s[1])
+    assert (request_work(replace(worker, role=Role.DECODE), running).bulk_s == 0.0).all()
+
+
 def test_a_request_takes_less_work_the_more_run(worker: Worker) -> None:
     running = np.array([1.0, 8.0, 64.0, 256.0])
     for role in (Role.MIXED, Role.DECODE):
@@ -170,11 +190,11 @@ def test_power_rises_with_every_use_and_stays_below_the_limit() -> None:
     constants = power_calibration().constants
     idle = float(power_share(constants, use(), 5e9))
     assert idle == pytest.approx(constants.waiting_share, rel=0.01)
-    for name in ("wide", "narrow", "compute"):
+    for name in ("wide", "narrow", "compute", "bulk"):
         shares = [float(power_share(constants, use(**{name: u}), 5e9)) for u in (0.0, 0.1, 0.3, 1.0, 5.0)]
         assert shares == sorted(shares)
         assert shares[1] > idle
-    assert float(power_share(constants, use(1.0, 1.0, 1.0), 5e9)) <= 1.0
+    assert float(power_share(constants, use(1.0, 1.0, 1.0, 1.0), 5e9)) <= 1.0
 
 
 def test_unknown_limits_give_no_watts(worker: Worker) -> None:
