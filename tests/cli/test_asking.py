@@ -81,7 +81,7 @@ def test_limits_have_units() -> None:
         "tpot_p95_s": 0.05,
         "e2e_mean_s": 60.0,
     }
-    with pytest.raises(SpecError, match="no unit"):
+    with pytest.raises(SpecError, match="ttft_p99=2 has no unit; write ttft_p99=2ms or ttft_p99=2s"):
         slo_of("ttft_p99=2")
     with pytest.raises(SpecError, match="ttft_p99 is limited twice"):
         slo_of("ttft_p99=2s,ttft_p99_s=3")
