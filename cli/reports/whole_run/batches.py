@@ -9,7 +9,7 @@ from meshplan.catalogs.units import SECONDS_PER_DAY
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.configuration import config_text
 from meshplan.cli.reports.parts import paragraph
-from meshplan.cli.reports.quantities import TICK, signed_percent
+from meshplan.cli.reports.quantities import TICK, signed_percent, tokens_text
 from meshplan.planner.core.plan import Plan
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ def batches_report(study: BatchStudy, *, width: int) -> str:
     own = next((row for row in planned if row.batch == study.reference), None)
     rows: list[Row] = [
         {
-            "best": TICK if row is best else "",
+            "best": TICK if row is best else " ",
             "batch": f"{row.batch:,}",
             "config": config_text(row.plan.config) if row.plan.config else "no plan",
             "rate": "" if row.run_s is None else f"{row.tokens / row.run_s:,.0f}",
-            "tokens": f"{row.tokens:.3g}",
+            "tokens": tokens_text(row.tokens),
             "days": "" if row.run_s is None else f"{row.run_s / SECONDS_PER_DAY:,.2f}",
         }
         for row in study.rows
@@ -57,11 +57,11 @@ def batch_section(plan: Plan, width: int) -> str:
         return ""
     rows: list[Row] = [
         {
-            "best": TICK if row["batch_tokens"] == found["best_fixed_batch_tokens"] else "",
+            "best": TICK if row["batch_tokens"] == found["best_fixed_batch_tokens"] else " ",
             "batch": f"{row['batch_tokens']:,}",
             "config": "no plan" if row["config"] is None else config_text(row["config"]),
             "rate": "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
-            "tokens": f"{row['tokens']:.3g}",
+            "tokens": tokens_text(row["tokens"]),
             "days": "" if row["run_s"] is None else f"{row['run_s'] / SECONDS_PER_DAY:,.2f}",
         }
         for row in found["rows"]
