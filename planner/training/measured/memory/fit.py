@@ -45,6 +45,7 @@ from meshplan.planner.training.measured.memory.peaks import (
     safe_factors,
 )
 from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.validation.fitting import Linear, Prior, most_probable_non_negative
 from meshplan.planner.validation.held_out import leave_one_out
 
@@ -177,7 +178,8 @@ class UnseenBounds:
         count = sum(len(values) for values in used.values())
         return (
             _pooled(used).widened(self._margin(framework)),
-            f"{count} measured peaks of {', '.join(used)}, none of {framework} itself",
+            f"{count} measured peaks of {', '.join(used)}, none of "
+            f"{'the framework' if framework == ANY_FRAMEWORK.name else framework} itself",
         )
 
     def _alike(self, framework: str, among: Mapping[str, tuple[PeakParts, ...]]) -> Mapping[str, tuple[PeakParts, ...]]:
