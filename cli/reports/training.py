@@ -235,6 +235,13 @@ def describe(spec: Mapping[str, Any]) -> str:
     return model_on_cluster(spec)
 
 
+def short_answer(document: Mapping[str, Any]) -> str:
+    """Degrees and step time, for lists of plans."""
+    if not document["config"]:
+        return ""
+    return f"{config_text(document['config'])}, {format_duration(document['predicted']['iteration_s']['value'])} a step"
+
+
 def top_columns(plan: Plan) -> Sequence[Column]:
     """Columns of :func:`top_rows`."""
     return mixed.COLUMNS if mixed.is_mixed(plan.config) else TOP_COLUMNS

@@ -226,6 +226,11 @@ def describe(spec: Mapping[str, Any]) -> str:
     return model_on_cluster(spec)
 
 
+def short_answer(document: Mapping[str, Any]) -> str:
+    """Workers and their layouts, for lists of plans."""
+    return next((str(row["label"]) for row in document["alternatives"] if row.get("chosen")), "")
+
+
 def top_columns(plan: Plan) -> Sequence[Column]:
     """Columns of :func:`top_rows`; of vectors and scores nobody waits for a second token."""
     if plan.spec["workload"].get("task", "generate") == "generate":
