@@ -278,7 +278,7 @@ def _named(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _unlike(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _unlike(documents: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Configurations without what all parts (pools, stages) of all of them have alike, where their parts have other
     names: a prefill and a decode pool in place of a mixed one differ from it in their degrees, and not in each setting
     that all three share.

@@ -149,10 +149,10 @@ def fit_text(plan: Plan) -> str:
 
 def headline(plan: Plan, width: int) -> str:
     """The question, the status and the gap, and a warning where the plan's memory is not safe."""
-    told = paragraph(question_text(plan.spec, plan.config), width) + paragraph(status_text(plan), width)
+    head = paragraph(question_text(plan.spec, plan.config), width) + paragraph(status_text(plan), width)
     if "admitted_by" in plan.solution and "oom" not in plan.solution:
-        told += paragraph(f"Warning: with these pins {fit(plan)}.", width)
-    return told
+        head += paragraph(f"Warning: with these pins {fit(plan)}.", width)
+    return head
 
 
 def mapping_section(plan: Plan, width: int) -> str:

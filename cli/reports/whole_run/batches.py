@@ -43,11 +43,11 @@ def batches_report(study: BatchStudy, *, width: int) -> str:
         }
         for row in study.rows
     ]
-    told = f"The best fixed batch is {best.batch:,} tokens"
+    summary = f"The best fixed batch is {best.batch:,} tokens"
     if own is not None and own.run_s is not None and own is not best:
-        told += f": {signed_percent(schedule.fixed_s / own.run_s - 1.0)} time beside your {own.batch:,}"
+        summary += f": {signed_percent(schedule.fixed_s / own.run_s - 1.0)} time beside your {own.batch:,}"
     table = rendered_rows(rows, _COLUMNS, Format.TABLE, title="The same loss at every batch", width=width)
-    return table + paragraph(f"{told}.", width) + paragraph(_schedule_text(study), width)
+    return table + paragraph(f"{summary}.", width) + paragraph(_schedule_text(study), width)
 
 
 def batch_section(plan: Plan, width: int) -> str:

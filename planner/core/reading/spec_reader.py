@@ -12,7 +12,7 @@ from meshplan.catalogs.flag_names import keys_meant
 from meshplan.catalogs.units import parse_total_tokens
 from meshplan.catalogs.untrusted.commas import without_comma
 from meshplan.planner.core.reading.spec_fields import TOTAL_TOKENS, SpecModel, TimeInSeconds, Whole
-from meshplan.planner.core.reading.words import told
+from meshplan.planner.core.reading.words import refusal_text
 
 # Sections that may have the key which was written in another one; of a key that more have nobody can say what is meant.
 MOST_PLACES = 2
@@ -131,7 +131,7 @@ def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:
         return Problem(path=path, message=f"unknown key{_meant_key(model, parts)}")
     if error["type"] == "missing":
         return Problem(path=path, message="is required")
-    return Problem(path=path, message=f"{told(error)}{without_comma(error.get('input'))}")
+    return Problem(path=path, message=f"{refusal_text(error)}{without_comma(error.get('input'))}")
 
 
 def _meant_key(model: type[SpecModel], path: Sequence[Any]) -> str:

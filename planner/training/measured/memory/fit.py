@@ -107,19 +107,19 @@ def solve(peaks: Sequence[Peak], prior: Prior, noise: Callable[[Peak], float] = 
         noise: standard deviation of a peak about what the constants explain, over the peak.
     """
 
-    def told(theta: FloatArray) -> list[Peak]:
+    def counting(theta: FloatArray) -> list[Peak]:
         return [peak for peak in peaks if peak.counts(theta)]
 
     def error(theta: FloatArray) -> float:
         off = []
-        for peak in told(theta):
+        for peak in counting(theta):
             slope, base = peak.linear(theta)
             off.append((float(slope @ theta) + base - peak.measured) / (noise(peak) * peak.measured))
         return float(np.square(off).sum() + np.square((theta - prior.mean) / prior.spread).sum())
 
     theta = best = prior.mean
     for _ in range(ITERATIONS):
-        known = told(theta)
+        known = counting(theta)
         if not known:
             break
         worst = [peak.linear(theta) for peak in known]
