@@ -39,6 +39,10 @@ _MEANT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qps", "rps", "request_rate"), ("request_rate_per_s",)),
     "max_concurrency": ("concurrency",),
     "num_prompts": ("num_requests",),
+    **dict.fromkeys(("num_tokens", "total_tokens", "train_tokens", "training_tokens"), ("num_training_tokens",)),
+    **dict.fromkeys(("engine", "framework", "backend"), ("target",)),
+    **dict.fromkeys(("adapter", "lora", "peft", "finetune", "fine_tuning", "finetuning"), ("phase", "lora_rank")),
+    **dict.fromkeys(("dtype", "torch_dtype"), ("precision", "quantization")),
 }
 
 

@@ -262,20 +262,24 @@ def _decimal(value: float) -> str:
 # Unit, its seconds, from how many of it on it is chosen, digits.
 _DURATIONS = (("d", 86400.0, 2, 1), ("h", 3600.0, 2, 1), ("min", 60.0, 10, 1), ("s", 1.0, 1, 2), ("ms", 1e-3, 1, 1))
 
+# From here on no digits after the point: of days, as every other unit is below it.
+_WHOLE_FROM = 1000.0
+
 
 def format_duration(value: float) -> str:
     """The unit a person would choose.
 
     >>> format_duration(0.0123), format_duration(4.2), format_duration(2 * 86400)
     ('12.3 ms', '4.20 s', '2.0 d')
-    >>> format_duration(130.0), format_duration(1220.7)
-    ('130.00 s', '20.3 min')
+    >>> format_duration(130.0), format_duration(1220.7), format_duration(2307.93 * 86400)
+    ('130.00 s', '20.3 min', '2,308 d')
     """
     if not math.isfinite(value):
         return "∞" if value > 0 else str(value)
     for unit, factor, least, digits in _DURATIONS:
         if abs(value) >= least * factor:
-            return f"{value / factor:.{digits}f} {unit}"
+            shown = value / factor
+            return f"{shown:,.0f} {unit}" if abs(shown) >= _WHOLE_FROM else f"{shown:.{digits}f} {unit}"
     return f"{value / 1e-6:.1f} us"
 
 

@@ -375,6 +375,9 @@ def slo_of(text: str) -> dict[str, float]:
         try:
             # A key that names its unit is read as in a spec.
             is_named = match["unit"] is not None
+            if not is_named and match["limit"].replace(".", "", 1).isdigit():
+                given = f"{match['key']}={match['limit']}"
+                raise _problem("--slo", f"{given} has no unit; write {given}ms or {given}s")
             if f"{match['key']}_s" in limits:
                 raise _problem("--slo", f"{match['key']} is limited twice; keep one")
             limits[f"{match['key']}_s"] = (

@@ -153,12 +153,12 @@ def _plan(document: Mapping[str, Any]) -> Plan:
 def _report(job: Mapping[str, Any], on_progress: OnProgress | None) -> None:
     from meshplan.planner.core.solution import Progress
 
-    told = job["progress"]
+    reported = job["progress"]
     if on_progress is None:
         return
-    numbers = {name: told.get(name) for name in ("incumbent", "bound")}
+    numbers = {name: reported.get(name) for name in ("incumbent", "bound")}
     known = {
         name: value if isinstance(value, float) and math.isfinite(value) else None for name, value in numbers.items()
     }
-    note = str(told.get("note") or job["state"])
-    on_progress(Progress(incumbent=known["incumbent"], bound=known["bound"], note=note, unit=str(told.get("unit", ""))))
+    note, unit = str(reported.get("note") or job["state"]), str(reported.get("unit", ""))
+    on_progress(Progress(incumbent=known["incumbent"], bound=known["bound"], note=note, unit=unit))

@@ -15,6 +15,7 @@ _GROUP = re.compile(
     r"\s*(?P<count>\d{1,7})\s*[xX×*]\s*(?P<name>[\w. -]+?)\s*|"
     r"\s*(?P<name2>[\w. -]+?)\s*[xX×*]\s*(?P<count2>\d{1,7})\s*"
 )
+_RUN_TOGETHER = re.compile(r"\s*(?P<count>\d{1,7})\s*(?P<name>[A-Za-z][\w.-]*)\s*")
 # Makers' own node types come before those of one cloud, and boards with the fastest links before PCIe cards.
 _PREFERRED = ("dgx-", "hgx-", "gb200-", "gb300-", "hls-")
 
@@ -22,25 +23,45 @@ _PREFERRED = ("dgx-", "hgx-", "gb200-", "gb300-", "hls-")
 def cluster_of(text: str, catalog: Catalog) -> tuple[dict[str, Any], int | None]:
     """The cluster that ``16xH100`` or ``2xdgx-h100,8xA100`` means, and the most devices where a node is not full.
 
-    GPUs stand in the maker's own nodes (H100 → dgx-h100), as many as are needed.
+    GPUs stand in the maker's own nodes (H100 → dgx-h100), as many as are needed. Of several types each node that is not
+    full says how many of its devices may be used, and there is no limit on all together.
 
     Raises:
         SpecError: a group cannot be read, or names nothing in the catalog.
     """
-    groups: dict[str, int] = {}
-    most, there = 0, 0
+    used: dict[str, int] = {}
+    types: dict[str, NodeType] = {}
     for part in text.split(","):
         match = _GROUP.fullmatch(part)
         if match is None:
-            raise _problem(f"{part.strip()!r} is not read; write 16xH100, or 2xdgx-h100 for whole nodes")
+            run_together = _RUN_TOGETHER.fullmatch(part)
+            meant = "" if run_together is None else f"; did you mean {run_together['count']}x{run_together['name']}?"
+            raise _problem(f"{part.strip()!r} is not read; write 16xH100, or 2xdgx-h100 for whole nodes{meant}")
         count, name = int(match["count"] or match["count2"]), str(match["name"] or match["name2"])
         node, devices = _node_of(name, count, catalog)
-        nodes = -(-devices // node.num_devices)
-        groups[node.slug] = groups.get(node.slug, 0) + nodes
-        most, there = most + devices, there + nodes * node.num_devices
-    return {"nodes": [{"type": slug, "count": count} for slug, count in groups.items()]}, (
-        most if most < there else None
-    )
+        types[node.slug] = node
+        used[node.slug] = used.get(node.slug, 0) + devices
+    if len(types) > 1:
+        return {"nodes": [_part_nodes(node, used[slug]) for slug, node in types.items()]}, None
+    [(slug, node)] = types.items()
+    nodes = -(-used[slug] // node.num_devices)
+    is_full = used[slug] == nodes * node.num_devices
+    return {"nodes": [{"type": slug, "count": nodes}]}, None if is_full else used[slug]
+
+
+def _part_nodes(node: NodeType, devices: int) -> dict[str, Any]:
+    """An entry of ``cluster.nodes`` beside other types: a limit on all devices together would let one type stand in for
+    another, so nodes that are not full say how many of their devices there are.
+    """
+    nodes = -(-devices // node.num_devices)
+    if devices == nodes * node.num_devices:
+        return {"type": node.slug, "count": nodes}
+    if devices % nodes:
+        raise _problem(
+            f"{devices} GPUs beside others are spread evenly over {nodes} nodes of {node.num_devices} ({node.slug}): "
+            f"write {devices // nodes * nodes} or {(devices // nodes + 1) * nodes}"
+        )
+    return {"type": node.slug, "count": nodes, "devices": devices // nodes}
 
 
 def _node_of(name: str, count: int, catalog: Catalog) -> tuple[NodeType, int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Literal, Protocol
 
 _LEAST_WRAPPED_WIDTH = 8  # narrower columns of broken words are unreadable
 _BETWEEN = "  "  # columns
+_SEPARATORS = "/._-"  # of ids, keys and addresses, after which a line may end
 _PLAIN = frozenset("✔–—…×·→−§±≤≥µ")  # what our cells have besides ASCII, one cell of a terminal wide each
 _MARKUP = frozenset("[:")  # what a heading may have that rich reads as markup
 
@@ -106,6 +107,23 @@ def _broken(text: str, size: int) -> list[str]:
     return lines
 
 
+def _with_breaks(text: str, size: int) -> str:
+    r"""A text whose words of more than ``size`` characters (ids, URLs) have line ends after their separators.
+
+    >>> _with_breaks("Qwen/Qwen2.5-7B-Instruct", 18)
+    'Qwen/Qwen2.5-7B-\nInstruct'
+    """
+    return " ".join("\n".join(_pieces(word, size)) for word in text.split(" "))
+
+
+def _pieces(word: str, size: int) -> Iterator[str]:
+    """A word in parts of at most ``size`` characters, each to its last separator; the rest whole where it has none."""
+    while len(word) > size and (end := 1 + max(word.rfind(sign, 0, size) for sign in _SEPARATORS)) > 0:
+        yield word[:end]
+        word = word[end:]
+    yield word
+
+
 def _is_plain(text: str) -> bool:
     """Whether each character is one cell wide on any terminal, and stays where it is."""
     return (text == " " or text == text.strip()) and all(" " <= one <= "~" or one in _PLAIN for one in text)
@@ -125,9 +143,12 @@ def any_lines(columns: Sequence[Heading], cells: Sequence[Sequence[str]], *, tit
         table.add_column(column.title, justify=justify, overflow="fold", no_wrap=not column.wrap)
         widest = max(len(text) for text in (column.title, *(line[index] for line in cells)))
         least += (min(widest, _LEAST_WRAPPED_WIDTH) if column.wrap else widest) + (2 if index else 0)
+    whole = [max(map(len, texts)) for texts in zip((column.title for column in columns), *cells, strict=True)]
+    sizes = _fitting_sizes(columns, whole, width - len(_BETWEEN) * (len(columns) - 1))
     for line in cells:
+        shown = zip(columns, line, sizes, strict=True)
         # Text, not str: brackets are no markup.
-        table.add_row(*map(Text, line))
+        table.add_row(*(Text(_with_breaks(text, size) if column.wrap else text) for column, text, size in shown))
     text = io.StringIO()
     if least > width:
         table.padding = 0

@@ -148,9 +148,9 @@ def compare_plans(plans: Sequence[Plan]) -> Comparison:
     return Comparison(
         plan_ids=tuple(plan.plan_id for plan in plans),
         question=question,
-        rests_on=_differences([_inputs(plan, same_question=not question) for plan in plans]),
+        rests_on=_differences(_of_one_machine([_inputs(plan, same_question=not question) for plan in plans])),
         proof=_differences([{key: plan.solution[key] for key in _PROOF if key in plan.solution} for plan in plans]),
-        choices=_differences([plan.config or _scalars(plan.answer) for plan in plans]),
+        choices=_differences(_unlike([plan.config or _scalars(plan.answer) for plan in plans])),
         metrics=tuple(_metric_difference(name, plans) for name in _metric_names(plans)),
         reasons=tuple(reason(plans[0], other) for other in plans[1:]),
     )
@@ -256,11 +256,46 @@ def _flattened(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
     for key, value in document.items():
         if isinstance(value, Mapping):
             yield from _flattened(value, f"{prefix}{key}.")
-        elif isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
-            named = {str(item.get("role", place)): item for place, item in enumerate(value)}
-            yield from _flattened(named, f"{prefix}{key}.")
+        elif _is_of_parts(value):
+            yield from _flattened(_named(value), f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
+
+
+def _is_of_parts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def _named(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Parts of a configuration by their role, numbered where several have it (``mixed_1``), else by their place."""
+    roles = [str(part.get("role", place)) for place, part in enumerate(parts)]
+    names = [
+        role if roles.count(role) == 1 else f"{role}_{roles[: at + 1].count(role)}" for at, role in enumerate(roles)
+    ]
+    return {
+        name: {key: value for key, value in part.items() if key != "role"}
+        for name, part in zip(names, parts, strict=True)
+    }
+
+
+def _unlike(documents: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Configurations without what all parts (pools, stages) of all of them have alike, where their parts have other
+    names: a prefill and a decode pool in place of a mixed one differ from it in their degrees, and not in each setting
+    that all three share.
+    """
+    lists = [key for key, value in documents[0].items() if all(_is_of_parts(one.get(key)) for one in documents)]
+    unlike = [dict(document) for document in documents]
+    for key in lists:
+        parts = [{name: dict(_flattened(part)) for name, part in _named(one[key]).items()} for one in documents]
+        if all(own.keys() == parts[0].keys() for own in parts):
+            continue
+        each = [part for own in parts for part in own.values()]
+        alike = {name for name in each[0] if all(name in part and part[name] == each[0][name] for part in each)}
+        for document, own in zip(unlike, parts, strict=True):
+            document[key] = {
+                name: {leaf: value for leaf, value in part.items() if leaf not in alike} for name, part in own.items()
+            }
+    return unlike
 
 
 def _question(plan: Plan) -> Mapping[str, Any]:
@@ -280,6 +315,16 @@ def _inputs(plan: Plan, *, same_question: bool) -> dict[str, Any]:
     parts = {key: value for key, value in plan.provenance.items() if key not in _NO_INPUT}
     sources = parts.pop("sources", {})
     return {**catalog, **parts, "source": sources}
+
+
+def _of_one_machine(inputs: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Constants of serving without the node type that they are of, where each plan has those of one: the question says
+    which, and what differs then stands in one line.
+    """
+    own = [one.get("calibration", {}) for one in inputs]
+    if not all(len(one) == 1 and all(isinstance(part, Mapping) for part in one.values()) for one in own):
+        return inputs
+    return [{**one, "calibration": next(iter(one["calibration"].values()))} for one in inputs]
 
 
 def _scalars(answer: Mapping[str, Any] | None) -> dict[str, Any]:

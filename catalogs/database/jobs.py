@@ -249,8 +249,8 @@ class Jobs:
             job: the claim.
             progress: what to tell those who wait; None leaves what was told before.
         """
-        told = {} if progress is None else {"progress": dict(progress)}
-        change = sa.update(jobs).where(_held(job)).values(beat_s=clock(), **told).returning(jobs.c.cancel_asked)
+        reported = {} if progress is None else {"progress": dict(progress)}
+        change = sa.update(jobs).where(_held(job)).values(beat_s=clock(), **reported).returning(jobs.c.cancel_asked)
         with queueing(self.engine) as connection:
             row = connection.execute(change).first()
         if row is None:

@@ -70,12 +70,12 @@ def _fetched(url: str, model: str) -> bytes:
             403: f"{model} is gated: {by_hand}",
             404: f"there is no model {model} with a {CONFIG_FILE}: check the id",
         }
-        told = reasons.get(error.code, f"it answers {error.code}: {by_hand}")
-        raise ModelConfigError(f"{url}: {told}") from error
+        meaning = reasons.get(error.code, f"it answers {error.code}: {by_hand}")
+        raise ModelConfigError(f"{url}: {meaning}") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        told = why(reason) if isinstance(reason, Exception) else shown(str(reason))
-        raise ModelConfigError(f"{url} cannot be fetched ({told}); {by_hand}") from error
+        cause = why(reason) if isinstance(reason, Exception) else shown(str(reason))
+        raise ModelConfigError(f"{url} cannot be fetched ({cause}); {by_hand}") from error
     if len(content) > MAX_CONFIG_BYTES:
         raise ModelConfigError(f"{url} is larger than {MAX_CONFIG_BYTES} bytes: not a model configuration")
     return content

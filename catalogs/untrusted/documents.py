@@ -91,20 +91,27 @@ def read_text(path: Path, most_bytes: int) -> str:
     """The text of a file, which may also be a pipe; a byte-order mark is left out, Windows line ends become plain.
 
     Raises:
-        DocumentError: it is larger, or no UTF-8.
+        DocumentError: it is larger, a folder, or no UTF-8; the words leave out the path, which callers name.
         OSError: it cannot be read.
     """
     if path.is_dir():
-        raise DocumentError(f"{path} is a folder; give a file")
+        raise DocumentError("it is a folder; give a file")
     with path.open("rb") as stream:
         content = stream.read(most_bytes + 1)
     if len(content) > most_bytes:
         size = path.stat().st_size
-        raise DocumentError(f"{path} has {max(size, len(content))} bytes; at most {most_bytes} are read")
+        raise DocumentError(f"it has {max(size, len(content)):,} bytes; at most {most_bytes:,} are read")
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise DocumentError(f"{path} is no text in UTF-8: {error}") from error
+        raise DocumentError(f"it is not UTF-8: {not_utf8(error)}; save it as UTF-8") from error
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Where a text stops being UTF-8, as an editor counts."""
+    before = error.object[: error.start]
+    line, column = before.count(b"\n") + 1, len(before) - (before.rfind(b"\n") + 1) + 1
+    return f"byte 0x{error.object[error.start]:02x} in line {line}, column {column}"
 
 
 def parse(text: str, *, is_json: bool, name: str, reads_infinity: bool = False) -> Any:
@@ -131,9 +138,19 @@ def parse(text: str, *, is_json: bool, name: str, reads_infinity: bool = False) 
             _require_small(text)
             document = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a safe loader; the rule knows them by name
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise DocumentError(f"{name} is not {'JSON' if is_json else 'YAML'} that meshplan reads: {error}") from error
+        form, why = "JSON" if is_json else "YAML", _in_one_line(error)
+        raise DocumentError(f"{name} is not {form} that meshplan reads: {why}") from error
     require_plain(document, name)
     return document
+
+
+def _in_one_line(error: Exception) -> str:
+    """What a parser found and where: YAML's own text has a line for each, and calls the file ``<unicode string>``."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(error)
+    parts = (getattr(error, "context", None), getattr(error, "problem", None))
+    return f"line {mark.line + 1}, column {mark.column + 1}: {', '.join(part for part in parts if part)}"
 
 
 def require_plain(document: Any, name: str) -> None:
@@ -231,7 +248,7 @@ class _Expansion:
         above, so_far = self._open[-1]
         self._open[-1] = (above, so_far + size)
         if so_far + size > self._most:
-            raise _Refused(f"its aliases add more than {MAX_ALIAS_EXPANSION} characters; write the values out")
+            raise _Refused(f"its aliases add more than {MAX_ALIAS_EXPANSION:,} characters; write the values out")
 
 
 def _require_small(text: str) -> None:

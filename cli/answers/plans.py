@@ -22,18 +22,20 @@ Choices = Mapping[str, int | str | bool]
 
 
 def listed_plan(row: PlanRow) -> dict[str, Any]:
-    """A stored plan in a list: its question in short, its status, what it is called."""
+    """A stored plan in a list: its question and its answer in short, its status, what it is called."""
     from meshplan.cli.reports.plan import report_of
 
     document: Any = row.document
     try:
-        question, status = report_of(row.kind).describe(document["spec"]), str(document["solution"]["status"])
+        kind, status = report_of(row.kind), str(document["solution"]["status"])
+        question, answer = kind.describe(document["spec"]), kind.short_answer(document)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        question, status = "", "damaged: meshplan plans delete"
+        question, answer, status = "", "", "damaged: meshplan plans delete"
     return {
         "plan_id": row.plan_id,
         "kind": row.kind,
         "question": question,
+        "answer": answer,
         "status": status,
         "tag": row.tag,
         "name": row.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -150,7 +151,9 @@ def _explain_instead(made: Plan, choices: Choices, catalog: Catalog, form: Forma
         verdict = f"{label} instead: {found.reason}" if found.other else f"no plan with {label}: {found.reason}"
         sections = [paragraph(verdict, width)]
         if found.comparison is not None:
-            sections += [choices_section(found.comparison, width), metrics_section(found.comparison, width)]
+            # the other is not stored, so its id would lead nowhere
+            named = replace(found.comparison, plan_ids=("this plan", "instead"))
+            sections += [choices_section(named, width), metrics_section(named, width)]
         show_text("\n".join(section for section in sections if section))
     else:
         show_document(found.to_document(made), form)

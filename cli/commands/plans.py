@@ -9,7 +9,7 @@ import typer
 
 from meshplan.cli.database import note, open_catalog, warn
 from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
-from meshplan.cli.render import Column, Format, show_document, show_rows, terminal_width
+from meshplan.cli.render import Column, Format, Row, show_document, show_rows, terminal_width
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,14 +24,21 @@ app = typer.Typer(
     help="Stored plans and what was measured for them.",
 )
 
+
+def _answer_or_status(row: Row) -> str:
+    """The answer, and how sure it is where it is not optimal."""
+    parts = (row["answer"], "" if row["status"] == "optimal" else row["status"])
+    return ", ".join(part for part in parts if part)
+
+
 _LIST_COLUMNS = (
     Column(key="plan_id", title="Plan", wrap=False),
-    Column(key="kind", title="Kind", wrap=False),
+    Column(key="kind", title="Kind"),
     Column(key="question", title="Question"),
-    Column(key="status", title="Status", wrap=False),
+    Column(key="answer", title="Answer", derive=_answer_or_status),
     Column(key="tag", title="Tag", optional=True),
     Column(key="name", title="Name", optional=True),
-    Column(key="created_at", title="Stored", text=lambda text: text[:16].replace("T", " ")),
+    Column(key="created_at", title="Stored", text=lambda text: text[:10], wrap=False),
 )
 
 

@@ -30,6 +30,15 @@ def describe(spec: Mapping[str, Any]) -> str:
     return model_on_cluster(spec)
 
 
+def short_answer(document: Mapping[str, Any]) -> str:
+    """Replicas, their devices and the latency, for lists of plans."""
+    if not document["config"]:
+        return ""
+    replicas, devices = int(document["config"]["replicas"]), int(document["solution"]["num_devices"])
+    latency = format_duration(document["predicted"]["latency_s"]["value"])
+    return f"{counted(replicas, 'replica')} on {counted(devices, 'device')}, {latency}"
+
+
 def report(plan: Plan, *, width: int) -> str:
     """The complete report; an infeasible plan names the binding constraint and the least change that helps."""
     if not plan.config:

@@ -21,6 +21,14 @@ def describe(spec: Mapping[str, Any]) -> str:
     return f"{spec['model']} on {machines}"
 
 
+def short_answer(document: Mapping[str, Any]) -> str:
+    """Engine, machines and the time of a token of the way that was chosen, for lists of plans."""
+    chosen = next((row for row in document["alternatives"] if row["why"] == "chosen"), None)
+    if chosen is None:
+        return ""
+    return f"{chosen['engine']} on {chosen['machines']}, {format_duration(chosen['time_per_token_s'])} a token"
+
+
 def report(plan: Plan, *, width: int) -> str:
     """The complete report; an infeasible plan names what binds and the least change that helps."""
     if not plan.config:

@@ -92,6 +92,12 @@ def describe(spec: Mapping[str, Any]) -> str:
     return stand_alone.describe(spec)
 
 
+def short_answer(document: Mapping[str, Any]) -> str:
+    """What an hour of the fleet costs, for lists of plans."""
+    cost = document["predicted"].get("usd_per_hour")
+    return "" if cost is None else f"{format_usd(cost['value'])}/h"
+
+
 def top_columns(plan: Plan) -> Sequence[Column]:
     """Columns of :func:`top_rows`."""
     return UNIT_COLUMNS if is_market_plan(plan) else stand_alone.top_columns(plan)

@@ -19,9 +19,15 @@ MOST_REASONS = 8
 def cluster_text(cluster: Mapping[str, Any]) -> str:
     """The hardware of a spec: node groups, or devices by node."""
     if cluster.get("nodes"):
-        return " + ".join(f"{group['count']} × {group['type']}" for group in cluster["nodes"])
+        return " + ".join(_nodes_text(group) for group in cluster["nodes"])
     devices = cluster.get("devices", {})
     return f"{counted(devices.get('nodes', 0), 'node')} of {devices.get('per_node')} × {devices.get('type')}"
+
+
+def _nodes_text(group: Mapping[str, Any]) -> str:
+    """Nodes of one type, and how many of their devices are used where not all may be."""
+    part = f" ({counted(group['devices'], 'device')} of each)" if group.get("devices") else ""
+    return f"{group['count']} × {group['type']}{part}"
 
 
 def model_on_cluster(spec: Mapping[str, Any]) -> str:

@@ -29,6 +29,9 @@ class Report(Protocol):
     def describe(self, spec: Mapping[str, Any]) -> str:
         """The question in short, for lists of plans."""
 
+    def short_answer(self, document: Mapping[str, Any]) -> str:
+        """The answer of a plan's document in short, for lists of plans; empty where it is a table of its own."""
+
     def report(self, plan: Plan, *, width: int) -> str:
         """The plan for people."""
 

@@ -44,16 +44,18 @@ LATENCY_TITLES = {
     "e2e": "end-to-end latency",
 }
 TICK = "✔"  # marks the chosen row, and an SLO that is met
+_AS_FACTOR = 10.0  # from which on a change is shown as a factor
 _GIB = 2**30
 _BAR_WIDTH = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 JOULES_PER_KWH = 3.6e6
+_KILO = 1e3
 # Metric → (what one of the unit is in SI, unit).
 _SCALED = {
     "energy_j_per_step": (JOULES_PER_KWH, "kWh"),
     "energy_j_per_token": (1.0, "J"),
-    "energy_per_item_j": (1e3, "kJ"),
-    "power_w": (1e3, "kW"),
+    "energy_per_item_j": (_KILO, "kJ"),
+    "power_w": (_KILO, "kW"),  # below one in watts
 }
 
 
@@ -70,6 +72,8 @@ def metric_text(name: str, value: float) -> str:
 
     >>> metric_text("mfu", 0.5168), metric_text("iteration_s", 57.6), metric_text("tokens_per_s", 72821.03)
     ('51.7%', '57.60 s', '72,821')
+    >>> metric_text("power_w", 54.5), metric_text("power_w", 4970.0)
+    ('54.5 W', '4.97 kW')
     """
     if name in ("mfu", "hfu", "effective_training_time_ratio"):
         return percent(value)
@@ -80,7 +84,7 @@ def metric_text(name: str, value: float) -> str:
     if name.startswith("usd"):
         return format_usd(value)
     if name in _SCALED:
-        scale, unit = _SCALED[name]
+        scale, unit = (1.0, "W") if name == "power_w" and abs(value) < _KILO else _SCALED[name]
         return f"{value / scale:,.3g} {unit}"
     if name.endswith("_bytes"):
         return format_bytes(value)
@@ -107,6 +111,38 @@ def short_interval_text(name: str, interval: Mapping[str, Any]) -> str:
     return f"{value} … {high}" if value and high.endswith(f" {unit}") else text
 
 
+def latency_name(key: str) -> str:
+    """A latency of a spec or a plan as its field writes it.
+
+    >>> latency_name("ttft_p99_s"), latency_name("e2e_mean_s")
+    ('TTFT p99', 'E2E mean')
+    """
+    latency, _, percentile = key.removesuffix("_s").partition("_")
+    return f"{latency.upper()} {percentile}"
+
+
+def rate_text(per_s: float) -> str:
+    """Requests a second, to three digits.
+
+    >>> rate_text(1.0), rate_text(2.304), rate_text(1200.0)
+    ('1 request/s', '2.3 requests/s', '1,200 requests/s')
+    """
+    shown = float(f"{per_s:.3g}")
+    return f"{shown:,g} {'request' if shown == 1.0 else 'requests'}/s"
+
+
+def tokens_text(count: float) -> str:
+    """Tokens of a whole run with the prefixes that ``--tokens`` reads.
+
+    >>> tokens_text(6.25e11), tokens_text(15e12), tokens_text(5e8)
+    ('625B', '15T', '500M')
+    """
+    for prefix, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if count >= factor:
+            return f"{count / factor:.3g}{prefix}"
+    return f"{count:,.0f}"
+
+
 def percent(share: float) -> str:
     """A share.
 
@@ -117,11 +153,13 @@ def percent(share: float) -> str:
 
 
 def signed_percent(change: float) -> str:
-    """A relative change, its sign always shown.
+    """A relative change, its sign always shown; ten times and more as a factor.
 
-    >>> signed_percent(0.25), signed_percent(-0.015)
-    ('+25.0%', '−1.5%')
+    >>> signed_percent(0.25), signed_percent(-0.015), signed_percent(198.08)
+    ('+25.0%', '−1.5%', '×199')
     """
+    if change >= _AS_FACTOR - 1.0:
+        return f"×{1.0 + change:,.0f}"
     return f"{'−' if change < 0 else '+'}{percent(abs(change))}"
 
 

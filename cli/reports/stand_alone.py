@@ -33,6 +33,11 @@ def describe(spec: Mapping[str, Any]) -> str:
     return str(spec.get("name", ""))
 
 
+def short_answer(_document: Mapping[str, Any]) -> str:
+    """Nothing: such an answer is a table."""
+    return ""
+
+
 def top_columns(_plan: Plan) -> Sequence[Column]:
     """Columns of :func:`top_rows`."""
     return (Column(key="field", title="Answer"), Column(key="value", title="value"))

@@ -41,9 +41,10 @@ from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
 from meshplan.planner.training.admission import shortage_text
-from meshplan.planner.training.explanation import Explanation, admitted, calibration, fit, memory_basis
+from meshplan.planner.training.explanation import Explanation, admitted, calibration, fit, memory_basis, width_text
 
 _RANK_COLUMN = "first_stage"
+_VISIBLY_WIDER = 0.01  # of a half-width: what rounding to a percent hides
 _RATE = "tokens_per_s_per_device"
 NOT_COMPONENTS = {"typical_bytes", "safe_bytes"}
 _COMPONENT_TITLES = {"host": "on host", "optimizer": "optim.", "activations": "activ.", "gradients": "grads"}
@@ -148,10 +149,10 @@ def fit_text(plan: Plan) -> str:
 
 def headline(plan: Plan, width: int) -> str:
     """The question, the status and the gap, and a warning where the plan's memory is not safe."""
-    told = paragraph(question_text(plan.spec, plan.config), width) + paragraph(status_text(plan), width)
+    head = paragraph(question_text(plan.spec, plan.config), width) + paragraph(status_text(plan), width)
     if "admitted_by" in plan.solution and "oom" not in plan.solution:
-        told += paragraph(f"Warning: with these pins {fit(plan)}.", width)
-    return told
+        head += paragraph(f"Warning: with these pins {fit(plan)}.", width)
+    return head
 
 
 def mapping_section(plan: Plan, width: int) -> str:
@@ -234,6 +235,13 @@ def describe(spec: Mapping[str, Any]) -> str:
     return model_on_cluster(spec)
 
 
+def short_answer(document: Mapping[str, Any]) -> str:
+    """Degrees and step time, for lists of plans."""
+    if not document["config"]:
+        return ""
+    return f"{config_text(document['config'])}, {format_duration(document['predicted']['iteration_s']['value'])} a step"
+
+
 def top_columns(plan: Plan) -> Sequence[Column]:
     """Columns of :func:`top_rows`."""
     return mixed.COLUMNS if mixed.is_mixed(plan.config) else TOP_COLUMNS
@@ -291,16 +299,17 @@ def calibration_text(plan: Plan, width: int) -> str:
     bound = memory_basis(plan)
     held = paragraph(f"Safe memory: {bound}.", width) if bound else ""
     unvalidated = plan.provenance.get("not_validated", ())
-    wider = "".join(paragraph(f"Not validated: {what}.{_wider(plan, what)}", width) for what in unvalidated)
-    return paragraph(f"Intervals: {basis}.", width) + held + wider
+    doubts = "".join(paragraph(f"Not validated: {what}.", width) for what in unvalidated)
+    return paragraph(f"Intervals: {basis}{_wider(plan)}.", width) + held + doubts
 
 
-def _wider(plan: Plan, what: str) -> str:
-    """The interval where an unvalidated choice widens it."""
+def _wider(plan: Plan) -> str:
+    """How far the step's interval reaches where what is not validated widens it visibly."""
     step = plan.predicted["iteration_s"]
-    if not what.startswith(("pipeline schedule", "vocabulary parallelism")):
+    spread = step.high / step.value - 1.0
+    if spread < plan.provenance["calibration"]["time_error_p90"] + _VISIBLY_WIDER:
         return ""
-    return f" Times and rates are given within ±{percent(step.high / step.value - 1.0)} for it."
+    return f"; here {width_text(spread)}, for what is not validated"
 
 
 def memory_section(plan: Plan, width: int) -> str:

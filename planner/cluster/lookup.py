@@ -158,6 +158,40 @@ def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> No
     )
 
 
+def node_of(index: int, spec: ClusterSpec, catalog: Catalog, problems: Problems) -> NodeType | None:
+    """The node type of ``cluster.nodes[index]`` with the links that the spec states, and no more devices than it lets
+    be used; None after adding a problem.
+    """
+    asked, where = (spec.nodes or [])[index], f"cluster.nodes[{index}]"
+    try:
+        node = catalog.node_type(asked.type)
+    except UnknownEntryError as error:
+        problems.say(f"{where}.type", f"{error} (see: meshplan catalog list nodes)")
+        return None
+    if asked.devices is not None and asked.devices < node.num_devices:
+        if node.num_hosts > 1 or node.pair_links:
+            what = "is a rack of several hosts" if node.num_hosts > 1 else "joins its devices in pairs"
+            problems.say(f"{where}.devices", f"a part of {node.slug} is not planned, which {what}: leave it out")
+            return None
+        node = part_of_node(node, asked.devices)
+    elif asked.devices is not None and asked.devices > node.num_devices:
+        problems.say(f"{where}.devices", f"{asked.devices} of the {node.num_devices} that {node.slug} has")
+        return None
+    return with_stated_links(node, spec)
+
+
+def part_of_node(node: NodeType, devices: int) -> NodeType:
+    """A node of which ``devices`` may be used: each keeps its share of the NICs, and the price is the whole node's."""
+    nics = max(node.nics_per_host * devices // node.devices_per_host, 1)
+    return replace(node, devices_per_host=devices, nics_per_host=nics)
+
+
+def usable_devices(cluster: Mapping[str, Any], node_type: str) -> int | None:
+    """Devices of each node of a type that a plan's spec lets be used; None for all."""
+    own = [node.get("devices") for node in cluster.get("nodes") or () if node["type"] == node_type]
+    return None if not own or own[0] is None else int(own[0])
+
+
 def with_stated_links(node: NodeType, spec: ClusterSpec) -> NodeType:
     """The node type with the links that the spec states in place of the catalog's."""
     links = spec.links

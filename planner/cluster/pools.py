@@ -89,7 +89,7 @@ def _stated(
 
 def _apart(first: NodeType, second: NodeType) -> str | None:
     """Why no link between two node types is known; None where one is."""
-    fix = f"say {PATH}: [{{types: [{first.slug}, {second.slug}], bandwidth: …, latency: …}}]"
+    fix = f"say {PATH}: [{{types: [{first.slug}, {second.slug}], bandwidth: 10 Gb/s, latency: 50 us}}], as yours are"
     for node in (first, second):
         if node.scale_out_link is None:
             return f"{node.slug} has no network in the catalog: {fix}"

@@ -27,6 +27,9 @@ class NodesSpec(SpecModel):
 
     type: str = Field(description="node type of the catalog, such as dgx-h100", min_length=1)
     count: Annotated[int, Whole(), Field(description="how many")]
+    devices: Annotated[int, Whole()] | None = Field(
+        default=None, description="devices of each that may be used, where not all may; a node is paid as a whole"
+    )
 
 
 class DevicesSpec(SpecModel):
@@ -75,6 +78,10 @@ class ClusterSpec(SpecModel):
     def _one_form(self) -> ClusterSpec:
         if (self.nodes is None) == (self.devices is None):
             raise ValueError("give either 'nodes' (catalog node types) or 'devices' with 'links', not both")
+        for node in self.nodes or ():
+            first = next(one for one in self.nodes or () if one.type == node.type)
+            if node.devices != first.devices:
+                raise ValueError(f"nodes of {node.type} all have the same number of 'devices' that may be used")
         links = self.links
         if self.devices is not None:
             if self.devices.per_node > 1 and (links is None or links.intra_node is None):

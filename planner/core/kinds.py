@@ -171,7 +171,9 @@ def kind_of(document: Mapping[str, Any]) -> Kind:
     name = document.get("kind")
     if isinstance(name, str) and name in KINDS:
         return KINDS[name]
-    hint = did_you_mean(closest_names(str(name), KINDS)) if name is not None else ""
+    if name is None:
+        raise SpecError([Problem(path="kind", message=f"is required: one of {', '.join(KINDS)}")])
+    hint = did_you_mean(closest_names(str(name), KINDS))
     raise SpecError([Problem(path="kind", message=f"must be one of {', '.join(KINDS)}, not {name!r}{hint}")])
 
 

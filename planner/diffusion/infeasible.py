@@ -14,6 +14,7 @@ from meshplan.planner.core.plan import plain
 from meshplan.planner.core.solution import tried
 from meshplan.planner.diffusion.problem.degrees import short_config
 from meshplan.planner.diffusion.problem.problem import MAX_UTILIZATION, DiffusionProblem
+from meshplan.planner.diffusion.problem.spec import DiffusionObjective
 from meshplan.planner.diffusion.search.search import (
     COST,
     DEVICES,
@@ -126,22 +127,24 @@ def _sentence(problem: DiffusionProblem, searched: Searched, name: str, index: i
 
 
 def _packed(searched: Searched, index: int) -> str:
-    """How many replicas the hosts take, where that is what is short."""
+    """The replicas that are needed and those that fit the hosts, none of which is split over two."""
     found = searched.found
     if found is None:
         return ""
     replicas, room = int(found.replicas[index]), int(found.room[index])
-    return f" ({replicas} replicas of {found.configs[index].replica_devices}, and the hosts take {room})"
+    return f" ({replicas} replicas of {found.configs[index].replica_devices}; {room} fit the hosts)"
 
 
 def _attempts(
     problem: DiffusionProblem, searched: Searched, broken: list[str]
 ) -> Iterator[tuple[str, Callable[[], str | None]]]:
-    """What is tried: a pin less, more devices, PipeFusion, a weaker limit."""
+    """What is tried: a pin less, more devices, a lower rate, PipeFusion, a weaker limit."""
     for name in problem.pinned:
         yield f"fixed.{name} dropped", partial(_without_pin, problem, name)
     if larger := _larger(problem):
         yield f"up to {larger[-1]} devices", partial(_more_devices, problem, larger)
+    if DEVICES in broken and problem.request_rate_per_s is not None:
+        yield "a lower rate", partial(_without_limit, problem, searched, RATE)
     if not problem.stale_activations:
         yield "PipeFusion", partial(_with_stale_activations, problem)
     for name in broken:
@@ -169,11 +172,24 @@ def _larger(problem: DiffusionProblem) -> list[int]:
 
 
 def _more_devices(problem: DiffusionProblem, sizes: list[int]) -> str | None:
+    """The fewest devices of a plan in the first of these clusters that has one."""
+    if problem.request_rate_per_s is not None:  # else replicas fill the cluster
+        problem = replace(problem, objective=DiffusionObjective.NUM_DEVICES)
     for size in sizes:
-        machine = replace(problem.machine, num_devices=max(size, problem.machine.num_devices))
-        if search(replace(problem, max_devices=size, machine=machine)).best is not None:
-            return f"{size} devices instead of {problem.max_devices}"
+        within = search(_of_size(problem, size))
+        if within.best is None or within.found is None:
+            continue
+        fewest = int(within.found.devices[within.best])
+        enough = fewest if search(_of_size(problem, fewest)).best is not None else size
+        return f"{enough} devices instead of {problem.max_devices}"
     return None
+
+
+def _of_size(problem: DiffusionProblem, devices: int) -> DiffusionProblem:
+    """The question with so many devices that may be used, in whole hosts."""
+    host = problem.machine.devices_per_host
+    there = max(-(-devices // host) * host, problem.machine.num_devices)
+    return replace(problem, max_devices=devices, machine=replace(problem.machine, num_devices=there))
 
 
 def _with_stale_activations(problem: DiffusionProblem) -> str | None:

@@ -10,7 +10,7 @@ from meshplan.catalogs.constants.diffusion import diffusion_calibration
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.diffusion import DiffusionModel, diffusion_model, diffusion_models
-from meshplan.planner.cluster.lookup import node_in_place, node_price, with_stated_links
+from meshplan.planner.cluster.lookup import node_in_place, node_of, node_price
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.cluster.unused import (
     check_price_filter,
@@ -108,12 +108,7 @@ def _node(spec: DiffusionSpec, catalog: Catalog, problems: Problems) -> tuple[No
         return described, 1 if cluster.devices is None else cluster.devices.nodes
     if len(cluster.nodes) > 1:
         problems.say("cluster.nodes", "one type of node at a time: ask once for each, then compare the plans")
-    item = cluster.nodes[0]
-    try:
-        return with_stated_links(catalog.node_type(item.type), cluster), item.count
-    except UnknownEntryError as error:
-        problems.say("cluster.nodes[0].type", f"{error} (see: meshplan catalog list nodes)")
-        return None, item.count
+    return node_of(0, cluster, catalog, problems), cluster.nodes[0].count
 
 
 def _job(spec: DiffusionSpec, model: DiffusionModel, problems: Problems) -> Job:

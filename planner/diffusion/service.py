@@ -17,7 +17,7 @@ from meshplan.planner.diffusion.infeasible import broken_text, explain_infeasibl
 from meshplan.planner.diffusion.measured.validate import row_validator
 from meshplan.planner.diffusion.plan import content, intervals, make_plan, objective_value, provenance, rejected_rows
 from meshplan.planner.diffusion.problem.legality import DEGREES
-from meshplan.planner.diffusion.problem.spec import DiffusionSpec, read_diffusion_spec
+from meshplan.planner.diffusion.problem.spec import DiffusionObjective, DiffusionSpec, read_diffusion_spec
 from meshplan.planner.diffusion.resolve import Resolved, resolve
 from meshplan.planner.diffusion.search.search import Searched, search
 
@@ -104,18 +104,16 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
     if choices.get("pipefusion", 1) != 1:
         spec["constraints"] = {**made.spec.get("constraints", {}), "stale_activations": True}
     other = plan(Question(document=spec, catalog=catalog, top=1))
-    pinned = ", ".join(f"{name}={value}" for name, value in choices.items())
     if not other.config:
-        return None, f"with {pinned} no plan keeps every limit: {other.solution['binding_constraint']}"
+        return None, f"none keeps every limit: {other.solution['binding_constraint']}"
     mine, theirs = made.solution.get("objective"), other.solution["objective"]
     if mine is None:
-        return other, f"with {pinned}"
-    change = theirs / mine - 1.0
+        return other, "the plan was not searched for, so there is no objective to compare"
+    change, objective = theirs / mine - 1.0, read_diffusion_spec(made.spec).objective
     if math.isclose(change, 0.0, abs_tol=1e-12):
-        return other, f"with {pinned} the objective is the same"
-    rises = made.spec.get("objective") == "throughput_per_device"
-    better = "better" if (change > 0) == rises else "worse"
-    return other, f"with {pinned} the objective is {abs(change):.1%} {better}"
+        return other, f"{objective.value} is the same"
+    better = "better" if (change > 0) == (objective is DiffusionObjective.THROUGHPUT_PER_DEVICE) else "worse"
+    return other, f"{objective.value} is {abs(change):.1%} {better}"
 
 
 def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapping[str, Interval]:

@@ -36,7 +36,7 @@ _TWICE = "it stands there twice; the last one holds"
 _CONFIGURATION_FLAGS = ("--config-file", "--deepspeed-config", "--deepspeed", "--job.config-file")
 _READS_A_FILE = frozenset({"llamafactory-cli", "axolotl", "swift"})
 _OURS = "plan_digest"
-_MOST_TOLD = 5  # arguments of an unknown program, commands of a script; the last commands are the likelier ones
+_MOST_LISTED = 5  # arguments of an unknown program, commands of a script; the last commands are the likelier ones
 _DOCUMENTS = re.compile(r"^---\s*$", re.MULTILINE)
 _OUTSIDE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]?)\b")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -93,8 +93,8 @@ def _unknown(given: Given, where: Callable[[str], str]) -> str:
     if not words:
         return "no command stands here that starts a framework"
     flags = [where(word) for word in words[1:] if word.startswith("-")]
-    told = f", nor its arguments ({', '.join(flags[:_MOST_TOLD])}{' …' if len(flags) > _MOST_TOLD else ''})"
-    return f"{shlex.quote(words[0])} is nothing that is known{told if flags else ''}"
+    arguments = f", nor its arguments ({', '.join(flags[:_MOST_LISTED])}{' …' if len(flags) > _MOST_LISTED else ''})"
+    return f"{shlex.quote(words[0])} is nothing that is known{arguments if flags else ''}"
 
 
 def _with_variable(problem: Problem) -> Problem:
@@ -225,9 +225,9 @@ def _statement(script: Script, source: str | None, documents: Arguments) -> tupl
         fitting = list(statements)
     if not fitting:
         if statements and not documents:
-            told = ", ".join(f"line {one.line}: {' '.join(one.words[:2])}" for one in statements[-_MOST_TOLD:])
+            places = ", ".join(f"line {one.line}: {' '.join(one.words[:2])}" for one in statements[-_MOST_LISTED:])
             raise _refused(
-                f"none of the {len(statements)} commands of the script starts a framework that is known ({told}); "
+                f"none of the {len(statements)} commands of the script starts a framework that is known ({places}); "
                 "give the command itself after --, or name its kind with --from NAME"
             )
         return None, []

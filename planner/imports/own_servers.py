@@ -61,9 +61,9 @@ def own_servers(script: str, folder: Path) -> OwnServers | None:
         lines = read_text(folder / WORKERS_FILE, MAX_YAML_BYTES).splitlines()
     except (OSError, ValueError) as error:
         raise _refused(f"the script takes its workers from {WORKERS_FILE} beside it: {why(error)}") from error
-    told = [line for line in lines if line and not line.startswith("#")]
-    rows = [row for row in map(_ROW.fullmatch, told) if row is not None]
-    if not rows or len(rows) != len(told):
+    written = [line for line in lines if line and not line.startswith("#")]
+    rows = [row for row in map(_ROW.fullmatch, written) if row is not None]
+    if not rows or len(rows) != len(written):
         raise _refused(f"{WORKERS_FILE} is not as meshplan writes it: emit the plan again, or give the file of flags")
     return OwnServers(
         script=f'{found["flags"]}{found["command"]}"${{command[@]}}"\n',

@@ -112,18 +112,10 @@ def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
     _whole_hosts(reading, nodes)
     num_devices = _num_devices(reading, answers, nodes)
     model = _model(reading, answers, catalog)
-    is_training = reading.kind == "training"
-    if is_training:
-        complete_training(reading, num_devices)
-        _precision(reading)
-        for name in ("sequence_length", "global_batch_size"):
-            if name not in reading.values and not reading.problems:
-                reading.report(f"workload.{name}", f"the command does not state it: give --{name.replace('_', '-')}")
+    if reading.kind == "training":
+        _complete_training(reading, num_devices)
     else:
-        _task(reading, model, catalog)
-        for name in _workload_of(reading):
-            if getattr(answers, name) is None:
-                reading.report(f"workload.{name}", f"no command line states it: give --{name.replace('_', '-')}")
+        _complete_serving(reading, answers, model, catalog)
     if reading.problems or nodes is None or model is None:
         raise SpecError(reading.problems, of="what is imported")
     spec: dict[str, Any] = {
@@ -131,27 +123,13 @@ def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
         "model": model,
         "cluster": _cluster(reading, answers, nodes, num_devices),
     }
-    constraints: dict[str, Any] = {"target": reading.target}
-    if is_training:
-        used = _devices(reading)
-        if used < nodes.num_devices * spec["cluster"]["nodes"][0]["count"]:
-            constraints["max_devices"] = used
-        _layers(reading, model, catalog)
-        fixed = _training_part(reading, spec, constraints)
+    if reading.kind == "training":
+        _training_part(reading, spec, nodes, catalog)
     else:
-        known = model in {str(row["slug"]) for row in catalog.models()}
-        take_memory_share(
-            reading,
-            catalog.model_shape(model) if known else None,
-            nodes.device,
-            context=(answers.input_length or 0) + (answers.output_length or 0),
-        )
-        if nodes.prices:
-            _objective(reading, spec)
-        fixed = _serving_part(reading, answers, spec, constraints)
+        _serving_part(reading, answers, spec, nodes, catalog)
     return Imported(
         source=reading.source,
-        spec={**spec, "constraints": constraints, "fixed": fixed},
+        spec=spec,
         source_flags=reading.source_flags,
         assumed=tuple(reading.assumed),
         left_out=tuple(reading.left_out),
@@ -160,32 +138,61 @@ def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
     )
 
 
-def _training_part(reading: Reading, spec: dict[str, Any], constraints: dict[str, Any]) -> dict[str, Any]:
-    """Workload and constraints of a training spec, in place; returns its pinned choices."""
+def _complete_training(reading: Reading, num_devices: int | None) -> None:
+    """Degrees and precision that the command leaves to defaults; what has none is a problem."""
+    complete_training(reading, num_devices)
+    _precision(reading)
+    for name in ("sequence_length", "global_batch_size"):
+        if name not in reading.values and not reading.problems:
+            reading.report(f"workload.{name}", f"the command does not state it: give --{name.replace('_', '-')}")
+
+
+def _complete_serving(reading: Reading, answers: Answers, model: str | None, catalog: Catalog) -> None:
+    """What the checkpoint is for; the load, which no command states, is a problem where no answer does."""
+    _task(reading, model, catalog)
+    for name in _workload_of(reading):
+        if getattr(answers, name) is None:
+            reading.report(f"workload.{name}", f"no command line states it: give --{name.replace('_', '-')}")
+
+
+def _training_part(reading: Reading, spec: dict[str, Any], nodes: NodeType, catalog: Catalog) -> None:
+    """Adds workload, constraints and pinned choices of training to a spec."""
     values = reading.values
+    constraints: dict[str, Any] = {"target": reading.target}
+    used = _devices(reading)
+    if used < nodes.num_devices * spec["cluster"]["nodes"][0]["count"]:
+        constraints["max_devices"] = used
+    _layers(reading, spec["model"], catalog)
     if "offload_to" in values:
         constraints["offload_to"] = values["offload_to"]
     spec["workload"] = {name: values[name] for name in ("sequence_length", "global_batch_size", "precision")}
     optional = ("phase", "lora_rank", "lora_targets", "expert_capacity_factor")
     spec["workload"] |= {name: values[name] for name in optional if name in values}
-    fixed = {name: values[name] for name in FixedSpec.model_fields if name in values}
-    read_training_spec({**spec, "constraints": constraints, "fixed": fixed})
-    return fixed
+    spec["constraints"] = constraints
+    spec["fixed"] = {name: values[name] for name in FixedSpec.model_fields if name in values}
+    read_training_spec(spec)
 
 
-def _serving_part(
-    reading: Reading, answers: Answers, spec: dict[str, Any], constraints: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Workload and formats of a serving spec, in place; returns its pinned choices."""
+def _serving_part(reading: Reading, answers: Answers, spec: dict[str, Any], nodes: NodeType, catalog: Catalog) -> None:
+    """Adds workload, formats, objective and pinned choices of serving to a spec."""
+    shape, longest = _known_shape(spec["model"], catalog), (answers.input_length or 0) + (answers.output_length or 0)
+    take_memory_share(reading, shape, nodes.device, context=longest)
+    if nodes.prices:
+        _objective(reading, spec)
     spec["workload"] = {name: getattr(answers, name) for name in _workload_of(reading)}
     if "task" in reading.values:
         spec["workload"] = {"task": reading.values["task"], **spec["workload"]}
     if "quantization" in reading.values:
         spec["quantization"] = [reading.values["quantization"]]
     spec |= {name: reading.values[name] for name in _AS_STATED if name in reading.values}
-    fixed = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
-    read_serving_spec({**spec, "constraints": constraints, "fixed": fixed})
-    return fixed
+    spec["constraints"] = {"target": reading.target}
+    spec["fixed"] = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
+    read_serving_spec(spec)
+
+
+def _known_shape(model: str | None, catalog: Catalog) -> ModelShape | None:
+    """The shape of a model of the catalog; None for a path."""
+    return catalog.model_shape(model) if model in {str(row["slug"]) for row in catalog.models()} else None
 
 
 def _objective(reading: Reading, spec: dict[str, Any]) -> None:
@@ -204,8 +211,9 @@ def _task(reading: Reading, model: str | None, catalog: Catalog) -> None:
     """Vectors or scores, where the command leaves it to the checkpoint."""
     if reading.values.get("task") != POOLED:
         return
-    pooling = catalog.model_shape(model).pooling if model in {str(row["slug"]) for row in catalog.models()} else None
-    reading.values["task"] = "rerank" if pooling is not None and pooling.num_labels else "embed"
+    shape = _known_shape(model, catalog)
+    is_classifier = shape is not None and shape.pooling is not None and shape.pooling.num_labels
+    reading.values["task"] = "rerank" if is_classifier else "embed"
     has = "a classifier" if reading.values["task"] == "rerank" else "no classifier that is known"
     reading.assumed.append(
         Assumption(term="workload.task", value=reading.values["task"], why=f"the checkpoint has {has}")
@@ -377,15 +385,16 @@ def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
     values = reading.values
     per_stage, ends = values.pop("layers_per_stage", None), values.pop("end_weights", None)
     blocks, all_away = values.pop("blocks_per_chunk", None), values.pop(ALL_LAYERS_AWAY, False)
-    if model not in {str(row["slug"]) for row in catalog.models()}:
+    shape = _known_shape(model, catalog)
+    if shape is None:
         if all_away:
             reading.left_out.append(f"activations of all layers off the device: give fixed.{OFFLOADED_LAYERS}")
         return
-    layers = catalog.model_shape(model).num_hidden_layers
+    layers = shape.num_hidden_layers
     if all_away:
         values[OFFLOADED_LAYERS] = layers
     if blocks is not None:
-        values["layers_per_chunk"] = _layers_of_blocks(catalog.model_shape(model), blocks)
+        values["layers_per_chunk"] = _layers_of_blocks(shape, blocks)
     if ends is not None:
         _weighted_layers(reading, layers, per_stage, ends)
     chunks = values.get("layers_per_chunk")

@@ -123,9 +123,9 @@ def with_flags(script: str, folder: Path) -> str:
         message = f"the script takes its flags from {files[0]} beside it, which is not there: {why(error)}"
         raise _refused(message) from error
     # A server's value is all that follows its flag, a trainer's are words.
-    told = [line for line in lines if line and not line.startswith("#")]
-    flags = shlex.join([word for line in told for word in line.split(" ", 1)])
-    words = shlex.join([word for line in told for word in line.split()])
+    arguments = [line for line in lines if line and not line.startswith("#")]
+    flags = shlex.join([word for line in arguments for word in line.split(" ", 1)])
+    words = shlex.join([word for line in arguments for word in line.split()])
     counts = _COUNTS.search(script)
     if counts is not None:
         script = script.replace(_PROCESSES, str(int(counts[2]) // int(counts[1])))

@@ -33,7 +33,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     for name in ("framework", "framework_version", "script", "image", "pod_resources"):
         if getattr(options, name):
             raise EmitError(f"target {xdit.TARGET} takes no --{name.replace('_', '-')}; leave it out")
-    hosts = host_type(str(plan.provenance["node_type"]), catalog, plan.spec["cluster"].get("devices"))
+    hosts = host_type(str(plan.provenance["node_type"]), catalog, plan.spec["cluster"])
     refuse_devices(xdit.TARGET, (hosts.device,))
     request = xdit.XditRequest(
         plan=plan,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
+from meshplan.planner.cluster.lookup import usable_devices
 from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.serving.load import Load, with_room
@@ -43,7 +44,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         plan=plan,
         shape=shape,
         host_types={
-            str(pool["node_type"]): host_type(str(pool["node_type"]), catalog, plan.spec["cluster"].get("devices"))
+            str(pool["node_type"]): host_type(str(pool["node_type"]), catalog, plan.spec["cluster"])
             for pool in plan.config["pools"]
         },
         model_path=checkpoint.path,
@@ -77,19 +78,22 @@ def _quantized_checkpoint(plan: Plan, options: EmitOptions) -> bool | None:
     return True if options.model_path and beyond else None
 
 
-def host_type(node_type: str, catalog: Catalog, devices: Mapping[str, Any] | None = None) -> HostType:
-    """Hosts of a node type of the catalog, or of the ``devices`` that the spec describes in place.
+def host_type(node_type: str, catalog: Catalog, cluster: Mapping[str, Any] | None = None) -> HostType:
+    """Hosts of a node type of the catalog, or of the devices that the spec's ``cluster`` describes in place, with the
+    devices of each that a plan may use.
 
     Raises:
         EmitError: the catalog no longer knows them.
     """
+    cluster = cluster or {}
     try:
-        if devices is not None:
+        if devices := cluster.get("devices"):
             return HostType(devices_per_host=int(devices["per_node"]), device=catalog.device(str(devices["type"])))
         node = catalog.node_type(node_type)
     except UnknownEntryError as error:
         raise EmitError(f"the catalog no longer knows the hosts of this plan: {error}") from error
-    return HostType(devices_per_host=node.devices_per_host, device=node.device)
+    per_host = usable_devices(cluster, node_type) or node.devices_per_host
+    return HostType(devices_per_host=per_host, device=node.device)
 
 
 def _pooled_length(workload: Mapping[str, Any]) -> int | None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
+from meshplan.planner.cluster.lookup import usable_devices
 from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.training import flagscale, own_script, torchtune
@@ -88,7 +89,8 @@ def _is_one_device(spec: TrainingSpec, catalog: Catalog) -> bool:
     if cluster.devices is not None:
         return cluster.devices.nodes * cluster.devices.per_node == 1
     try:
-        return sum(one.count * catalog.node_type(one.type).num_devices for one in cluster.nodes or ()) == 1
+        nodes = cluster.nodes or ()
+        return sum(one.count * (one.devices or catalog.node_type(one.type).num_devices) for one in nodes) == 1
     except UnknownEntryError:
         return True  # planning says which name is unknown
 
@@ -149,8 +151,9 @@ def _hardware(spec: Mapping[str, Any], catalog: Catalog) -> tuple[Device | None,
     cluster = spec["cluster"]
     try:
         if cluster.get("nodes"):
-            node = catalog.node_type(cluster["nodes"][0]["type"])
-            return node.device, node.devices_per_host
+            name = cluster["nodes"][0]["type"]
+            node = catalog.node_type(name)
+            return node.device, usable_devices(cluster, name) or node.devices_per_host
         return catalog.device(cluster["devices"]["type"]), 0
     except UnknownEntryError:
         return None, 0

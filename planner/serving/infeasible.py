@@ -33,7 +33,7 @@ from meshplan.planner.serving.problem.problem import Pinned, ServingObjective, S
 from meshplan.planner.serving.problem.quantization import SCHEMES, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.search.branch import Simulated, judge_once
+from meshplan.planner.serving.search.branch import Simulated, full_counts, judge_once
 from meshplan.planner.serving.search.candidates import candidate_of, config_label
 from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.max_rate import DOWN, MAX_DOWN
@@ -211,11 +211,7 @@ class _Changes:
         for family in _fastest(problem):
             if self.budget.stopped:
                 return
-            counts = tuple(family.pinned(which) or family.most(which) for which in range(len(family.kinds)))
-            if problem.workload.concurrency is not None:
-                counts = tuple(min(count, problem.workload.concurrency) for count in counts)
-            while len(counts) > 1 and min(counts) > 1 and not family.fits(counts):
-                counts = tuple(max(count // 2, 1) for count in counts)
+            counts = full_counts(family, most=problem.workload.concurrency)
             if not family.fits(counts) or problem.rules.broken(problem.shape, candidate_of(family, counts).config):
                 continue
             candidate = candidate_of(family, counts)

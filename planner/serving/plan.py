@@ -19,12 +19,12 @@ from meshplan.planner.serving.estimator.pools import pool_memory
 from meshplan.planner.serving.estimator.power.cap import SLOWDOWN_ERROR_P90
 from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_document
 from meshplan.planner.serving.problem.nodes import place_workers, pools_by_node_type
-from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.weight_tiers import SEPARATION_ERROR_P90, TIER_ERROR_P90
 from meshplan.planner.serving.resolve import ResolvedServing
 from meshplan.planner.serving.search.branch import TIE, Simulated
 from meshplan.planner.serving.search.candidates import config_label, power_at
-from meshplan.planner.serving.search.scores import usd_per_million_tokens
+from meshplan.planner.serving.search.scores import objective_change, usd_per_million_tokens
 from meshplan.planner.serving.search.search import ServingReport
 
 # Latencies that every plan predicts, in addition to those with an SLO.
@@ -260,7 +260,7 @@ def runner_up_rows(
                 "requests_per_s": simulated.judged.requests_per_s,
                 "output_tokens_per_s_per_device": simulated.judged.output_tokens_per_s / config.num_devices,
                 "usd_per_hour": simulated.candidate.usd_per_hour,
-                "reason": _reason(chosen, simulated),
+                "reason": _reason(problem.objective, chosen, simulated),
             }
         )
     return rows
@@ -275,7 +275,7 @@ def _batch_label(problem: ServingProblem, simulated: Simulated) -> str:
     return chunk + (f", at most {limits.max_num_seqs} running" if kind.capped else "")
 
 
-def _reason(chosen: Simulated, other: Simulated) -> str:
+def _reason(objective: ServingObjective, chosen: Simulated, other: Simulated) -> str:
     if other is chosen:
         return ""
     if other.judged.violated:
@@ -286,7 +286,7 @@ def _reason(chosen: Simulated, other: Simulated) -> str:
         return "a tie, less simple"
     if other.score < chosen.score and not other.judged.is_settled:
         return "not held against longer runs"
-    return f"objective {other.score / chosen.score - 1.0:+.1%}"
+    return f"objective {objective_change(objective, chosen.score, other.score):+.1%}"
 
 
 def rejected_rows(report: ServingReport) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.constants.own import own_name
 from meshplan.catalogs.constants.serving import OwnLoad, ServingCalibration
-from meshplan.catalogs.errors import Problem, UnknownEntryError
+from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.config import read_formats
 from meshplan.catalogs.models.shapes import ModelShape
@@ -20,8 +20,8 @@ from meshplan.planner.cluster.lookup import (
     drives_bytes_per_s,
     look_up_shape,
     node_in_place,
+    node_of,
     node_price,
-    with_stated_links,
 )
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.cluster.unused import check_price_filter, check_several_types, check_training_only
@@ -254,12 +254,15 @@ def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict
         )
     if spec.cluster.nodes is not None:
         for index, item in enumerate(spec.cluster.nodes):
-            try:
-                node = with_stated_links(catalog.node_type(item.type), spec.cluster)
-            except UnknownEntryError as error:
-                problems.say(f"cluster.nodes[{index}].type", f"{error} (see: meshplan catalog list nodes)")
-                continue
-            found[node.slug] = (node, item.count + (found[node.slug][1] if node.slug in found else 0))
+            if item.devices is not None and spec.constraints.rent == "device":
+                problems.say(
+                    f"cluster.nodes[{index}].devices",
+                    "with constraints.rent: device no whole node is paid: "
+                    "ask for one node type at a time, with constraints.max_devices",
+                )
+            node = node_of(index, spec.cluster, catalog, problems)
+            if node is not None:
+                found[node.slug] = (node, item.count + (found[node.slug][1] if node.slug in found else 0))
     elif spec.cluster.devices is not None:
         described = node_in_place(spec.cluster, catalog, problems)
         if described is not None:

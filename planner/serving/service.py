@@ -26,6 +26,7 @@ from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving, serving_calibration
 from meshplan.planner.serving.search.branch import TIE
+from meshplan.planner.serving.search.scores import objective_change
 from meshplan.planner.serving.search.search import estimate_pinned, search_serving
 from meshplan.planner.serving.without_use import without_use
 from meshplan.planner.validation.recorded import RecordedRun, Recording
@@ -144,16 +145,15 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
     spec = {**made.spec, "fixed": {"mode": mode, **made.spec.get("fixed", {}), **choices}}
     shape = shape_from_document(made.provenance["model"])
     other = plan(Question(document=spec, catalog=catalog, top=1), shape=shape)
-    pinned = ", ".join(f"{name}={value}" for name, value in choices.items())
     if not other.config:
-        return None, f"with {pinned} no plan meets every SLO: {other.solution['binding_constraint']}"
+        return None, f"none meets every SLO: {other.solution['binding_constraint']}"
     mine, theirs = made.solution.get("objective"), other.solution["objective"]
     if mine is None:
-        return other, f"with {pinned}"
-    change = theirs / mine - 1.0
-    better = "worse" if change > 0 else "better"
-    same = f"with {pinned} the objective is the same"
-    return other, same if change == 0 else f"with {pinned} the objective is {abs(change):.1%} {better}"
+        return other, "the plan was not searched for, so there is no objective to compare"
+    objective = read_serving_spec(made.spec).objective
+    change = abs(objective_change(objective, mine, theirs))
+    how = "the same" if theirs == mine else f"{change:.1%} {'worse' if theirs > mine else 'better'}"
+    return other, f"{objective.value} is {how}"
 
 
 def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapping[str, Interval]:

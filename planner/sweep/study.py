@@ -136,8 +136,8 @@ def listed(catalog: Catalog) -> list[dict[str, Any]]:
     for row in StudyRows(catalog.engine).list():
         progress = progress_of(row.document, catalog)
         about = {"study_id": row.study_id, "name": row.name, "kind": row.document["kind"], "created_at": row.created_at}
-        told = {"points": len(row.document["points"]), "finished": progress.finished, "failed": progress.failed}
-        found.append({**about, "varies": row.document["fields"], **told})
+        numbers = {"points": len(row.document["points"]), "finished": progress.finished, "failed": progress.failed}
+        found.append({**about, "varies": row.document["fields"], **numbers})
     return found
 
 

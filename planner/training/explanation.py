@@ -128,14 +128,14 @@ def calibration(plan: Plan) -> str:
     target = plan.spec.get("constraints", {}).get("target", "this framework")
     runs, fitted = found["num_runs"], f"{found['framework']}, {found['architecture']}"
     published = counted(runs, "published run")
-    width = _width(found["time_error_p90"])
+    width = width_text(found["time_error_p90"])
     rests_on = f", expected from {found['time_error_basis']}" if found.get("time_error_basis") else ""
     held = f"{width} holds 90 % of the runs of a cluster that is not in the fit{rests_on}"
     unmeasured = f"no run of {target} on this generation of devices"
     match found.get("basis"):
         case Basis.CLUSTER:
             before = found.get("start_error_p90")
-            gained = "" if before is None else f" of {_width(before)} without them"
+            gained = "" if before is None else f" of {width_text(before)} without them"
             return f"constants adapted to {counted(runs, 'own run')} ({fitted}); {width} is left{gained}"
         case Basis.FRAMEWORK:
             return f"constants fitted to {published} ({fitted}); {held}"
@@ -157,10 +157,10 @@ def calibration(plan: Plan) -> str:
     return f"constants of the literature, not calibrated on runs; {width} is assumed"
 
 
-def _width(spread: float) -> str:
+def width_text(spread: float) -> str:
     """A half-width as people read it: a percentage, or a factor where it is large.
 
-    >>> _width(0.12), _width(1.04)
+    >>> width_text(0.12), width_text(1.04)
     ('±12 %', 'a factor of 2.0 either way')
     """
     return f"±{100.0 * spread:.0f} %" if spread < LARGE_SPREAD else f"a factor of {1.0 + spread:.1f} either way"

@@ -25,8 +25,8 @@ from meshplan.planner.cluster.lookup import (
     IN_PLACE,
     look_up_language_model,
     node_in_place,
+    node_of,
     node_price,
-    with_stated_links,
 )
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.cluster.measured_links import (
@@ -339,11 +339,8 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster
     groups = []
     if spec.nodes is not None:
         for index, item in enumerate(spec.nodes):
-            try:
-                stated = with_stated_links(catalog.node_type(item.type), spec)
-                groups.append(NodeGroup(node=stated, count=item.count))
-            except UnknownEntryError as error:
-                problems.say(f"cluster.nodes[{index}].type", f"{error} (see: meshplan catalog list nodes)")
+            stated = node_of(index, spec, catalog, problems)
+            groups += [] if stated is None else [NodeGroup(node=stated, count=item.count)]
     elif spec.devices is not None:
         node = node_in_place(spec, catalog, problems)
         groups = [] if node is None else [NodeGroup(node=node, count=spec.devices.nodes)]

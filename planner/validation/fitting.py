@@ -142,15 +142,15 @@ class Linear:
         return replace(self, **{name: getattr(self, name)[list(rows)] for name in by_row})
 
     def given(self, known: BoolArray, theta: FloatArray) -> Linear:
-        """The rows where they are told some constants, of which they then tell nothing.
+        """The rows with some constants known: these leave the slopes and are counted in the residuals.
 
         Args:
             known: [n, J] which.
             theta: [n, J] their values; others are not read.
         """
         silent = np.where(known, self.slope, 0.0)
-        told = np.sum(silent * (np.where(known, theta, self.at) - self.at), axis=1)
-        return replace(self, residual=self.residual - told, slope=self.slope - silent)
+        by_known = np.sum(silent * (np.where(known, theta, self.at) - self.at), axis=1)
+        return replace(self, residual=self.residual - by_known, slope=self.slope - silent)
 
 
 def most_probable(

@@ -47,10 +47,24 @@ def test_gpus_stand_in_nodes_of_their_maker(
     assert devices == most
 
 
+def test_part_nodes_of_several_types_limit_each_type_by_itself(catalog: Catalog) -> None:
+    cluster, most = cluster_of("2xRTX4090,1xA100,8xH100,12xL40S", catalog)
+    assert cluster["nodes"] == [
+        {"type": "rtx-4090-pcie-8", "count": 1, "devices": 2},
+        {"type": "dgx-a100-80gb", "count": 1, "devices": 1},
+        {"type": "dgx-h100", "count": 1},
+        {"type": "l40s-pcie-8", "count": 2, "devices": 6},
+    ]
+    assert most is None  # a limit on all together would let two A100 stand in for the 4090s
+    assert cluster_of("2xH100,2xH100", catalog) == ({"nodes": [{"type": "dgx-h100", "count": 1}]}, 4)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("16xH1000", "did you mean"),
+        ("8H100", "did you mean 8xH100"),
+        ("9xA100,4xH100", "9 GPUs beside others are spread evenly over 2 nodes of 8 .*: write 8 or 10"),
         ("H100", "16xH100"),
         ("0xH100", "at least 1"),
         ("4xraspberry-pi-5", "raspberry-pi-5 is a machine at home: ask in a file with kind: edge"),
@@ -67,7 +81,7 @@ def test_limits_have_units() -> None:
         "tpot_p95_s": 0.05,
         "e2e_mean_s": 60.0,
     }
-    with pytest.raises(SpecError, match="no unit"):
+    with pytest.raises(SpecError, match="ttft_p99=2 has no unit; write ttft_p99=2ms or ttft_p99=2s"):
         slo_of("ttft_p99=2")
     with pytest.raises(SpecError, match="ttft_p99 is limited twice"):
         slo_of("ttft_p99=2s,ttft_p99_s=3")

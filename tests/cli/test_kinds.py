@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,31 @@ def test_a_kind_without_a_second_way_says_so_before_it_works(
     shown = meshplan("plan", coin_spec, "--certify")
     assert shown.code == 2
     assert "answers of coin cannot be checked a second time (--certify)" in shown.err
+
+
+QUESTIONS = {
+    "serving": (
+        "{kind: serving, model: llama-3.2-1b, cluster: {nodes: [{type: dgx-h100, count: 1}]}, "
+        "workload: {input_length: 128, output_length: 16, concurrency: 4}, constraints: {max_devices: 1}}",
+        "1 × TP1",
+    ),
+    "diffusion": (
+        "{kind: diffusion, model: flux.1-dev, cluster: {nodes: [{type: dgx-h100, count: 1}]}, fixed: {replicas: 1}}",
+        r"1 replica on 8 devices, \d\.\d\d s",
+    ),
+    "edge": (
+        "{kind: edge, model: llama-3.2-1b, devices: [{type: raspberry-pi-5, count: 1}]}",
+        r"\S+ on 1 × .*, .* ms a token",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", QUESTIONS)
+def test_a_list_of_plans_has_each_kinds_answer_in_short(kind: str, meshplan: Command, tmp_path: Path) -> None:
+    text, answer = QUESTIONS[kind]
+    spec = tmp_path / "question.yaml"
+    spec.write_text(text)
+    done = meshplan("plan", spec)
+    assert done.code == 0, done.err
+    [row] = meshplan("plans", "list", "--kind", kind, "--format", "json").json
+    assert re.match(answer, row["answer"]), row["answer"]

@@ -44,3 +44,11 @@ def test_texts_are_wrapped_by_hand_where_no_word_is_broken() -> None:
     assert plain_lines(columns, cells, title="", width=21) == table_lines(columns, cells, width=21) == wrapped
     assert plain_lines(columns, [["tp4pp4cp2dp1", "55.73 s"]], title="", width=20) == []  # a word would be broken
     assert plain_lines(columns, cells, title="", width=16) == []  # less than eight characters are left
+
+
+def test_long_words_end_their_lines_at_separators() -> None:
+    columns = [Column(key="a", title="Question"), Column(key="b", title="Stored", wrap=False)]
+    lines = table_lines(columns, [["Qwen/Qwen2.5-7B-Instruct on 1 × dgx-a100-80gb", "2026-11-28 08:17"]], width=36)
+    assert [line[:18].rstrip() for line in lines[2:]] == ["Qwen/Qwen2.5-7B-", "Instruct on 1 ×", "dgx-a100-80gb"]
+    # A word without separators is broken where the line ends.
+    assert [line[:8] for line in table_lines(columns, [["a" * 10, "b" * 10]], width=20)[2:]] == ["a" * 8, "aa"]

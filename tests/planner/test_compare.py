@@ -38,6 +38,41 @@ def test_only_what_differs_is_listed() -> None:
     assert [(item.field, item.values) for item in found.question] == [("workload.sequence_length", (1024, None))]
 
 
+def pool(role: str, tensor_parallel: int, *, chunked_prefill: bool = True) -> dict[str, Any]:
+    layout, limits = {"tensor_parallel": tensor_parallel}, {"chunked_prefill": chunked_prefill}
+    return {"role": role, "layout": layout, "limits": limits}
+
+
+def test_pools_of_other_roles_differ_in_what_they_do_not_all_share() -> None:
+    mixed = plan(config={"pools": [pool("mixed", 8)]})
+    apart = plan(config={"pools": [pool("prefill", 2), pool("decode", 4)]})
+    assert {item.field: item.values for item in compare_plans([mixed, apart]).choices} == {
+        "pools.mixed.layout.tensor_parallel": (8, None),
+        "pools.prefill.layout.tensor_parallel": (None, 2),
+        "pools.decode.layout.tensor_parallel": (None, 4),
+    }
+    unlike = plan(config={"pools": [pool("prefill", 2), pool("decode", 4, chunked_prefill=False)]})
+    fields = {item.field for item in compare_plans([mixed, unlike]).choices}
+    assert {"pools.mixed.limits.chunked_prefill", "pools.decode.limits.chunked_prefill"} <= fields
+
+
+def test_pools_of_one_role_are_all_compared() -> None:
+    two = plan(config={"pools": [pool("mixed", 2), pool("mixed", 1)]})
+    other = plan(config={"pools": [pool("mixed", 4), pool("mixed", 1)]})
+    found = compare_plans([two, other]).choices
+    assert [(item.field, item.values) for item in found] == [("pools.mixed_1.layout.tensor_parallel", (2, 4))]
+
+
+def test_constants_of_one_machine_each_stand_in_one_line() -> None:
+    one, other = (
+        replace(plan(), provenance={"calibration": {node: {"engine": "vllm", "num_runs": runs}}, "sources": {}})
+        for node, runs in (("dgx-h100", 102), ("dgx-h200", 99))
+    )
+    found = [(item.field, item.values) for item in compare_plans([one, other]).rests_on]
+    assert ("calibration.num_runs", (102, 99)) in found
+    assert not any("dgx-h100" in name for name, _ in found)
+
+
 def test_a_default_that_is_left_out_is_no_difference() -> None:
     spec = {
         "kind": "training",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from meshplan.catalogs.units import format_usd
 from meshplan.cli.render import Format, Row, rendered_rows
 from meshplan.cli.reports.parts import paragraph
-from meshplan.cli.reports.quantities import gib, interval_text, metric_text
+from meshplan.cli.reports.quantities import gib, interval_text, latency_name, metric_text
 from meshplan.cli.reports.screens.parts import bar_line, fitted, side_by_side, time_bars
 from meshplan.cli.reports.serving import advice, certainty
 from meshplan.cli.reports.serving import plan as serving
@@ -46,10 +46,9 @@ def answer(plan: Plan) -> str:
 
 def _latency(plan: Plan, key: str, slo: Mapping[str, float]) -> str:
     interval = plan.predicted[key]
-    name, _, percentile = key.removesuffix("_s").partition("_")
     between = interval_text(key, {"low": interval.low, "high": interval.high})
     limit = f", SLO {metric_text(key, slo[key])}" if key in slo else ""
-    return f"{name.upper()} {percentile} {metric_text(key, interval.value)} ({between}{limit})"
+    return f"{latency_name(key)} {metric_text(key, interval.value)} ({between}{limit})"
 
 
 def _table(plan: Plan, count: int, width: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.parts import paragraph
-from meshplan.cli.reports.quantities import bar, percent
+from meshplan.cli.reports.quantities import bar, percent, rate_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
@@ -28,7 +28,7 @@ def most_rate_text(plan: Plan) -> str:
     most = (plan.answer or {}).get("max_request_rate_per_s")
     if most == 0.0:
         return "At no rate that was tried does this deployment stay clearly within every SLO."
-    return "" if most is None else f"This deployment stays clearly within every SLO up to {most:.3g} requests/s."
+    return "" if most is None else f"This deployment stays clearly within every SLO up to {rate_text(most)}."
 
 
 def sensitivity_section(plan: Plan, width: int) -> str:

@@ -62,8 +62,11 @@ def calibration_text(plan: Plan, width: int) -> str:
             held = "within them are 90 % of the runs of a source that was left out"
             lines.append(f"Intervals on {node_type}: {shown}; {held}. Constants fitted to {fitted}.")
         else:
-            unmeasured = f"no published run is of {calibration['engine']} on {calibration['architecture']}"
-            lines.append(f"Intervals on {node_type}: {shown}; {unmeasured}: constants are those of its like.")
+            engine, generation = calibration["engine"], calibration["architecture"]
+            lines.append(
+                f"Intervals on {node_type}: {shown}; no published run is of {engine} on {generation}: constants are "
+                f"what runs of {engine} on other devices and of other engines on {generation} let expect."
+            )
     lines += [f"Not validated: {what}." for what in plan.provenance.get("not_validated", ())]
     lines += [f"Without use: {what}." for what in plan.provenance.get("without_use", ())]
     return "".join(paragraph(line, width) for line in lines)

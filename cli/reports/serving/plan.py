@@ -19,7 +19,17 @@ from meshplan.cli.reports.parts import (
     paragraph,
     rejected_section,
 )
-from meshplan.cli.reports.quantities import TICK, bar, gib, interval_text, metric_text, metric_title, percent
+from meshplan.cli.reports.quantities import (
+    TICK,
+    bar,
+    gib,
+    interval_text,
+    latency_name,
+    metric_text,
+    metric_title,
+    percent,
+    rate_text,
+)
 from meshplan.cli.reports.serving.advice import (
     STORES,
     better_shapes,
@@ -97,10 +107,10 @@ def question_text(spec: Mapping[str, Any]) -> str:
         penalties = " and penalties" if sampling.get("penalties") else ""
         requests += f", drawn with top-p {sampling.get('top_p', 1.0):g}{penalties}"
     if workload.get("request_rate_per_s"):
-        requests += f", {workload['request_rate_per_s']:g} requests/s"
+        requests += f", {rate_text(workload['request_rate_per_s'])}"
     elif workload.get("concurrency"):
         requests += f", {workload['concurrency']} in flight"
-    limits = ", ".join(f"{key} ≤ {limit:g}" for key, limit in spec.get("slo", {}).items())
+    limits = ", ".join(f"{latency_name(key)} ≤ {format_duration(limit)}" for key, limit in spec.get("slo", {}).items())
     asked = f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: {requests}"
     return f"{asked}; {limits}" if limits else asked
 
@@ -214,6 +224,11 @@ def top_rows(plan: Plan) -> list[Row]:
 def describe(spec: Mapping[str, Any]) -> str:
     """The question in short, for lists of plans."""
     return model_on_cluster(spec)
+
+
+def short_answer(document: Mapping[str, Any]) -> str:
+    """Workers and their layouts, for lists of plans."""
+    return next((str(row["label"]) for row in document["alternatives"] if row.get("chosen")), "")
 
 
 def top_columns(plan: Plan) -> Sequence[Column]:

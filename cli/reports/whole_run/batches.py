@@ -9,7 +9,7 @@ from meshplan.catalogs.units import SECONDS_PER_DAY
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.configuration import config_text
 from meshplan.cli.reports.parts import paragraph
-from meshplan.cli.reports.quantities import TICK, signed_percent
+from meshplan.cli.reports.quantities import TICK, signed_percent, tokens_text
 from meshplan.planner.core.plan import Plan
 
 if TYPE_CHECKING:
@@ -34,20 +34,20 @@ def batches_report(study: BatchStudy, *, width: int) -> str:
     own = next((row for row in planned if row.batch == study.reference), None)
     rows: list[Row] = [
         {
-            "best": TICK if row is best else "",
+            "best": TICK if row is best else " ",
             "batch": f"{row.batch:,}",
             "config": config_text(row.plan.config) if row.plan.config else "no plan",
             "rate": "" if row.run_s is None else f"{row.tokens / row.run_s:,.0f}",
-            "tokens": f"{row.tokens:.3g}",
+            "tokens": tokens_text(row.tokens),
             "days": "" if row.run_s is None else f"{row.run_s / SECONDS_PER_DAY:,.2f}",
         }
         for row in study.rows
     ]
-    told = f"The best fixed batch is {best.batch:,} tokens"
+    summary = f"The best fixed batch is {best.batch:,} tokens"
     if own is not None and own.run_s is not None and own is not best:
-        told += f": {signed_percent(schedule.fixed_s / own.run_s - 1.0)} time beside your {own.batch:,}"
+        summary += f": {signed_percent(schedule.fixed_s / own.run_s - 1.0)} time beside your {own.batch:,}"
     table = rendered_rows(rows, _COLUMNS, Format.TABLE, title="The same loss at every batch", width=width)
-    return table + paragraph(f"{told}.", width) + paragraph(_schedule_text(study), width)
+    return table + paragraph(f"{summary}.", width) + paragraph(_schedule_text(study), width)
 
 
 def batch_section(plan: Plan, width: int) -> str:
@@ -57,11 +57,11 @@ def batch_section(plan: Plan, width: int) -> str:
         return ""
     rows: list[Row] = [
         {
-            "best": TICK if row["batch_tokens"] == found["best_fixed_batch_tokens"] else "",
+            "best": TICK if row["batch_tokens"] == found["best_fixed_batch_tokens"] else " ",
             "batch": f"{row['batch_tokens']:,}",
             "config": "no plan" if row["config"] is None else config_text(row["config"]),
             "rate": "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
-            "tokens": f"{row['tokens']:.3g}",
+            "tokens": tokens_text(row["tokens"]),
             "days": "" if row["run_s"] is None else f"{row['run_s'] / SECONDS_PER_DAY:,.2f}",
         }
         for row in found["rows"]

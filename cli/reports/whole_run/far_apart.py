@@ -110,8 +110,8 @@ def _more(row: Mapping[str, Any]) -> str:
 
 
 def _refusals(section: Mapping[str, Any], width: int) -> str:
-    told = [f"{row['name']}: {row['reason']}." for row in section["ways"] if row["reason"]]
-    return "".join(paragraph(line, width) for line in told)
+    reasons = [f"{row['name']}: {row['reason']}." for row in section["ways"] if row["reason"]]
+    return "".join(paragraph(line, width) for line in reasons)
 
 
 def far_apart_section(plan: Plan, width: int) -> str:

@@ -88,14 +88,14 @@ def nodes_rows(run: Mapping[str, Any]) -> list[Row]:
 
 def run_words(run: Mapping[str, Any], width: int) -> str:
     """How often the run is interrupted, how often it saves, and what of this was assumed."""
-    told = paragraph(_interruptions(run), width) + paragraph(_checkpoints(run["checkpoint"]), width)
+    paragraphs = paragraph(_interruptions(run), width) + paragraph(_checkpoints(run["checkpoint"]), width)
     if run.get("availability"):
-        told += paragraph(_availability(run["availability"]), width)
+        paragraphs += paragraph(_availability(run["availability"]), width)
     if run.get("copies"):
-        told += paragraph(_copies(run["copies"], run["effective_training_time_ratio"]), width)
+        paragraphs += paragraph(_copies(run["copies"], run["effective_training_time_ratio"]), width)
     if run["assumed"]:
-        told += paragraph(f"Not said, and assumed: {', '.join(run['assumed'])}.", width)
-    return told
+        paragraphs += paragraph(f"Not said, and assumed: {', '.join(run['assumed'])}.", width)
+    return paragraphs
 
 
 def _copies(copies: Mapping[str, Any], ratio: float) -> str:

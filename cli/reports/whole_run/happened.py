@@ -62,8 +62,8 @@ def happened_text(plan: Plan, log: RunLog, *, width: int) -> str:
             "actual": f"{log.tokens_per_s:,.0f}",
         },
     ]
-    told = rendered_rows(rows, _COLUMNS, Format.TABLE, width=width)
-    return told + paragraph(_rest(plan, log), width) + paragraph(_next(after, log), width)
+    compared = rendered_rows(rows, _COLUMNS, Format.TABLE, width=width)
+    return compared + paragraph(_rest(plan, log), width) + paragraph(_next(after, log), width)
 
 
 def _poisson_end(mean: float, share: float) -> float:

@@ -48,11 +48,11 @@ def lengths_section(plan: Plan, width: int) -> str:
     lengths = plan.lengths
     if lengths is None:
         return ""
-    told = paragraph(_documents(lengths["documents"]), width) + paragraph(_waiting(plan, lengths), width)
+    paragraphs = paragraph(_documents(lengths["documents"]), width) + paragraph(_waiting(plan, lengths), width)
     if not lengths["ways"]:
-        return told
+        return paragraphs
     table = rendered_rows(way_rows(lengths), WAYS_COLUMNS, Format.TABLE, title=WAYS_TITLE, width=width)
-    return told + table + paragraph(_how(lengths), width)
+    return paragraphs + table + paragraph(_how(lengths), width)
 
 
 def way_rows(lengths: Mapping[str, Any]) -> list[Row]:

@@ -28,8 +28,8 @@ def replan_report(made: Plan, rows: Sequence[Replanned], *, width: int) -> str:
     table = _table(rows)
     step = format_duration(made.predicted["iteration_s"].value)
     head = paragraph(f"Plan {made.plan_id}: {config_text(made.config)}, {step} a step. On other nodes:", width)
-    told = [paragraph(_states(one), width) for one in rows if one.moves is not None]
-    return head + rendered_rows(table, _COLUMNS, Format.TABLE, width=width) + "".join(told)
+    moved = [paragraph(_states(one), width) for one in rows if one.moves is not None]
+    return head + rendered_rows(table, _COLUMNS, Format.TABLE, width=width) + "".join(moved)
 
 
 def _table(rows: Sequence[Replanned]) -> list[Row]:

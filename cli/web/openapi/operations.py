@@ -70,7 +70,7 @@ def answers(
     words = {200: "The answer.", 201: "Written.", 202: "Asked; the job tells how it goes."}
     text: dict[str, Any] = {"type": "object"} if media_type == JSON else {"type": "string"}
     content = {media_type: {"schema": named(schema) if schema else text}}
-    told: dict[str, Any] = {"content": content}
+    body: dict[str, Any] = {"content": content}
     if links:
-        told["links"] = {name: {"operationId": name, "parameters": {**given}} for name, given in links.items()}
-    return {status: {"description": words[status], **told} for status in statuses}
+        body["links"] = {name: {"operationId": name, "parameters": {**given}} for name, given in links.items()}
+    return {status: {"description": words[status], **body} for status in statuses}

@@ -54,8 +54,8 @@ def text(catalog: Catalog, spec: str) -> Answer:
 def report(catalog: Catalog, handle: str) -> Answer:
     """The whole report, as ``meshplan plans show`` prints it."""
     made = stored_plan(catalog, handle)
-    told = report_of(made.kind).report(made, width=_REPORT_WIDTH)
-    return Answer(status=200, media_type=TEXT, body=told.encode())
+    report = report_of(made.kind).report(made, width=_REPORT_WIDTH)
+    return Answer(status=200, media_type=TEXT, body=report.encode())
 
 
 def picture(catalog: Catalog, handle: str, name: str) -> Answer:

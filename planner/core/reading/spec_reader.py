@@ -8,10 +8,14 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
+from meshplan.catalogs.flag_names import keys_meant
 from meshplan.catalogs.units import parse_total_tokens
 from meshplan.catalogs.untrusted.commas import without_comma
 from meshplan.planner.core.reading.spec_fields import TOTAL_TOKENS, SpecModel, TimeInSeconds, Whole
-from meshplan.planner.core.reading.words import told
+from meshplan.planner.core.reading.words import refusal_text
+
+# Sections that may have the key which was written in another one; of a key that more have nobody can say what is meant.
+MOST_PLACES = 2
 
 
 def spec_schema(model: type[SpecModel]) -> dict[str, Any]:
@@ -124,14 +128,34 @@ def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:
     parts = [part for part in error["loc"] if not str(part).startswith(_BRANCHES)]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     if error["type"] == "extra_forbidden" and parts:
-        known = _known_keys(model, parts[:-1])
-        return Problem(path=path, message=f"unknown key{did_you_mean(closest_names(str(parts[-1]), known))}")
+        return Problem(path=path, message=f"unknown key{_meant_key(model, parts)}")
     if error["type"] == "missing":
         return Problem(path=path, message="is required")
-    return Problem(path=path, message=f"{told(error)}{without_comma(error.get('input'))}")
+    return Problem(path=path, message=f"{refusal_text(error)}{without_comma(error.get('input'))}")
 
 
-def _known_keys(model: type[SpecModel], path: list[Any]) -> list[str]:
+def _meant_key(model: type[SpecModel], path: Sequence[Any]) -> str:
+    """Where the unknown key at ``path`` belongs, else the known keys of its section that are like it."""
+    word, known = str(path[-1]), _known_keys(model, path[:-1])
+    places = [] if keys_meant(word, known) else sorted(_places_of(word, model), key=lambda place: place.count("."))
+    nearest = [place for place in places if place.count(".") == places[0].count(".")]
+    if 1 <= len(nearest) <= MOST_PLACES:
+        return f" here: write {' or '.join(nearest)}"
+    return did_you_mean(closest_names(word, known))
+
+
+def _places_of(word: str, model: type[SpecModel], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of the keys of a kind of spec that ``word`` is, or means."""
+    names = {field.alias or name: field for name, field in model.model_fields.items()}
+    for name, field in names.items():
+        if name == word or name in keys_meant(word, names):
+            yield f"{prefix}{name}"
+        for inner in _sections(field.annotation)[:1]:
+            listed = "[]" if "list" in str(field.annotation).lower() else ""
+            yield from _places_of(word, inner, f"{prefix}{name}{listed}.")
+
+
+def _known_keys(model: type[SpecModel], path: Sequence[Any]) -> list[str]:
     """Keys that a spec of the kind ``model`` may have at ``path``; list positions are stepped over."""
     at: Any = model
     for part in path:

@@ -1,8 +1,8 @@
 """What is wrong with a value, in the words of a spec: pydantic's findings name types of Python, limits and patterns.
 
->>> told({"type": "greater_than_equal", "ctx": {"ge": 2}, "input": 1, "msg": "Input …"})
+>>> refusal_text({"type": "greater_than_equal", "ctx": {"ge": 2}, "input": 1, "msg": "Input …"})
 'must be at least 2 (given: 1)'
->>> told({"type": "literal_error", "ctx": {"expected": "'vllm' or 'sglang'"}, "input": "vlm", "msg": "Input …"})
+>>> refusal_text({"type": "literal_error", "ctx": {"expected": "'vllm' or 'sglang'"}, "input": "vlm", "msg": "Input …"})
 "must be one of vllm, sglang (given: 'vlm'); did you mean 'vllm'?"
 """
 
@@ -43,7 +43,7 @@ _QUOTED = re.compile(r"'([^']*)'")
 _SHAPES = ("dict_type", "model_type", "mapping_type", "list_type", "tuple_type", "string_type", "bool_type")
 
 
-def told(error: Mapping[str, Any]) -> str:
+def refusal_text(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors as a sentence with the value that was given, and the closest word where one is meant."""
     kind, given, context = error["type"], error.get("input"), error.get("ctx") or {}
     hint = ""

@@ -32,8 +32,7 @@ def row_validator(
 
     def validated_row(row: Mapping[str, Any]) -> ValidatedRow:
         found = validated(measured_run(row, reader))
-        told = unused_keys(row, workload=USED, parallelism=DEGREES, predicted=found.predicted)
-        return replace(found, unused=told)
+        return replace(found, unused=unused_keys(row, workload=USED, parallelism=DEGREES, predicted=found.predicted))
 
     return validated_row
 

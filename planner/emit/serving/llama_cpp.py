@@ -187,9 +187,9 @@ def weights(request: ServingRequest, pool: Pool) -> tuple[str, str]:
         CannotExpressError: no GGUF is named, or its name tells another format than the plan's.
     """
     name, planned = request.model_path, pool.quantization.experts if request.shape.moe else pool.quantization.mlp
-    told = [_NAMED.get(found.upper(), found) for found in _QUANT.findall(name)]
-    if told and planned not in told:
-        raise _refused(f"weights in {planned} from {name}", f"a GGUF in {planned.upper()}, or a plan in {told[-1]}")
+    formats = [_NAMED.get(found.upper(), found) for found in _QUANT.findall(name)]
+    if formats and planned not in formats:
+        raise _refused(f"weights in {planned} from {name}", f"a GGUF in {planned.upper()}, or a plan in {formats[-1]}")
     if name.lower().endswith(".gguf"):
         return "--model", name
     if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", name) and "gguf" in name.lower():

@@ -73,12 +73,12 @@ class TrainingRequest:
         """What the plan says of documents; None where all sequences are one document each."""
         if self.plan.lengths is None:
             return None
-        asked, told = self.plan.spec["workload"]["sequence_lengths"], self.plan.lengths["documents"]
-        fill_sequences = told["mean"] == told["longest"] and told["longest"] % self.config.sequence_length == 0
+        asked, planned = self.plan.spec["workload"]["sequence_lengths"], self.plan.lengths["documents"]
+        fill_sequences = planned["mean"] == planned["longest"] and planned["longest"] % self.config.sequence_length == 0
         return DocumentsAsked(
-            packing=str(told["packing"]),
+            packing=str(planned["packing"]),
             is_masked=not asked.get("cross_document_attention", False) and not fill_sequences,
-            are_split=told["longest"] > self.config.sequence_length and told["longer"] == SPLIT,
+            are_split=planned["longest"] > self.config.sequence_length and planned["longer"] == SPLIT,
         )
 
     @property

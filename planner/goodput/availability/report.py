@@ -105,5 +105,5 @@ def played(traces: Sequence[AvailabilityTrace], capacity: Capacity) -> Played:
 
 def played_document(result: Played) -> dict[str, Any]:
     """The run on the traces as plain JSON."""
-    told = {name: value for name, value in asdict(result).items() if name != "time_shares"}
-    return {**told, "regret": result.regret}
+    figures = {name: value for name, value in asdict(result).items() if name != "time_shares"}
+    return {**figures, "regret": result.regret}

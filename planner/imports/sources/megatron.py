@@ -60,7 +60,7 @@ def read(given: Given) -> Reading:
     try:
         if PATTERN in given.arguments:  # its blocks are the model's, its bars the plan's
             reading.model_arguments |= {PATTERN: str(given.arguments[PATTERN]).replace("|", "")}
-        else:
+        elif "--num-layers" in given.arguments:  # else --model says it
             reading.model_arguments |= {"--num-layers": str(count(given.arguments, "--num-layers"))}
     except ValueError as error:
         reading.report("model", str(error))

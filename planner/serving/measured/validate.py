@@ -46,8 +46,7 @@ def row_validator(
         found = validated_run(prepared, serving_calibration(catalog, *prepared.key), excluded=reason)
         if found.status == "infeasible":
             raise UnsupportedError(found.reason)
-        told = unused_keys(row, workload=USED, parallelism=DEGREES, predicted=found.predicted)
-        return replace(found, unused=told)
+        return replace(found, unused=unused_keys(row, workload=USED, parallelism=DEGREES, predicted=found.predicted))
 
     return validated
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshplan.catalogs.errors import closest_names, did_you_mean
+from meshplan.catalogs.units import format_duration
 
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
@@ -46,16 +47,13 @@ class Slo:
 
     @property
     def limit_text(self) -> str:
-        """``ttft_p99_s: SLO 3 s``."""
-        return f"{self.key}: SLO {self.limit_s:g} s"
+        """``ttft_p99_s: SLO 3.00 s``."""
+        return f"{self.key}: SLO {format_duration(self.limit_s)}"
 
     def excess_text(self, latency_s: float) -> str:
-        """A violation in words: ``5.2 s, SLO 3 s``; ``without bound`` where requests are rejected or queues grow."""
-        return (
-            f"{latency_s:.3g} s, SLO {self.limit_s:g} s"
-            if math.isfinite(latency_s)
-            else f"without bound, SLO {self.limit_s:g} s"
-        )
+        """A violation in words: ``5.20 s, SLO 3.00 s``; ``without bound`` where queues grow or requests are lost."""
+        reached = format_duration(latency_s) if math.isfinite(latency_s) else "without bound"
+        return f"{reached}, SLO {format_duration(self.limit_s)}"
 
 
 def known_slos(slo: dict[str, float]) -> dict[str, float]:

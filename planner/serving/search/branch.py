@@ -384,9 +384,11 @@ def _soonest(families: Iterable[Family], number: int) -> list[tuple[Family, Coun
     return list(found.values())
 
 
-def full_counts(family: Family) -> Counts:
-    """As many workers as the devices hold; of several kinds the same share of each."""
+def full_counts(family: Family, *, most: int | None = None) -> Counts:
+    """As many workers as the devices hold, at most ``most`` of a kind; of several kinds the same share of each."""
     counts = tuple(family.pinned(which) or family.most(which) for which in range(len(family.kinds)))
+    if most is not None:
+        counts = tuple(min(count, most) for count in counts)
     while len(counts) > 1 and min(counts) > 1 and not family.fits(counts):
         counts = tuple(max(count // 2, 1) for count in counts)
     return counts

@@ -48,6 +48,12 @@ def score_at(
             return INFINITE if power_w is None else power_w / tokens_per_s
 
 
+def objective_change(objective: ServingObjective, score: float, other: float) -> float:
+    """How the objective changes from one score to another, relative: of throughputs and rates the reverse of scores."""
+    rises = objective in (ServingObjective.THROUGHPUT_PER_DEVICE, ServingObjective.MAX_REQUEST_RATE)
+    return (score / other if rises else other / score) - 1.0
+
+
 def usd_per_million_tokens(usd_per_hour: float, tokens_per_s: float) -> float:
     """Price of a million output tokens, USD."""
     return usd_per_hour / SECONDS_PER_HOUR / tokens_per_s * MILLION

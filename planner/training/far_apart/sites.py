@@ -85,7 +85,7 @@ def site_document(
     if "devices" in cluster:
         cluster["devices"] = {**cluster["devices"], "nodes": len(site.nodes)}
     else:
-        cluster["nodes"] = [{"type": cluster["nodes"][0]["type"], "count": len(site.nodes)}]
+        cluster["nodes"] = [{**cluster["nodes"][0], "count": len(site.nodes)}]
     links = dict(cluster.get("links") or {})
     own = {} if site.island is None else links["islands"][site.island]
     inside = {key: own[key] for key in ("bandwidth", "latency") if own.get(key) is not None}

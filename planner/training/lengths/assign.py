@@ -34,17 +34,17 @@ def assign_sequences(lengths: Sequence[int] | IntArray, plan: Plan, *, most_toke
     Raises:
         SpecError: the plan says nothing of lengths, or the documents do not fit.
     """
-    told = _assignment(plan)
+    assignment = _assignment(plan)
     tokens = _tokens(lengths)
-    work = Work.from_document(told["work"])
+    work = Work.from_document(assignment["work"])
     try:
         return balanced(
             work.of(tokens),
             tokens,
-            ranks=told["data_parallel"],
-            micro_batches=told["num_microbatches"],
-            pipeline_parallel=told["pipeline_parallel"],
-            most_tokens=most_tokens or told["most_tokens"],
+            ranks=assignment["data_parallel"],
+            micro_batches=assignment["num_microbatches"],
+            pipeline_parallel=assignment["pipeline_parallel"],
+            most_tokens=most_tokens or assignment["most_tokens"],
             fixed_s=work.fixed_s,
         )
     except ValueError as error:
@@ -64,12 +64,12 @@ def assign_groups(lengths: Sequence[int] | IntArray, plan: Plan) -> MixedGroups:
         SpecError: the plan says nothing of groups, or a document fits into none.
     """
     _assignment(plan)
-    told = None if plan.lengths is None else plan.lengths["groups"]
-    if told is None:
+    groups = None if plan.lengths is None else plan.lengths["groups"]
+    if groups is None:
         message = "its ranks cannot be rearranged: it has a pipeline, one replica, or more than 64 ranks of both kinds"
         raise SpecError([Problem(path="plan", message=message)])
     tokens = _tokens(lengths)
-    costs = GroupCosts.from_document(told)
+    costs = GroupCosts.from_document(groups)
     found = grouped(costs, tokens)
     if found is None:
         most = costs.ranks * costs.most_tokens
@@ -88,14 +88,14 @@ def document_queue(plan: Plan, *, most_delay_steps: int = MOST_DELAY_STEPS) -> D
     Raises:
         SpecError: the plan says nothing of lengths.
     """
-    told = _assignment(plan)
+    assignment = _assignment(plan)
     return DocumentQueue(
-        work=Work.from_document(told["work"]),
-        ranks=told["data_parallel"],
-        micro_batches=told["num_microbatches"],
-        pipeline_parallel=told["pipeline_parallel"],
-        window_tokens=told["micro_batch_tokens"],
-        most_tokens=told["most_tokens"],
+        work=Work.from_document(assignment["work"]),
+        ranks=assignment["data_parallel"],
+        micro_batches=assignment["num_microbatches"],
+        pipeline_parallel=assignment["pipeline_parallel"],
+        window_tokens=assignment["micro_batch_tokens"],
+        most_tokens=assignment["most_tokens"],
         most_delay_steps=most_delay_steps,
     )
 

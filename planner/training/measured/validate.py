@@ -177,7 +177,7 @@ def row_validator(
             run = reader.training_run(row)
             calibration = constants(run.framework, run.architecture)
             found = validate_run(replace(run, problem=run.problem.with_calibration(calibration)))
-        told = unused_keys(row, workload=WORKLOAD, parallelism=CHOICES, predicted=found.predicted)
-        return replace(found, unused=told)
+        unused = unused_keys(row, workload=WORKLOAD, parallelism=CHOICES, predicted=found.predicted)
+        return replace(found, unused=unused)
 
     return validated

@@ -130,7 +130,8 @@ class WorkloadSpec(SpecModel):
         if self.num_sequences > MAX_GLOBAL_BATCH:
             raise ValueError(f"{self.num_sequences} sequences in one step; at most {MAX_GLOBAL_BATCH}")
         if self.phase.has_adapters != (self.lora_rank is not None):
-            raise ValueError("phase 'lora' (or 'qlora') and lora_rank go together")
+            mend = "add lora_rank: 16, say" if self.lora_rank is None else "add phase: lora (or qlora)"
+            raise ValueError(f"phase {self.phase.value!r}, lora_rank {self.lora_rank or 'not said'}: {mend}")
         if self.frozen_weights != "nf4" and self.phase is not Phase.QLORA:
             raise ValueError("frozen_weights goes with phase 'qlora': no other has weights in four bits")
         if self.lora_targets is not None and not self.phase.has_adapters:

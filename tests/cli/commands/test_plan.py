@@ -162,7 +162,7 @@ BAD = {
     "no devices": ("count: 1", "count: 0", ["cluster.nodes[0].count", "at least 1"]),
     "negative batch": ("global_batch_size: 64", "global_batch_size: -64", ["workload.global_batch_size", "-64"]),
     "misspelt key": ("sequence_length", "sequence_lenght", ["workload.sequence_lenght", "did you mean"]),
-    "missing kind": ("kind: training", "", ["kind: must be one of training"]),
+    "missing kind": ("kind: training", "", ["kind: is required: one of training"]),
     "unknown kind": ("kind: training", "kind: trainning", ["did you mean 'training'"]),
     "bare memory": ("cluster: {", "cluster: {host_memory: 512, ", ["cluster.host_memory", "no unit"]),
     "bits for bytes": ("cluster: {", "cluster: {host_memory: 512 Gb, ", ["cluster.host_memory", "counts bits"]),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import SPEC, Command
 
+from meshplan.catalogs.units import format_duration
 from meshplan.planner.core.plan import Plan
 
 OTHER = f"{SPEC}fixed: {{activation_recompute: full}}\n"
@@ -52,6 +53,16 @@ def other_id(meshplan: Command) -> str:
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_has_the_answers(meshplan: Command, plan_id: str) -> None:
+    [row] = meshplan("plans", "list", "--format", "json").json
+    made = meshplan("plans", "show", plan_id, "--format", "json").json
+    assert row["answer"].endswith(f"{format_duration(made['predicted']['iteration_s']['value'])} a step")
+    shown = " ".join(meshplan("plans", "list").out.split())
+    assert "Answer" in shown
+    assert row["status"] == "optimal"
+    assert "optimal" not in shown
 
 
 def test_tags_move_and_go(meshplan: Command, plan_id: str, other_id: str) -> None:

@@ -14,7 +14,7 @@ from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.stand_alone import report as answer_report
 from meshplan.cli.reports.training import question_text
 from meshplan.cli.reports.training import report as training_report
-from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.plan import Interval, Plan
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
 FROZEN = {"70b": GOLDEN / "plan-70b.json", "moe": GOLDEN / "plan-moe.json"}
@@ -89,6 +89,20 @@ def test_no_number_is_cut_however_large() -> None:
     assert "12800" in text
     assert "20.6 min" in text
     assert "selective" in text
+
+
+def test_an_interval_that_is_wider_than_the_constants_says_so() -> None:
+    plan = frozen("70b")
+    step, width = plan.predicted["iteration_s"], plan.provenance["calibration"]["time_error_p90"]
+    as_fitted = replace(step, low=step.value / (1.0 + width), high=step.value * (1.0 + width))
+    assert "for what is not validated" not in training_report(with_step(plan, as_fitted))
+    doubled = with_step(plan, replace(step, high=2.0 * step.value))
+    told = " ".join(training_report(doubled).split())
+    assert "; here a factor of 2.0 either way, for what is not validated." in told
+
+
+def with_step(plan: Plan, step: Interval) -> Plan:
+    return replace(plan, predicted={**plan.predicted, "iteration_s": step})
 
 
 def test_an_infeasible_answer_says_what_binds_and_what_would_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import pytest
@@ -136,17 +137,35 @@ def test_fewest_devices_carry_the_rate(catalog: Catalog) -> None:
         ({"constraints": {"max_power_w": 100}}, r"constraints\.max_power_w: .* W at the nearest"),
         (
             {"workload": {"request_rate_per_s": 1000}},
-            r"devices: \d+ are needed, 8 may be used \(\d+ replicas of \d, and the hosts take \d\)",
+            r"devices: \d+ are needed, 8 may be used \(\d+ replicas of \d; \d fit the hosts\)",
         ),
     ],
 )
 def test_no_plan_names_what_binds(more: dict[str, Any], words: str, catalog: Catalog) -> None:
-    import re
-
     plan = make_plan(spec(**more), catalog)
     assert plan.solution["status"] == "infeasible"
     assert re.search(words, plan.solution["binding_constraint"]), plan.solution["binding_constraint"]
     assert plan.solution["nearest_miss"]["excess"] > 0
+
+
+def test_too_high_a_rate_is_answered_by_the_fewest_devices_and_by_the_highest_rate(catalog: Catalog) -> None:
+    asked = spec("flux.1-dev", workload={"request_rate_per_s": 4.0}, slo={"latency_s": 10.0})
+    told = " ".join(change["change"] for change in make_plan(asked, catalog).solution["least_change"])
+    devices = re.search(r"(\d+) devices instead of 8", told)
+    rate = re.search(r"request_rate_per_s: ([\d.]+) instead of 4", told)
+    assert devices, told
+    assert rate, told
+
+    def status(nodes: int, most: int, rate: float) -> str:
+        cluster = {"nodes": [{"type": "dgx-h100", "count": nodes}]}
+        limits = {"workload": {"request_rate_per_s": rate}, "constraints": {"max_devices": most}}
+        return str(make_plan({**asked, "cluster": cluster, **limits}, catalog).solution["status"])
+
+    enough = int(devices[1])
+    assert status(-(-enough // 8), enough, 4.0) != "infeasible"
+    assert status(-(-enough // 8), enough - 1, 4.0) == "infeasible"
+    assert status(1, 8, float(rate[1])) != "infeasible"
+    assert status(1, 8, 1.01 * float(rate[1])) == "infeasible"
 
 
 def test_a_model_too_large_for_the_device(catalog: Catalog) -> None:

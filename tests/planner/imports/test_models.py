@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.imports.command import import_command
 from meshplan.planner.imports.spec import Answers
 
@@ -42,3 +43,14 @@ def test_a_base_model_comes_before_what_was_made_of_it(
     (assumed,) = (one for one in found.assumed if one.term == "model")
     assert assumed.value == model
     assert "deepseek-r1-distill" in assumed.why  # equal in every flag, and named as such
+
+
+def test_a_model_that_is_named_needs_no_sizes(catalog: Catalog, tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    run = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --seq-length 4096 --micro-batch-size 1 --bf16"
+    script.write_text(f"{run} --global-batch-size 64 --tensor-model-parallel-size 2\n")
+    named = Answers(node_type="dgx-h100", model="llama-3.1-8b")
+    assert import_command([str(script)], catalog, named).spec["model"] == "llama-3.1-8b"
+    script.write_text(f"{run} --global-batch-size 64 --num-layers 80\n")
+    with pytest.raises(SpecError, match="--num-layers 80, the model has 32"):
+        import_command([str(script)], catalog, named)

@@ -113,7 +113,7 @@ def test_an_estimate_that_misses_its_slo_says_which(store: Catalog, tmp_path: Pa
     first, second = rows_of(study.document, store)
     assert (first["keeps_slo"], second["keeps_slo"], second["problem"]) == (False, True, None)
     assert "tpot_p95_s" in first["problem"]
-    assert "SLO 1e-06 s" in first["problem"]
+    assert "SLO 1.0 us" in first["problem"]
 
 
 def test_a_point_that_cannot_be_answered_costs_itself_and_is_told(store: Catalog, tmp_path: Path) -> None:

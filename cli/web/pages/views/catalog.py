@@ -33,11 +33,11 @@ def entry_view(document: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         document: as ``meshplan catalog show`` prints it.
     """
-    told = {"kind", "facts", "prices", "config", "values"}
+    elsewhere = {"kind", "facts", "prices", "config", "values"}
     return {
         "name": str(document["slug"]),
         "kind": str(document["kind"]).replace("_", " "),
-        "texts": [(key.replace("_", " "), _text(value)) for key, value in document.items() if key not in told],
+        "texts": [(key.replace("_", " "), _text(value)) for key, value in document.items() if key not in elsewhere],
         "facts": [_fact(fact) for fact in document.get("facts", ())],
         "prices": [{key: _text(value) for key, value in price.items()} for price in document.get("prices", ())],
         "config": [(key, _text(value)) for key, value in sorted((document.get("config") or {}).items())],

@@ -81,8 +81,13 @@ def differences(comparison: Comparison) -> dict[str, Any]:
 
 
 def _row(item: Difference) -> dict[str, Any]:
-    values = ["–" if value is None else str(shown_value(item.field, value)) for value in item.values]
-    return {"field": item.field, "values": values}
+    return {"field": item.field, "values": [_cell(item.field, value) for value in item.values]}
+
+
+def _cell(field: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(shown_value(field, value))
 
 
 def _metric(item: MetricDifference) -> dict[str, Any]:

@@ -27,8 +27,8 @@ def job_view(job: Job, *, is_asker: bool = True) -> dict[str, Any]:
         job: as it stands.
         is_asker: whether the one who looks has asked; others cannot stop it.
     """
-    told = dict(job.progress or {})
-    incumbent, bound, unit = told.get("incumbent"), told.get("bound"), str(told.get("unit", ""))
+    reported = dict(job.progress or {})
+    incumbent, bound, unit = reported.get("incumbent"), reported.get("bound"), str(reported.get("unit", ""))
     gap = None
     if isinstance(incumbent, int | float) and isinstance(bound, int | float) and incumbent:
         gap = abs(incumbent - bound) / abs(incumbent)
@@ -46,8 +46,8 @@ def job_view(job: Job, *, is_asker: bool = True) -> dict[str, Any]:
         "bound": value_text(bound, unit),
         "gap": "–" if gap is None else percent(gap),
         "closed": 0 if gap is None else round(100 * max(0.0, 1.0 - gap), 1),
-        "note": str(told.get("note", "")),
-        "seconds": "–" if told.get("seconds") is None else f"{told['seconds']:.1f} s",
+        "note": str(reported.get("note", "")),
+        "seconds": "–" if reported.get("seconds") is None else f"{reported['seconds']:.1f} s",
         "problem": None if job.problem is None else dict(job.problem),
         "can_stop": not job.is_finished and not job.cancel_asked and is_asker,
         "others": "" if job.is_finished or job.cancel_asked or is_asker else _OTHERS,

@@ -91,9 +91,9 @@ def sentences(plan: Plan) -> Iterator[str]:
         if (mps := pool.get("mps")) is not None:
             yield f"Every GPU runs {mps['instances']} servers at the same time (CUDA MPS)."
     slo: Mapping[str, float] = plan.spec.get("slo") or {}
-    told = [_latency(key, plan.predicted[key].value, slo[key]) for key in plan.predicted if key in slo]
-    if told:
-        yield " ".join(told)
+    latencies = [_latency(key, plan.predicted[key].value, slo[key]) for key in plan.predicted if key in slo]
+    if latencies:
+        yield " ".join(latencies)
     dollars = plan.predicted.get("usd_per_million_tokens")
     rate = plan.predicted["requests_per_s"].value
     cost = "" if dollars is None else f" at {format_usd(dollars.value)} for {report.million_text(plan)}"
@@ -247,20 +247,20 @@ def _layout_pins(label: str) -> list[str]:
 
 def series(plan: Plan) -> dict[str, Any] | None:
     """Requests in each state over the simulated time, and how full the KV cache is."""
-    told: Mapping[str, Sequence[float]] = (plan.answer or {}).get("series") or {}
-    if not told or not told.get("end_s"):
+    series: Mapping[str, Sequence[float]] = (plan.answer or {}).get("series") or {}
+    if not series or not series.get("end_s"):
         return None
-    most = max(max(told[name], default=0.0) for name in _SERIES) or 1.0
+    most = max(max(series[name], default=0.0) for name in _SERIES) or 1.0
     curves = [
-        {"name": words, "points": charts.curve(told["end_s"], told[name], most)} for name, words in _SERIES.items()
+        {"name": words, "points": charts.curve(series["end_s"], series[name], most)} for name, words in _SERIES.items()
     ]
-    full = charts.curve(told["end_s"], told["kv_use"], 1.0)
+    full = charts.curve(series["end_s"], series["kv_use"], 1.0)
     return {
         "curves": [*curves, {"name": "KV cache, of all of it", "points": full}],
         "y_ticks": [{"at": 100 - charts.share(tick, most), "text": f"{tick:,.4g}"} for tick in charts.ticks(most)],
         "x_ticks": [
-            {"at": charts.share(tick, told["end_s"][-1]), "text": f"{tick:,.4g} s"}
-            for tick in charts.ticks(told["end_s"][-1])
+            {"at": charts.share(tick, series["end_s"][-1]), "text": f"{tick:,.4g} s"}
+            for tick in charts.ticks(series["end_s"][-1])
         ],
     }
 

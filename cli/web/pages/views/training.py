@@ -81,7 +81,7 @@ def sentences(plan: Plan) -> list[str]:
         first = f"Train one model on several types of nodes: {config_text(config)}."
     step = predicted["iteration_s"]
     between = interval_text("iteration_s", {"low": step.low, "high": step.high})
-    told = [
+    lines = [
         first,
         f"A step takes about {format_duration(step.value)} ({between}): "
         f"{metric_text('tokens_per_s', predicted['tokens_per_s'].value)} tokens a second, "
@@ -89,13 +89,13 @@ def sentences(plan: Plan) -> list[str]:
     ]
     run = [metric_text(key, predicted[key].value) for key in ("run_time_s", "usd_per_run") if key in predicted]
     if run:
-        told.append(f"The whole run takes {' and '.join(run)}.")
-    told += [run_sentence(plan).strip()] if plan.run is not None else []
+        lines.append(f"The whole run takes {' and '.join(run)}.")
+    lines += [run_sentence(plan).strip()] if plan.run is not None else []
     worst = plan.memory["worst"]["safe_bytes"]
-    told.append(
+    lines.append(
         f"The fullest GPU holds at most {format_bytes(worst)} of {format_bytes(plan.memory['limit_bytes'])} allowed."
     )
-    return told
+    return lines
 
 
 def candidates(plan: Plan) -> dict[str, Any]:

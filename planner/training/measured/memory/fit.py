@@ -45,6 +45,7 @@ from meshplan.planner.training.measured.memory.peaks import (
     safe_factors,
 )
 from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.validation.fitting import Linear, Prior, most_probable_non_negative
 from meshplan.planner.validation.held_out import leave_one_out
 
@@ -106,19 +107,19 @@ def solve(peaks: Sequence[Peak], prior: Prior, noise: Callable[[Peak], float] = 
         noise: standard deviation of a peak about what the constants explain, over the peak.
     """
 
-    def told(theta: FloatArray) -> list[Peak]:
+    def counting(theta: FloatArray) -> list[Peak]:
         return [peak for peak in peaks if peak.counts(theta)]
 
     def error(theta: FloatArray) -> float:
         off = []
-        for peak in told(theta):
+        for peak in counting(theta):
             slope, base = peak.linear(theta)
             off.append((float(slope @ theta) + base - peak.measured) / (noise(peak) * peak.measured))
         return float(np.square(off).sum() + np.square((theta - prior.mean) / prior.spread).sum())
 
     theta = best = prior.mean
     for _ in range(ITERATIONS):
-        known = told(theta)
+        known = counting(theta)
         if not known:
             break
         worst = [peak.linear(theta) for peak in known]
@@ -177,7 +178,8 @@ class UnseenBounds:
         count = sum(len(values) for values in used.values())
         return (
             _pooled(used).widened(self._margin(framework)),
-            f"{count} measured peaks of {', '.join(used)}, none of {framework} itself",
+            f"{count} measured peaks of {', '.join(used)}, none of "
+            f"{'the framework' if framework == ANY_FRAMEWORK.name else framework} itself",
         )
 
     def _alike(self, framework: str, among: Mapping[str, tuple[PeakParts, ...]]) -> Mapping[str, tuple[PeakParts, ...]]:

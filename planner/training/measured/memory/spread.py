@@ -89,8 +89,8 @@ class PeakSpread:
         >>> round(one.mean, 3), round(one.variance, 3)
         (-0.05, 0.015)
         """
-        told = sum(1.0 / (self.model**2 + self.plan**2 / count) for count in plans.values())
-        share = 1.0 / (1.0 + self.source**2 * told)
+        information = sum(1.0 / (self.model**2 + self.plan**2 / count) for count in plans.values())
+        share = 1.0 / (1.0 + self.source**2 * information)
         return Deviation(mean=self.bias * share, variance=self.source**2 * share + self.model**2 + self.plan**2)
 
     def noise(self, reading: float, same_model: int, same_plan: int) -> float:

@@ -55,9 +55,9 @@ from meshplan.planner.training.search.layers.recurrence import AHEAD
 from meshplan.planner.training.search.layers.uneven import UnevenSplits
 from meshplan.planner.training.search.memory_savers import takes_whole_chunks
 
-# Options of a stage, numbers of layers of all stages that are looked at, passes of micro-batches through chunks in all
-# nodes of a tree (a second or two), and leaves that are told, at most. Stages of many layers and chunks have millions
-# of options (20 layers on 10 chunks), and no bound then.
+# At most: options of a stage, numbers of layers of all stages, passes of micro-batches through chunks in all nodes of a
+# tree (a second or two), and leaves that are returned. Stages of many layers and chunks have millions of options (20
+# layers on 10 chunks), and no bound then.
 MOST_OPTIONS, MOST_COUNTS, MOST_PASSES, MOST_LEAVES = 1_000, 20_000, 60_000_000, 64
 # Times that options are sifted: each makes what the others hold at least a little longer.
 MOST_SIFTED = 3

@@ -158,6 +158,11 @@ def test_few_aliases_and_merges_are_fine() -> None:
     }
 
 
+def test_a_syntax_error_is_one_line_with_its_place() -> None:
+    with pytest.raises(SpecError, match="reads: line 2, column 3: mapping values are not allowed in this context"):
+        parse_document("a: b\n c: [\n", name="a.yaml")
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot read"):
         read_document(tmp_path / "missing.yaml")
@@ -171,6 +176,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(SpecError, match="cannot read"):
         read_document(binary)
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"kind: training\nmodel: caf\xe9\n")
+    with pytest.raises(SpecError, match=r"latin.yaml: it is not UTF-8: byte 0xe9 in line 2, column 11; save it"):
+        read_document(latin)
     large = tmp_path / "large.yaml"
     large.write_text("a: 1\n" + "#" * MAX_YAML_BYTES)
     with pytest.raises(SpecError, match="at most"):

@@ -201,7 +201,7 @@ def test_a_trainer_without_adapters_says_so(catalog: Catalog) -> None:
             "no weights in four bits; constraints.target: accelerate, axolotl",
         ),
         ({"model": "mixtral-8x7b"}, "modelled for dense models"),
-        ({"workload": {**SPEC["workload"], "lora_rank": None}}, "lora_rank go together"),
+        ({"workload": {**SPEC["workload"], "lora_rank": None}}, "phase 'qlora', lora_rank not said: add lora_rank: 16"),
         ({"workload": {**SPEC["workload"], "precision": "fp8"}, "constraints": {"target": "any"}}, "in bf16 or fp16"),
     ],
 )

@@ -105,6 +105,21 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("precision", "unknown key here: write workload.precision"),
+        ("tp", "unknown key here: write fixed.tensor_parallel"),
+        ("workload.max_devices", "unknown key here: write constraints.max_devices"),
+        ("fixed.framework", "unknown key here: write constraints.target"),
+        ("workload.adapter", "unknown key; did you mean 'phase' or 'lora_rank'?"),  # of this section
+        ("bandwidth", "unknown key"),  # several sections have one
+    ],
+)
+def test_a_key_of_another_section_is_told_its_section(key: str, words: str) -> None:
+    assert problems(changed(key, 8))[key] == words
+
+
+@pytest.mark.parametrize(
     ("path", "value", "words"),
     [
         ("model", "", "must not be empty"),
@@ -124,8 +139,8 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ("workload.global_batch_tokens", 4096, "either global_batch_size"),
         ("workload.num_training_tokens", 0, "must be at least 1"),
         ("workload.num_training_tokens", float("inf"), "finite"),
-        ("workload.phase", "lora", "go together"),
-        ("workload.lora_rank", 8, "go together"),
+        ("workload.phase", "lora", "lora_rank not said: add lora_rank: 16"),
+        ("workload.lora_rank", 8, "phase 'pretraining', lora_rank 8: add phase: lora"),
         ("workload.frozen_weights", "gptq", "goes with phase 'qlora'"),
         ("workload.trains_vocabulary", True, "goes with phase 'lora'"),
         ("workload.lora_targets", "attention", "goes with phase 'lora'"),
