@@ -8,9 +8,9 @@ data-parallel ranks and B micro-batches that traverse a stage in one iteration, 
     FLOP  = 2·parameters of the device·tokens that it sees + attention over C and over the prompts' own tokens
 
 Experts hit are those of even, independent routing. Every device samples from all logits. Attention ranks that are
-padded to the fullest see as many tokens as it has, and send as many to the experts. Activations are left out: they move
-a tenth of the bytes or less. Divided by the time of the iteration these are the utilisations that power depends on
-(``energy``).
+padded to the fullest see as many tokens as it has, and send as many to the experts. Activations are left out: they
+move a tenth of the bytes or less. All that an iteration with prompts multiplies has many rows. Divided by the time of
+the iteration these are the utilisations that power depends on (``energy``).
 """
 
 from __future__ import annotations
