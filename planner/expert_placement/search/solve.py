@@ -45,6 +45,7 @@ from meshplan.planner.expert_placement.search.balance.nodes import (
     rename_devices_everywhere,
 )
 from meshplan.planner.expert_placement.search.locality.affinity import place_for_affinity, traffic_bound
+from meshplan.planner.expert_placement.search.locality.chain_of_layouts import best_path
 from meshplan.planner.expert_placement.search.locality.migration import migrate
 from meshplan.planner.expert_placement.search.locality.moves import MigrationCost, migration_cost
 
@@ -295,9 +296,21 @@ def _solve_affinity(problem: ExpertPlacementProblem, effort: Effort, seed: int) 
     if floor > most_balance:
         return _Found(placement=None, bound=bound, solver="bound on balancedness")
     load = normalised(problem.load, problem.device_speed)
+    spare, budget = problem.num_redundant_experts, effort.budget or Budget()
+    small = best_path(load, transitions, spare, problem.device_speed, floor, budget)
+    path = None
+    if small is not None:
+        slots = None if small.slots is None else _flat(small.slots)
+        path = _Found(placement=slots, bound=max(bound, small.bound), solver="paths through every layout")
+        if slots is None or _is_proven(problem, path):
+            return path
     slots, solver = place_for_affinity(
         best.slots, best.counts, load, transitions, problem.device_speed, floor, effort, seed
     )
+    if path is not None and path.placement is not None:
+        if slots is None or _reached(problem, path) <= objective_of(problem, _flat(slots)):
+            return path
+        bound, solver = path.bound, f"{path.solver}, {solver}"
     if slots is None:
         reached = balancedness(problem.load, _flat(best.slots), problem.device_speed)
         message = (
