@@ -25,6 +25,7 @@ from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.expert_placement.problem.objectives import (
+    LEAST_GAIN,
     Objective,
     RobustMeasure,
     balance_of_time,
@@ -292,7 +293,7 @@ def _solve_affinity(problem: ExpertPlacementProblem, effort: Effort, seed: int) 
         message = "objective balance+affinity without transitions"
         raise SolverError(message)
     bound = traffic_bound(transitions, problem.slots_per_device)
-    floor = problem.min_balancedness
+    floor = problem.min_balancedness - LEAST_GAIN  # the best balancedness itself is a floor that can be met
     if floor > most_balance:
         return _Found(placement=None, bound=bound, solver="bound on balancedness")
     load = normalised(problem.load, problem.device_speed)
@@ -314,8 +315,8 @@ def _solve_affinity(problem: ExpertPlacementProblem, effort: Effort, seed: int) 
     if slots is None:
         reached = balancedness(problem.load, _flat(best.slots), problem.device_speed)
         message = (
-            f"no placement with balancedness >= {floor} found: the best one reaches {reached:.6f}, and none can exceed "
-            f"{most_balance:.6f}; lower min_balancedness or add redundant experts"
+            f"no placement with balancedness >= {problem.min_balancedness} found: the best one reaches {reached:.6f}, "
+            f"and none can exceed {most_balance:.6f}; lower min_balancedness or add redundant experts"
         )
         raise SolverError(message)
     return _Found(placement=_flat(slots), bound=bound, solver=solver)

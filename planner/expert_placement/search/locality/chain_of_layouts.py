@@ -69,7 +69,7 @@ def best_path(
         balance = layout_balances(found, load[None], speed, budget)[0] / num_layers
     except OutOfBudgetError:
         return None
-    if balance.max(axis=1).sum() < floor - LEAST_GAIN:
+    if balance.max(axis=1).sum() < floor:
         return BestPath(slots=None, bound=0.0)
     shares = device_shares(found.reshape(len(found), -1), num_experts, speed.size).transpose(0, 2, 1)  # [N, G, E]
     ends = shares.reshape(len(found), -1).T
@@ -86,7 +86,7 @@ def _priced_paths(stays: FloatArray, balance: FloatArray, floor: float, budget: 
     for _ in range(DOUBLINGS + HALVINGS):
         path, value = _path_at(stays, balance, price)
         most = min(most, value - price * floor)
-        meets = _balance_of(balance, path) >= floor - LEAST_GAIN
+        meets = _balance_of(balance, path) >= floor
         if meets and (kept := _stay_of(stays, path)) > reached:
             best, reached = path, kept
         if (meets and price == 0.0) or budget.stopped:
@@ -122,7 +122,7 @@ def _improved(stays: FloatArray, balance: FloatArray, floor: float, path: IntArr
             kept += stays[layer - 1, path[layer - 1]] if layer else 0.0
             kept += stays[layer, :, path[layer + 1]] if layer + 1 < len(path) else 0.0
             room = _balance_of(balance, path) - balance[layer, path[layer]] + balance[layer]
-            kept[room < floor - LEAST_GAIN] = -np.inf
+            kept[room < floor] = -np.inf
             other = int(kept.argmax())
             if kept[other] > kept[path[layer]] + LEAST_GAIN:
                 path[layer], improved = other, True

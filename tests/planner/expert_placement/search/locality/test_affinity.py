@@ -170,3 +170,22 @@ def test_small_layers_with_copies_have_the_least_traffic_of_all(seed: int) -> No
     )
     assert found["cross_device_fraction"] == pytest.approx(least, abs=1e-9)
     assert found["bound"] <= least + 1e-9
+
+
+def test_the_best_balance_itself_is_a_floor_that_can_be_met() -> None:
+    """Rounding of sums in another order made it infeasible."""
+    load = [[271294375.8829644, 1.0, 1.0], [1.0, 60.0, 1.0]]
+    speed = [1.0, 0.5, 0.5]
+    rows = every_placement(3, 1, 3)
+    best = max(referee_balance(load, [one, other], 3, speed) for one in rows for other in rows)
+    document = {
+        "num_layers": 2,
+        "num_experts": 3,
+        "num_devices": 3,
+        "objective": "balance+affinity",
+        "load": load,
+        "transitions": [[[665748318.7827755, 1.0, 5.0], [7.0, 0.0, 43.0], [1.0, 7.0, 5.0]]],
+        "device_speed": speed,
+        "min_balancedness": best,
+    }
+    assert run(document)["balancedness"] == pytest.approx(best)
