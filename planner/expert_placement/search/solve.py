@@ -8,6 +8,8 @@ robust                ``balance/balance.py`` with several loads   smallest bound
 small layers of both  ``balance/every_layout.py`` beside them     every layout
 balance+affinity      ``locality/affinity.py``                    most frequent neighbours of each expert
 migrate               ``locality/migration.py``                   bound of the balance without a budget
+few moves, small      ``locality/every_move.py``                  every layout
+least traffic, small  ``locality/chain_of_layouts.py``            a price on balance (Lagrange)
 ====================  ==========================================  ========================================
 """
 
@@ -47,6 +49,7 @@ from meshplan.planner.expert_placement.search.balance.nodes import (
 )
 from meshplan.planner.expert_placement.search.locality.affinity import place_for_affinity, traffic_bound
 from meshplan.planner.expert_placement.search.locality.chain_of_layouts import best_path
+from meshplan.planner.expert_placement.search.locality.every_move import best_moves
 from meshplan.planner.expert_placement.search.locality.migration import migrate
 from meshplan.planner.expert_placement.search.locality.moves import MigrationCost, migration_cost
 
@@ -331,7 +334,12 @@ def _solve_migration(problem: ExpertPlacementProblem, effort: Effort, seed: int)
     unlimited = problem.num_layers * problem.num_slots
     budget = unlimited if problem.max_moved_experts is None else problem.max_moved_experts
     load = normalised(problem.load, problem.device_speed)
-    slots = migrate(current.reshape(best.slots.shape), best.slots, load, problem.device_speed, budget)
+    present = current.reshape(best.slots.shape)
+    exact = best_moves(present, load, problem.device_speed, budget, effort.budget or Budget())
+    if exact is not None:
+        bound = balancedness(problem.load, _flat(exact), problem.device_speed)
+        return _Found(placement=_flat(exact), bound=bound, solver="every layout, then a knapsack")
+    slots = migrate(present, best.slots, load, problem.device_speed, budget)
     return _Found(placement=None if slots is None else _flat(slots), bound=bound, solver="repairs and a knapsack")
 
 
