@@ -139,6 +139,7 @@ def record(
         document = read_document(measured) if measured is not None else read_log(cast("Path", log), made)
     store.record(plan, document, rows)
     show_rows(measured_rows(made, document), measured_columns(), form)
+    _doubt_units(made, document)
     _say_whether_it_counts(made, document, catalog)
 
 
@@ -158,6 +159,16 @@ def _of_a_run(made: Plan, log: Path) -> dict[str, float]:
     found = read_run_log(log, nodes=len({host for host, _ in made.rank_table or ()}))
     typer.echo(happened_text(made, found, width=terminal_width()), err=True, nl=False)
     return {"tokens_per_s": found.tokens_per_s, "effective_training_time_ratio": found.ratio}
+
+
+def _doubt_units(made: Plan, document: Mapping[str, Any]) -> None:
+    """On stderr: figures that were taken, though they look like milliseconds or another unit."""
+    from meshplan.planner.validation.recorded import in_another_unit
+
+    for name, value in document.items():
+        why = in_another_unit(float(value), made.predicted[name]) if name in made.predicted else ""
+        if why:
+            warn(f"recorded, but {name} = {why}; SI units are meant")
 
 
 def _say_whether_it_counts(made: Plan, document: Mapping[str, Any], catalog: Catalog) -> None:

@@ -8,6 +8,8 @@ robust                ``balance/balance.py`` with several loads   smallest bound
 small layers of both  ``balance/every_layout.py`` beside them     every layout
 balance+affinity      ``locality/affinity.py``                    most frequent neighbours of each expert
 migrate               ``locality/migration.py``                   bound of the balance without a budget
+few moves, small      ``locality/every_move.py``                  every layout
+least traffic, small  ``locality/chain_of_layouts.py``            a price on balance (Lagrange)
 ====================  ==========================================  ========================================
 """
 
@@ -25,6 +27,7 @@ from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.expert_placement.problem.objectives import (
+    LEAST_GAIN,
     Objective,
     RobustMeasure,
     balance_of_time,
@@ -45,6 +48,8 @@ from meshplan.planner.expert_placement.search.balance.nodes import (
     rename_devices_everywhere,
 )
 from meshplan.planner.expert_placement.search.locality.affinity import place_for_affinity, traffic_bound
+from meshplan.planner.expert_placement.search.locality.chain_of_layouts import best_path
+from meshplan.planner.expert_placement.search.locality.every_move import best_moves
 from meshplan.planner.expert_placement.search.locality.migration import migrate
 from meshplan.planner.expert_placement.search.locality.moves import MigrationCost, migration_cost
 
@@ -291,18 +296,30 @@ def _solve_affinity(problem: ExpertPlacementProblem, effort: Effort, seed: int) 
         message = "objective balance+affinity without transitions"
         raise SolverError(message)
     bound = traffic_bound(transitions, problem.slots_per_device)
-    floor = problem.min_balancedness
+    floor = problem.min_balancedness - LEAST_GAIN  # the best balancedness itself is a floor that can be met
     if floor > most_balance:
         return _Found(placement=None, bound=bound, solver="bound on balancedness")
     load = normalised(problem.load, problem.device_speed)
+    spare, budget = problem.num_redundant_experts, effort.budget or Budget()
+    small = best_path(load, transitions, spare, problem.device_speed, floor, budget)
+    path = None
+    if small is not None:
+        slots = None if small.slots is None else _flat(small.slots)
+        path = _Found(placement=slots, bound=max(bound, small.bound), solver="paths through every layout")
+        if slots is None or _is_proven(problem, path):
+            return path
     slots, solver = place_for_affinity(
         best.slots, best.counts, load, transitions, problem.device_speed, floor, effort, seed
     )
+    if path is not None and path.placement is not None:
+        if slots is None or _reached(problem, path) <= objective_of(problem, _flat(slots)):
+            return path
+        bound, solver = path.bound, f"{path.solver}, {solver}"
     if slots is None:
         reached = balancedness(problem.load, _flat(best.slots), problem.device_speed)
         message = (
-            f"no placement with balancedness >= {floor} found: the best one reaches {reached:.6f}, and none can exceed "
-            f"{most_balance:.6f}; lower min_balancedness or add redundant experts"
+            f"no placement with balancedness >= {problem.min_balancedness} found: the best one reaches {reached:.6f}, "
+            f"and none can exceed {most_balance:.6f}; lower min_balancedness or add redundant experts"
         )
         raise SolverError(message)
     return _Found(placement=_flat(slots), bound=bound, solver=solver)
@@ -317,7 +334,12 @@ def _solve_migration(problem: ExpertPlacementProblem, effort: Effort, seed: int)
     unlimited = problem.num_layers * problem.num_slots
     budget = unlimited if problem.max_moved_experts is None else problem.max_moved_experts
     load = normalised(problem.load, problem.device_speed)
-    slots = migrate(current.reshape(best.slots.shape), best.slots, load, problem.device_speed, budget)
+    present = current.reshape(best.slots.shape)
+    exact = best_moves(present, load, problem.device_speed, budget, effort.budget or Budget())
+    if exact is not None:
+        bound = balancedness(problem.load, _flat(exact), problem.device_speed)
+        return _Found(placement=_flat(exact), bound=bound, solver="every layout, then a knapsack")
+    slots = migrate(present, best.slots, load, problem.device_speed, budget)
     return _Found(placement=None if slots is None else _flat(slots), bound=bound, solver="repairs and a knapsack")
 
 

@@ -107,7 +107,6 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
         yield from problem.separation.placements(problem, rejected)
         if problem.separation.is_asked:
             return
-    any_fits = False
     for node_type, machine in problem.machines.items():
         for quantization in problem.quantizations:
             missing = quantization.missing_on(machine.device)
@@ -123,10 +122,9 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                 if worker is None:
                     rejected["weights, workspace and one request's KV cache do not fit the device"] += 1
                 else:
-                    any_fits = True
                     for cap in problem.caps_of(machine.device):
                         yield replace(worker, power_cap_w=cap)
-    if problem.tiering is not None and not any_fits:
+    if problem.tiering is not None:  # also where some layout fits: fewer devices may keep the SLOs
         yield from problem.tiering.placements(problem, role, rejected)
 
 

@@ -107,6 +107,16 @@ def test_measurements_are_attached_and_compared(meshplan: Command, plan_id: str,
     assert "measured" in meshplan("compare", "base").out
 
 
+def test_milliseconds_are_doubted_also_below_a_thousand_times(meshplan: Command, plan_id: str, tmp_path: Path) -> None:
+    predicted = meshplan("plans", "show", plan_id, "--format", "json").json["predicted"]["iteration_s"]["value"]
+    measured = tmp_path / "measured.json"
+    measured.write_text(json.dumps({"iteration_s": 700.0 * predicted}))
+    outcome = meshplan("plans", "record", plan_id, measured)
+    assert outcome.code == 0
+    assert "is 700 times the predicted" in outcome.err
+    assert "SI units are meant" in outcome.err
+
+
 def test_unknown_metrics_are_refused_with_the_closest(meshplan: Command, plan_id: str, tmp_path: Path) -> None:
     measured = tmp_path / "measured.json"
     measured.write_text('{"iteration": 2.0, "mfu": -1}')

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.expert_placement.problem.objectives import balance_of_time
 
+# e to this power is still a number: a device that would take thousands of times the ideal time is no choice anyway.
+MOST_EXPONENT = 700.0
 FORBIDDEN = -1e9
 # Share of transitions that one unit of balancedness is worth to begin with. The price moves slowly, so a floor near the
 # best balance needs a high first price; the next is tried where the one before did not reach the floor.
@@ -174,8 +176,10 @@ def visit(
     peak = times.max(axis=2)[..., None, None]
     total = weight.sum(axis=2)[..., None, None]
     after = total - weight[:, :, device, None, None] - weight[:, :, None, home]
-    after = after + np.exp(sharpness * (times[:, :, device, None, None] + grows / chains.speed[device] - peak))
-    after += np.exp(sharpness * (times[:, :, None, home] - grows / chains.speed[home] - peak))
+    here = times[:, :, device, None, None] + grows / chains.speed[device] - peak
+    there = times[:, :, None, home] - grows / chains.speed[home] - peak
+    after = after + np.exp(np.minimum(sharpness * here, MOST_EXPONENT))
+    after += np.exp(np.minimum(sharpness * there, MOST_EXPONENT))
     worth -= (price / num_layers / sharpness)[:, None, None, None] * np.log(after / total)
 
     worth[..., home == device] = FORBIDDEN

@@ -206,3 +206,19 @@ def test_too_wide_weights_name_the_host_and_the_format_that_fits(catalog: Catalo
     wide = make_plan(question(quantization=["fp8_block"]), catalog)
     assert "usable memory, 381.5 GiB" in wide.solution["binding_constraint"]
     assert [row["change"] for row in wide.solution["least_change"]] == ["quantization: [w4a16]"]
+
+
+def test_one_device_with_its_host_stands_for_two_that_hold_all(catalog: Catalog) -> None:
+    """Weights on the host were looked at only where nothing fits the devices: two devices were proven the fewest."""
+    asked = question(
+        model="llama-3.1-70b",
+        cluster=cluster("rtx-3090", 2),
+        workload={"input_length": 500, "output_length": 50, "concurrency": 1, "num_requests": 8},
+        quantization=["w4a16"],
+        objective="num_devices",
+        slo={"tpot_p50_s": 1.0},
+    )
+    made = make_plan(asked, catalog)
+    pinned = make_plan({**asked, "fixed": {"tensor_parallel": 1, "pipeline_parallel": 1}}, catalog)
+    assert made.solution["objective"] == pinned.solution["objective"] == 1
+    assert made.config["pools"][0]["weight_tiers"]["way"] == Way.STREAMED.value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +130,62 @@ def test_a_floor_above_the_bound_is_infeasible() -> None:
     assert solution.status is Status.INFEASIBLE
     assert solution.assignment is None
     assert answer(problem, solution)["status"] == "infeasible"
+
+
+def every_placement(num_experts: int, per_device: int, num_devices: int) -> list[list[int]]:
+    """Every legal row of a map, device after device."""
+    options = list(combinations(range(num_experts), per_device))
+    rows = [[expert for device in chosen for expert in device] for chosen in product(options, repeat=num_devices)]
+    return [row for row in rows if len(set(row)) == num_experts]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_small_layers_with_copies_have_the_least_traffic_of_all(seed: int) -> None:
+    """The search keeps the copies of the most balanced placement: it left up to 52 % more traffic than the least."""
+    rng = np.random.default_rng(seed)
+    experts, devices, per_device = ((3, 2, 2), (5, 2, 3), (4, 2, 2), (3, 3, 2))[seed % 4]
+    speed = [1.0, 2.0, 1.0][:devices] if seed % 3 else [1.0] * devices
+    load, transitions = rng.integers(0, 9, (2, experts)) + 0.5, rng.integers(0, 9, (1, experts, experts))
+    rows = every_placement(experts, per_device, devices)
+    pairs = [[one, other] for one in rows for other in rows]
+    balances = [referee_balance(load.tolist(), pair, devices, speed) for pair in pairs]
+    floor = float(np.quantile(balances, (0.0, 0.5, 0.9, 1.0)[seed // 3]))
+    least = min(
+        referee_cross(transitions.tolist(), pair, devices)
+        for pair, balance in zip(pairs, balances, strict=True)
+        if balance >= floor - 1e-9
+    )
+    found = run(
+        {
+            "num_layers": 2,
+            "num_experts": experts,
+            "num_devices": devices,
+            "num_redundant_experts": per_device * devices - experts,
+            "objective": "balance+affinity",
+            "load": load.tolist(),
+            "transitions": transitions.tolist(),
+            "device_speed": speed,
+            "min_balancedness": floor,
+        }
+    )
+    assert found["cross_device_fraction"] == pytest.approx(least, abs=1e-9)
+    assert found["bound"] <= least + 1e-9
+
+
+def test_the_best_balance_itself_is_a_floor_that_can_be_met() -> None:
+    """Rounding of sums in another order made it infeasible."""
+    load = [[271294375.8829644, 1.0, 1.0], [1.0, 60.0, 1.0]]
+    speed = [1.0, 0.5, 0.5]
+    rows = every_placement(3, 1, 3)
+    best = max(referee_balance(load, [one, other], 3, speed) for one in rows for other in rows)
+    document = {
+        "num_layers": 2,
+        "num_experts": 3,
+        "num_devices": 3,
+        "objective": "balance+affinity",
+        "load": load,
+        "transitions": [[[665748318.7827755, 1.0, 5.0], [7.0, 0.0, 43.0], [1.0, 7.0, 5.0]]],
+        "device_speed": speed,
+        "min_balancedness": best,
+    }
+    assert run(document)["balancedness"] == pytest.approx(best)
