@@ -68,13 +68,15 @@ def long_lines(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> Iterator[str]:
         is_compressed = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
         stream: Any = gzip.GzipFile(fileobj=raw) if is_compressed else raw
         capped = io.BufferedReader(_Capped(stream, most_bytes, path), _CHUNK_BYTES)
+        number = -1
         try:
             for number, line in enumerate(io.TextIOWrapper(capped, encoding="utf-8-sig", newline="")):
                 if number > MAX_ROWS:
                     raise DocumentError(f"{path} has more than {MAX_ROWS} lines; at most that are read")
                 yield line
         except UnicodeDecodeError as error:
-            raise DocumentError(f"{path} is no text in UTF-8: {error}") from error
+            where = f"byte 0x{error.object[error.start]:02x} in line {number + 2} or after"
+            raise DocumentError(f"{path} is not UTF-8: {where}; save it as UTF-8") from error
 
 
 def csv_rows(path: Path) -> Iterator[list[str]]:

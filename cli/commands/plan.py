@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,7 @@ from meshplan.cli.asking import (
     TokensOption,
     question,
 )
-from meshplan.cli.database import open_catalog
+from meshplan.cli.database import note, open_catalog
 from meshplan.cli.options import (
     DatabaseOption,
     ForceOption,
@@ -84,6 +85,8 @@ MemoryLimitOption = Annotated[
         help="Memory of the process, as in '2 GiB', from which on the same happens.",
     ),
 ]
+# Processor time of an answer, s, from which on a remark says how it would come sooner.
+LONG_S = 5.0
 CertifyOption = Annotated[bool, typer.Option("--certify", help="Check the answer again by a second, independent way.")]
 StoreOption = Annotated[bool, typer.Option("--store/--no-store", help="Keep the plan in the database.")]
 NameOption = Annotated[str, typer.Option("--name", help="What you call the plan.", show_default=False)]
@@ -220,7 +223,16 @@ def _answered_here(
         "since_start": True,
     }
     with progress_line() as on_progress:
-        return make_plan(document, catalog, base=base, on_progress=on_progress, **limits, **options)
+        made = make_plan(document, catalog, base=base, on_progress=on_progress, **limits, **options)
+    _name_machine_code(made)
+    return made
+
+
+def _name_machine_code(made: Plan) -> None:
+    """What would make long simulations of arrivals shorter, where it is not installed."""
+    is_simulated = made.kind == "serving" and "request_rate_per_s" in made.spec["workload"]
+    if is_simulated and made.solution.get("cpu_s", 0.0) > LONG_S and find_spec("numba") is None:
+        note("pip install 'meshplan[fast]' simulates such loads in machine code, with the same figures")
 
 
 def _asked_elsewhere(service: str, document: dict[str, Any], keep: Keep, options: dict[str, Any]) -> Plan:

@@ -240,6 +240,8 @@ def _may_offload(problem: TrainingProblem) -> bool:
 def _with_offload(problem: TrainingProblem) -> dict[str, Any] | None:
     """The least that must leave the devices, where it is enough; how much the host must hold, where nobody said."""
     is_known = problem.machine.host_memory_bytes is not None or problem.limits.host_memory_bytes is not None
+    if not has_plan(replace(problem, limits=replace(problem.limits, offload=tuple(OFFLOADS)))):
+        return None  # what may leave need not: fewer are not enough either
     for count in range(1, len(OFFLOADS) + 1):
         asked = replace(problem, limits=replace(problem.limits, offload=tuple(OFFLOADS)[:count]))
         search = DegreeSearch(asked, keep=1, usual_splits=True)

@@ -17,6 +17,7 @@ from command_line import SPEC, Command
 
 from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.cli.commands import plan as plan_command
 from meshplan.planner.core.solution import OnProgress, Progress
 
 CLOCKS = re.compile(r'"(wall_s|cpu_s)": [^,\n]+')
@@ -374,3 +375,16 @@ def test_a_script_answers_it(meshplan: Command, tmp_path: Path) -> None:
     path.write_text(pinned)
     assert meshplan("plan", path, "--out", tmp_path / "own").code == 0
     assert (tmp_path / "own" / "train.py").is_file()
+
+
+@pytest.mark.parametrize(("least_s", "numba", "says"), [(0.0, None, True), (0.0, "here", False), (1e6, None, False)])
+def test_a_long_simulation_names_what_makes_it_shorter(
+    least_s: float, numba: str | None, says: bool, meshplan: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_command, "LONG_S", least_s)
+    monkeypatch.setattr(plan_command, "find_spec", lambda _name: numba)
+    asked = ("--model", "llama-3.2-1b", "--gpus", "1xH100", "--lengths", "64/8", "--slo", "ttft_p99=2s", "--no-store")
+    done = meshplan("plan", *asked, "--rate", "1")
+    assert done.code == 0
+    assert ("meshplan[fast]" in done.err) is says
+    assert "meshplan[fast]" not in meshplan("plan", *asked[:6], "--no-store", "--concurrency", "2").err
