@@ -405,10 +405,24 @@ class ModelShape:
     def nextn_layer_parameters(self) -> int:
         """Parameters of ONE multi-token-prediction layer, embedding and LM head shared with the model.
 
-        A layer like the last one, a projection of the concatenated (embedding, hidden state) from 2h to h, and three
+        :attr:`predicting_layers`, a projection of the concatenated (embedding, hidden state) from 2h to h, and three
         norms (DeepSeek-V3, arXiv:2412.19437, §2.2). 0 where the model has none.
         """
         if not self.num_nextn_predict_layers:
             return 0
         projection = 2 * self.hidden_size * self.hidden_size
-        return self.layer_parameters(self.num_hidden_layers - 1) + projection + 3 * self.norm_parameters
+        like = sum(self.layer_parameters(layer) for layer in self.predicting_layers)
+        return like + projection + 3 * self.norm_parameters
+
+    @property
+    def predicting_layers(self) -> tuple[int, ...]:
+        """The layers that one multi-token-prediction layer is like: the last one; where layers are single blocks, the
+        last of attention and the last of experts or an MLP (Nemotron 3, ``mtp_layers_block_type`` in its config).
+        """
+        blocks, last = self.blocks, self.num_hidden_layers - 1
+        if blocks is None:
+            return (last,)
+        mixes = [blocks.has_attention(at) or blocks.has_recurrent(at) for at in range(last + 1)]
+        attention = [at for at in range(last + 1) if blocks.has_attention(at) and not blocks.has_mlp[at]]
+        feed_forward = [at for at in range(last + 1) if blocks.has_mlp[at] and not mixes[at]]
+        return (*attention[-1:], *feed_forward[-1:]) or (last,)

@@ -114,15 +114,8 @@ def assembled(
     """
     distinct = list({id(stage): stage for stage in stages}.values())
     slowest = np.maximum.reduce([one.seconds for one in distinct])
-    shares = [one.forward_share for one in stages]
     together = num_microbatches if in_a_flush is None else in_a_flush
-    pipeline = (num_microbatches / together) * staged_pipeline_s(
-        schedule,
-        virtual_pipeline_stages=virtual_pipeline_stages,
-        num_microbatches=together,
-        stages_s=np.stack([one.seconds for one in stages]),
-        forward_share=shares[0] if all(share is shares[0] for share in shares) else np.stack(shares),
-    )
+    pipeline = (num_microbatches / together) * _flush_s(stages, schedule, virtual_pipeline_stages, together)
     if unlike_chunks_s is not None:
         pipeline = np.maximum(pipeline, unlike_chunks_s)
     # The step ends with the stage that has the most left to do.
@@ -145,6 +138,20 @@ def assembled(
         breakdown_s=breakdown,
         stages=memory,
         gradient_reduce_s=np.maximum.reduce([one.reduce_s for one in distinct]),
+    )
+
+
+def _flush_s(
+    stages: Sequence[StageFigures], schedule: str, virtual_pipeline_stages: int, num_microbatches: IntArray
+) -> FloatArray:
+    """Time of a pipeline from its first micro-batch until it is empty again, [n]."""
+    shares = [one.forward_share for one in stages]
+    return staged_pipeline_s(
+        schedule,
+        virtual_pipeline_stages=virtual_pipeline_stages,
+        num_microbatches=num_microbatches,
+        stages_s=np.stack([one.seconds for one in stages]),
+        forward_share=shares[0] if all(share is shares[0] for share in shares) else np.stack(shares),
     )
 
 

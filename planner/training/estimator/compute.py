@@ -198,6 +198,11 @@ class ComputeModel(MixingCosts):
             return self.gemm(self.tokens, hidden, recurrent.output_inputs / t)
         return self.attention_output()
 
+    def joined_prediction(self) -> Cost:
+        """The product that joins a hidden state and the next token's embedding for a further prediction, 2h to h."""
+        h = np.full_like(self.tokens, float(self.shape.hidden_size))
+        return self.gemm(self.tokens, h, 2.0 * h)
+
     def latent_experts(self, moe: MixtureOfExperts) -> Cost:
         """The products that bring tokens to the width of latent experts and back."""
         if moe.latent_size is None:

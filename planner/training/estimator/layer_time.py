@@ -45,8 +45,8 @@ COPIES_OVERLAPPED = 2.0
 # of 6, seven products, rotary embedding 10, attention 2, activation 2, two additions: 35. An adapter adds dropout,
 # cast, two products, scale and addition (PEFT, tuners/lora/layer.py): 6 on each of the four attention matrices.
 ADAPTED_LAUNCHES = (35.0 + 4 * 6) / 35.0
-# Part of a device's processors that carry tokens while a shared expert runs beside them: DeepEP's 20 (NVIDIA-NeMo/Automodel,
-# components/moe/experts.py, dispatcher_num_sms) of an H100's 132.
+# Part of a device's processors that carry tokens while a shared expert runs beside them: DeepEP's 20
+# (NVIDIA-NeMo/Automodel, components/moe/experts.py, dispatcher_num_sms) of an H100's 132.
 DISPATCHER_SHARE = 20.0 / 132.0
 # Share of a layer's kernel launches that are its forward pass: a product's backward is two products.
 FORWARD_LAUNCHES = 1.0 / 3.0

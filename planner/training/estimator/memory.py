@@ -22,7 +22,7 @@ from meshplan.planner.training.estimator.activations import (
 from meshplan.planner.training.estimator.candidates import StageClass, as_one, classes_at_once, of_class
 from meshplan.planner.training.estimator.exchange.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.operators.products import activation_bytes
-from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS, nextn_layers
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS, nextn_layers, predicting_kinds
 from meshplan.planner.training.estimator.states import StateModel
 from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.problem.choice import Recompute
@@ -209,12 +209,12 @@ class MemoryModel(LayerActivations):
     def _activations(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """What the micro-batches in flight keep, and what the backward pass of one layer needs besides, bytes, [n]."""
         batch, shape = self.candidates, self.shape
-        kinds = self.candidates.split.kinds
         held: FloatArray = np.zeros(len(batch))
         largest = held
         in_block = stage.recomputed(batch.recompute_num_layers)
+        further = predicting_kinds(shape)
         for index, (own_layers, again) in enumerate(zip(stage.layers, in_block, strict=True)):
-            count = own_layers + nextn_layers(shape, stage) * (kinds[index] == kinds[-1])
+            count = own_layers + nextn_layers(shape, stage) * (index in further)
             if not np.any(count):
                 continue
             layer = self._layer(index)

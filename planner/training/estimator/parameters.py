@@ -14,7 +14,7 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
+from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass, layer_kinds
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
 ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_PARAMETERS = 1, 2, 3
@@ -22,8 +22,14 @@ LORA_MATRICES_PER_LAYER = 4  # adapters on the query, key, value and output proj
 
 
 def nextn_layers(shape: ModelShape, stage: StageClass) -> int:
-    """Multi-token-prediction layers of the stage: they are on the stage of the LM head and of the last layer kind."""
+    """Multi-token-prediction layers of the stage: they are on the stage of the LM head."""
     return shape.num_nextn_predict_layers * stage.has_head
+
+
+def predicting_kinds(shape: ModelShape) -> tuple[int, ...]:
+    """The kinds of layers that make up one multi-token-prediction layer, by index."""
+    kind_of = layer_kinds(shape)[1]
+    return tuple(kind_of[layer - shape.num_hidden_layers] for layer in shape.predicting_layers)
 
 
 def quantised_parameters(shape: ModelShape, stage: StageClass, tensor_parallel: FloatArray) -> FloatArray:
@@ -77,10 +83,12 @@ class RankParameters:
     def dense_parameters(self, stage: StageClass) -> FloatArray:
         """Parameters of one rank outside the routed experts, [n]."""
         shape, t = self.shape, self.candidates.tensor_parallel
-        kinds = self.candidates.split.kinds
         split, whole = 0.0, 0.0
-        for kind, own_layers, (layer_split, layer_whole) in zip(kinds, stage.layers, self._of_kinds, strict=True):
-            count = own_layers + nextn_layers(shape, stage) * (kind == kinds[-1])
+        further = predicting_kinds(shape)
+        for index, (own_layers, (layer_split, layer_whole)) in enumerate(
+            zip(stage.layers, self._of_kinds, strict=True)
+        ):
+            count = own_layers + nextn_layers(shape, stage) * (index in further)
             split += count * layer_split
             whole += count * layer_whole
         split += self._vocabulary_parameters(stage)
@@ -103,7 +111,7 @@ class RankParameters:
         moe, batch = self.shape.moe, self.candidates
         kinds = self.candidates.split.kinds
         layers = sum(count for kind, count in zip(kinds, stage.layers, strict=True) if kind.is_moe)
-        layers += nextn_layers(self.shape, stage) * kinds[-1].is_moe
+        layers += nextn_layers(self.shape, stage) * any(kinds[index].is_moe for index in predicting_kinds(self.shape))
         if moe is None or not np.any(layers):
             return np.zeros(len(batch))
         total = layers * moe.num_experts * float(self.shape.expert_parameters)

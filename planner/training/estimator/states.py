@@ -129,7 +129,8 @@ class StateModel(RankParameters):
         """
         batch = self.candidates
         waits = batch.split.pipeline_parallel > 1 or self.workload.practice.gathers == ONCE_A_STEP
-        return (self.calibration.recipe.is_fsdp and waits) & (batch.zero_stage >= ZERO_GRADIENTS) & (batch.num_microbatches > 1)
+        sums_whole = self.calibration.recipe.is_fsdp and waits
+        return sums_whole & (batch.zero_stage >= ZERO_GRADIENTS) & (batch.num_microbatches > 1)
 
     @property
     def gradient_bytes(self) -> float:

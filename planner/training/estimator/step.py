@@ -51,7 +51,7 @@ from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTime
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.operators.attention import forward_time_share
 from meshplan.planner.training.estimator.operators.products import activation_bytes
-from meshplan.planner.training.estimator.parameters import nextn_layers
+from meshplan.planner.training.estimator.parameters import nextn_layers, predicting_kinds
 from meshplan.planner.training.pipeline.unlike_chunks import unlike_chunks_s
 from meshplan.planner.training.pipeline.waiting import Layout, least_waiting_s, waiting_s
 from meshplan.planner.training.problem.choice import Recompute
@@ -192,9 +192,12 @@ class TrainingModel:
                 if in_block is not layers:
                     parts[name] = parts[name] + counts[index] * (in_block[index].parts[name] - seconds)
         predicted = nextn_layers(self.shape, stage)
-        if np.any(predicted):  # a multi-token-prediction layer is one more layer of the last kind
-            for name, seconds in layers[len(layers) - 1].parts.items():
-                parts[name] = parts[name] + predicted * seconds
+        if np.any(predicted):
+            for index in predicting_kinds(self.shape):
+                for name, seconds in layers[index].parts.items():
+                    parts[name] = parts[name] + predicted * seconds
+            joined = self._compute.joined_prediction().total_s
+            parts["matrix products"] = parts["matrix products"] + predicted * joined
         ends = zero
         if np.any(stage.has_embedding):
             ends = ends + stage.has_embedding * self._compute.embedding().total_s

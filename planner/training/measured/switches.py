@@ -44,6 +44,15 @@ ROW_KEYS = {
     "flash_attention": "flash_attention",
     "expert_group_size": "expert_group_size",
 }
+# Switch → the words that a row may state for it, and what each means; switches that a row answers with yes or no.
+WORDS: Mapping[str, Mapping[str, Any]] = {
+    "launches": CUDA_GRAPHS,
+    "fused_dispatch": DISPATCHERS,
+    "gathers": {name: name for name in GATHERS},
+    "optimizer": {name: name for name in OPTIMIZERS},
+    "loss": {name: name for name in LOSSES},
+}
+FLAGS = ("overlaps_experts", "overlaps_shared_experts", "optimizer_in_backward", "flash_attention")
 # Keys of ``parallelism``: choices of a plan, switches, and what says them in another way or says more.
 CHOICES = frozenset(
     {*ROW_KEYS.values(), "tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel"}
@@ -158,27 +167,15 @@ def observed_practice(
     for words, setting in CAVEATS.items():
         if words in said:
             settings |= setting
-    if choices.states("cuda_graphs"):
-        settings["launches"] = choices.one_of("cuda_graphs", CUDA_GRAPHS)
-    if choices.states("expert_dispatcher"):
-        settings["fused_dispatch"] = choices.one_of("expert_dispatcher", DISPATCHERS)
-    if choices.states("expert_parallel_overlap"):
-        settings["overlaps_experts"] = choices.flag("expert_parallel_overlap", default=False)
-    if choices.states("shared_expert_overlap"):
-        settings["overlaps_shared_experts"] = choices.flag("shared_expert_overlap", default=False)
-    if choices.states("parameter_gathers"):
-        settings["gathers"] = choices.one_of("parameter_gathers", {name: name for name in GATHERS})
+    for name, meanings in WORDS.items():
+        if choices.states(ROW_KEYS[name]):
+            settings[name] = choices.one_of(ROW_KEYS[name], meanings)
+    for name in FLAGS:
+        if choices.states(ROW_KEYS[name]):
+            settings[name] = choices.flag(ROW_KEYS[name], default=False)
     if choices.states("local_batch_size") and choices.states("micro_batch_size"):
         local, each = choices.whole("local_batch_size"), choices.whole("micro_batch_size")
         settings["local_microbatches"] = max(local // each, 1)
-    if choices.states("optimizer"):
-        settings["optimizer"] = choices.one_of("optimizer", {name: name for name in OPTIMIZERS})
-    if choices.states("loss"):
-        settings["loss"] = choices.one_of("loss", {name: name for name in LOSSES})
-    if choices.states("optimizer_in_backward"):
-        settings["optimizer_in_backward"] = choices.flag("optimizer_in_backward", default=False)
-    if choices.states("flash_attention"):
-        settings["flash_attention"] = choices.flag("flash_attention", default=True)
     adapted = Section(Section(row, "model").values, "lora", required=False).values.get("target_modules")
     settings["joins_attention"] = isinstance(adapted, list) and not JOINED_MATRICES.isdisjoint(map(str, adapted))
     unstated = tuple(ROW_KEYS[name] for name in known if not choices.states(ROW_KEYS[name]))

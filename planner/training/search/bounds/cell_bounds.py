@@ -43,6 +43,7 @@ from meshplan.planner.training.estimator.exchange.boundaries import message_byte
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.operators.products import activation_bytes
+from meshplan.planner.training.estimator.parameters import predicting_kinds
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
@@ -187,7 +188,8 @@ class CellBounds:
     def _stage_s(self, stage: StageClass, table: FloatArray) -> FloatArray:
         """What a stage needs at least for one micro-batch, s [n], by the seconds of :meth:`_table`."""
         predicted = self.problem.shape.num_nextn_predict_layers
-        return _stage_s(stage, table[:-2], table[-2], table[-1], predicted)
+        further = table[list(predicting_kinds(self.problem.shape))].sum(axis=0)
+        return _stage_s(stage, table[:-2], table[-2], (1 + predicted) * table[-1] + predicted * further, table[-1])
 
     def _total_s(self, split: PipelineSplit, rows: slice | IntArray, mode: Recompute) -> FloatArray:
         """What all stages need at least for one micro-batch, whatever layers each of them holds, s [n]."""
@@ -375,7 +377,7 @@ def _layer_s(times: LayerTimes, *, exchanges: bool) -> FloatArray:
 
 
 def _stage_s(
-    stage: StageClass, layers: FloatArray, embedding: FloatArray, head: FloatArray, predicted: int
+    stage: StageClass, layers: FloatArray, embedding: FloatArray, heads: FloatArray, head: FloatArray
 ) -> FloatArray:
     """What a stage needs at least for one micro-batch, s [n].
 
@@ -383,14 +385,14 @@ def _stage_s(
         stage: the stage.
         layers: [kinds, n] seconds of a layer.
         embedding: [n] seconds of the embedding.
-        head: [n] seconds of the LM head and the loss.
-        predicted: multi-token-prediction layers, of the last kind, each with an LM head of its own.
+        heads: [n] seconds of the LM head and the loss, with the layers that predict further tokens and a head for each.
+        head: [n] seconds of the LM head and the loss alone.
     """
     seconds = np.asarray(stage.layers, dtype=np.float64) @ layers
     if stage.has_embedding or stage.vocabulary_share:
         seconds = seconds + embedding
     if stage.has_head:
-        seconds = seconds + (1 + predicted) * head + predicted * layers[-1]
+        seconds = seconds + heads
     if stage.vocabulary_share:
         seconds = seconds + stage.vocabulary_share * head
     return np.asarray(seconds)

@@ -16,7 +16,7 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass, layer_kinds
 from meshplan.planner.training.estimator.memory import MemoryModel
-from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS, predicting_kinds
 from meshplan.planner.training.estimator.priced import training_model
 from meshplan.planner.training.estimator.step import TrainingModel
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
@@ -260,7 +260,8 @@ class SplitCosts:
         if not count:
             return found
         memory = self.model.memory
-        dropped = memory.layer_bytes(self.kinds[-1]) - memory.layer_input_bytes()
+        further = predicting_kinds(self.problem.shape)
+        dropped = sum(memory.layer_bytes(self.kinds[index]) - memory.layer_input_bytes() for index in further)
         saved = count * flying_on(memory, self.head_stage) * dropped * memory.safe_per_activation_byte
         base = found.base_bytes.copy()
         base[self.head_stage] -= np.where(self.batch.recompute == Recompute.NONE, saved, 0.0)

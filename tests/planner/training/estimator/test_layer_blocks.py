@@ -48,10 +48,14 @@ def test_attention_and_mlp_written_as_blocks_cost_the_same(degrees: dict[str, ob
     assert priced(written, **degrees) == priced(DENSE, **degrees)
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("degrees", DEGREES[:2])
-def test_a_layer_split_into_its_blocks_costs_the_same(degrees: dict[str, object]) -> None:
-    split, whole = priced(one_block_a_layer(DENSE), **degrees), priced(DENSE, **degrees)
-    assert one_block_a_layer(DENSE).num_parameters == DENSE.num_parameters
+def test_a_layer_split_into_its_blocks_costs_the_same(degrees: dict[str, object], ahead: int) -> None:
+    """Also where a further layer of both predicts further tokens."""
+    model = replace(DENSE, num_nextn_predict_layers=ahead)
+    split, whole = priced(one_block_a_layer(model), **degrees), priced(model, **degrees)
+    assert one_block_a_layer(model).num_parameters == model.num_parameters
+    assert one_block_a_layer(model).nextn_layer_parameters == model.nextn_layer_parameters
     # Kernel launches and device work overlap within a layer, so that only the parts agree exactly.
     for part, seconds in whole.breakdown_s.items():
         if part != "kernel-launch overhead":
@@ -170,3 +174,14 @@ def test_latent_experts_move_and_multiply_less() -> None:
     exchange = "expert-parallel communication"
     assert less.breakdown_s[exchange] < wide.breakdown_s[exchange] / 2  # a quarter of the bytes, the same latency
     assert less.breakdown_s["experts"] < wide.breakdown_s["experts"]
+
+
+def test_a_further_prediction_joins_two_hidden_states() -> None:
+    """Beside one more layer and a head it multiplies 2h by h, forward and twice backward."""
+    one, none = (priced(replace(DENSE, num_nextn_predict_layers=ahead)) for ahead in (1, 0))
+    products = "matrix products"
+    layer = none.breakdown_s[products] / DENSE.num_hidden_layers
+    joined = one.breakdown_s[products] - none.breakdown_s[products] - layer
+    h, gated = DENSE.hidden_size, 3 * DENSE.intermediate_size * DENSE.hidden_size
+    attention = 2 * h * (DENSE.num_attention_heads + DENSE.num_key_value_heads) * DENSE.head_dim
+    assert joined == pytest.approx(layer * 2 * h**2 / (gated + attention), rel=0.15)  # products of like rates

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_cases import DENSE, LATENT, MOE, machine_with, problem_of
+from core_cases import DENSE, HYBRID, LATENT, MOE, machine_with, problem_of
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.memory import MemoryModel
@@ -29,6 +29,11 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         "num_devices": 8,
         "global_batch_size": 8,
         "machine": machine_with(8, domain_size=2),
+    },
+    "blocks, attention and MLP ahead": {
+        "shape": replace(HYBRID, num_nextn_predict_layers=1),
+        "num_devices": 8,
+        "global_batch_size": 8,
     },
     "several ways to split sequences": {
         "shape": DENSE,
