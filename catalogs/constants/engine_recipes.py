@@ -8,13 +8,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from meshplan.catalogs.constants.entries import read_entry, seed_content
 from meshplan.catalogs.constants.releases import release_numbers
 
 ENGINE_FILE = "engines.yaml"
+
+
+# From which memory on, but for every A100, vLLM starts with more requests and tokens (engine/arg_utils.py,
+# get_batch_defaults).
+LARGE_BOARD_BYTES = 70 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,7 @@ class EngineRecipe:
             as many rows as there could be at most; 0 where kernels compute what there is.
         block_flops_per_s: generation of devices → FLOP/s of products with weights in fp8 blocks, once operands are
             read, where the library that is called is slower than the one that was timed.
+        small_board: fields that a board of less than :data:`LARGE_BOARD_BYTES`, or an A100, takes instead.
         sorted_logits_per_s: logits that top-p sorts a second, where the engine sorts the whole vocabulary for it.
         penalty_bytes: that penalties on repeated tokens move for each logit of a sequence.
         penalty_host_s_per_token: that the host takes in each iteration for every token generated so far, to hand it to
@@ -116,6 +123,7 @@ class EngineRecipe:
     expert_kernels: str = ""
     expert_block_rows: int = 0
     block_flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    small_board: Mapping[str, Any] = field(default_factory=dict)
     sorted_logits_per_s: float | None = None
     penalty_bytes: float = 12.0
     penalty_host_s_per_token: float = 0.0
@@ -138,6 +146,16 @@ class EngineRecipe:
         if head_elements in self.tuned_state_elements:
             return math.inf
         return float(self.state_updates_per_s.get(architecture, math.inf))
+
+    def on_board(self, slug: str, memory_bytes: float) -> EngineRecipe:
+        """The entry with the limits that the engine gives a board.
+
+        >>> vllm = engine_recipes()["vllm"]
+        >>> [vllm.on_board(slug, 80e9).max_batched_tokens for slug in ("h100-sxm-80gb", "a100-sxm-80gb")]
+        [8192, 2048]
+        """
+        is_large = memory_bytes >= LARGE_BOARD_BYTES and "a100" not in slug
+        return self if is_large or not self.small_board else replace(self, **self.small_board)
 
     def token_budget(self, input_length: float, num_seqs: int) -> int:
         """Tokens of one iteration for prompts of ``input_length`` in addition to ``num_seqs`` running requests."""

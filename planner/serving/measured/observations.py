@@ -121,6 +121,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         raise UnsupportedError(f"no scheduling rules are known for the engine {shown(framework.text('name'))}")
     shape = shape_from_observation(model.values)
     machine = reader.machine(hardware)
+    recipe = recipe.on_board(machine.device.slug, machine.device.memory_bytes)
     # vLLM keeps no prefixes of models with recurrent layers unless told to (vllm-project/vllm, pull request 23716).
     workload = observed_workload(row, asked, traces, caches_prefixes=not shape.num_recurrent_layers)
     run = _benchmark(row, title, machine, workload)

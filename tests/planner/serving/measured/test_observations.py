@@ -144,6 +144,25 @@ def test_limits_that_a_row_states_are_those_that_are_simulated(reader: MachineRe
     assert not {"max_num_seqs", "max_batched_tokens"} & set(run.filled)
 
 
+def test_a_server_on_a_small_board_starts_with_fewer_tokens(reader: MachineReader) -> None:
+    """vLLM's defaults since 0.10 ask how large the board is, and give no A100 more; what a row states holds."""
+    row = next(row for row in ROWS if row["workload"]["arrival"] == "closed_loop")
+    row = {**row, "framework": {"name": "vLLM", "version": "0.11.0"}, "source": {"title": "somebody's"}}
+    row["workload"] = {**row["workload"], "max_num_seqs": 64}
+    one = {"num_devices": 8, "devices_per_node": 8}
+    row["parallelism"] = {"tensor_parallel": 8, "pipeline_parallel": 1}
+    found = {
+        device: served_run({**row, "hardware": {**one, "device": device}}, reader).config.pools[0].limits
+        for device in ("a100-sxm-80gb", "h100-sxm-80gb", "l40s")
+    }
+    assert {device: limits.max_batched_tokens for device, limits in found.items()} == {
+        "a100-sxm-80gb": 2048,
+        "h100-sxm-80gb": 8192,
+        "l40s": 2048,
+    }
+    assert {limits.max_num_seqs for limits in found.values()} == {64}
+
+
 def test_a_closed_loop_is_as_long_as_its_row_says(reader: MachineReader) -> None:
     row = next(row for row in ROWS if row["workload"].get("concurrency") and not row["workload"].get("disaggregated"))
     assert served_run(with_value(row, ("workload", "num_requests"), 77), reader).workload.num_requests == 77
