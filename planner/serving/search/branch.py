@@ -50,6 +50,8 @@ MIN_SIMULATED = 6
 MIN_MET = 3
 # Deployments that are simulated at most once the incumbent is proven: simpler ones that may tie with it, runners-up.
 MAX_TIED = 12
+# Simpler ones that are simulated however many have been before: a search that finds its incumbent late has ties, too.
+MORE_TIED = 6
 # Scores that differ by less are a tie: a highest rate is known no better than its bracket is wide.
 TIE = RATE_TOLERANCE
 # Rates that differ by less are one rate.
@@ -132,7 +134,7 @@ class Branch:
         for family in self.families:
             self._put(family.bound, family)
         self.num_members = len(self.left)
-        self.num_started = self.num_met = 0
+        self.num_started = self.num_met = self.num_when_proven = 0
         self.incumbent, self.unseen = INFINITE, INFINITE
         # Least score of what was given up without being shown to violate an SLO at every better rate.
         self.not_refuted = INFINITE
@@ -231,10 +233,11 @@ class Branch:
     def _most(self, bound: float, simplicity: tuple[float, ...], *, is_proven: bool) -> int:
         """Deployments that may have been simulated for one more to be."""
         if not is_proven:
+            self.num_when_proven = self.num_started
             return self.most_simulated
         may_tie = bound <= self.incumbent * (1.0 + SAME) and simplicity < self.simplest
         if may_tie:
-            return MAX_TIED
+            return max(MAX_TIED, self.num_when_proven + MORE_TIED)
         return MIN_SIMULATED if self.num_met >= MIN_MET else MIN_SIMULATED + MIN_MET
 
     def _put(self, bound: float, item: Family | Member | Candidate | Bracket) -> None:

@@ -141,7 +141,8 @@ def _same_limits(spec: TrainingSpec, here: str, problems: Problems) -> None:
     """Limits that count devices or money over all pools."""
     for name in ("max_devices", "min_devices", "max_usd_per_hour", "max_usd_per_run", "max_step_time", "max_run_time"):
         if getattr(spec.constraints, name) is not None:
-            problems.say(f"constraints.{name}", f"is not planned {here}: leave nodes out of cluster.nodes")
+            mend = "say cluster.nodes[].devices" if name == "max_devices" else "leave nodes out of cluster.nodes"
+            problems.say(f"constraints.{name}", f"is not planned {here}: {mend}")
     if spec.constraints.offload:
         problems.say("constraints.offload", f"is not planned {here}")
     if spec.constraints.search_over:

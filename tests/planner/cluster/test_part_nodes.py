@@ -79,3 +79,9 @@ def test_parts_that_cannot_be_planned_are_refused(nodes: list[dict[str, Any]], w
 def test_single_devices_are_not_rented_of_part_nodes(catalog: Catalog) -> None:
     with pytest.raises(SpecError, match=r"nodes\[0\]\.devices: with constraints\.rent: device no whole node is paid"):
         make_plan({**SERVING, "constraints": {"rent": "device"}}, catalog)
+
+
+def test_a_limit_on_devices_of_several_types_says_what_takes_its_place(catalog: Catalog) -> None:
+    nodes = [{"type": "dgx-h100", "count": 1}, {"type": "dgx-a100-80gb", "count": 1}]
+    with pytest.raises(SpecError, match=r"constraints\.max_devices: .* in one job: say cluster\.nodes\[\]\.devices"):
+        make_plan({**TRAINING, "cluster": {"nodes": nodes}, "constraints": {"max_devices": 4}}, catalog)

@@ -109,6 +109,39 @@ def test_stages_are_less_simple_than_copies_behind_a_router(catalog: Catalog) ->
     assert rank[4, 1] < rank[1, 4]
 
 
+def test_copies_of_a_node_are_simpler_than_a_worker_over_two(catalog: Catalog) -> None:
+    """A 70B model on two nodes: two copies, before tensor parallelism or a pipeline across the network."""
+    nodes = {"nodes": [{"type": "dgx-h100", "count": 2}]}
+    problem = problem_of(catalog, **QUESTIONS["70B, long prompts"], cluster=nodes)
+    rank: dict[tuple[int, int], tuple[float, ...]] = {}
+    for family in kinds_of(problem):
+        layout = family.kinds[0].placed.layout
+        counts = (16 // (layout.tensor_parallel * layout.pipeline_parallel),)
+        if len(family.kinds) == 1 and family.fits(counts):
+            rank[layout.tensor_parallel, layout.pipeline_parallel] = family.simplicity(counts)
+    assert rank[8, 1] < rank[16, 1] < rank[8, 2]
+
+
+def test_ties_are_looked_at_however_late_the_incumbent_is_found(catalog: Catalog) -> None:
+    """DeepSeek-V3 on two nodes: sixty deployments violate the SLO before a pipeline over both meets it, and so do two
+    copies of a node each, which need as many devices.
+    """
+    problem = problem_of(
+        catalog,
+        model="deepseek-v3",
+        cluster={"nodes": [{"type": "dgx-h200", "count": 2}]},
+        workload={"input_length": 2000, "output_length": 500, "request_rate_per_s": 5.0},
+        slo={"ttft_p99_s": 3.0, "tpot_p95_s": 0.06},
+        fixed={"mode": "aggregated"},
+    )
+    solution, report = search_serving(problem)
+    assert solution.assignment is not None
+    chosen = solution.assignment.candidate
+    layout = chosen.config.pools[0].layout
+    assert len(report.simulated) > branch.MAX_TIED
+    assert (chosen.counts, layout.tensor_parallel, layout.pipeline_parallel) == ((2,), 8, 1)
+
+
 def test_of_ties_one_tensor_parallel_group_comes_before_attention_ranks(catalog: Catalog) -> None:
     """Mixtral on two GPUs under a load that both carry: everyone starts it with two-way tensor parallelism."""
     workload = {"input_length": 2000, "output_length": 300, "num_requests": NUM_REQUESTS, "request_rate_per_s": 1}
