@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import EmitError
+from meshplan.catalogs.errors import EmitError, SolverError
 from meshplan.planner.core.plan import digest, shape_from_document
 from meshplan.planner.emit import gpu_allocation as fleet
 from meshplan.planner.emit.artifact import Artifact, EmitOptions, EmittedPlan
@@ -115,7 +115,11 @@ class _SharedNodes:
 
 
 def _shared_nodes(plan: Plan) -> _SharedNodes:
-    """Places of all replicas of the first fleet, on as few nodes of each offer as are rented."""
+    """Places of all replicas of the first fleet, on as few nodes of each offer as are rented.
+
+    Raises:
+        EmitError: they do not suffice, as in plans from before replicas were packed on nodes.
+    """
     found = (plan.answer or {})["fleets"][0]
     ranks: dict[str, tuple[tuple[int, int], ...]] = {}
     nodes: dict[str, tuple[int, ...]] = {}
@@ -125,7 +129,10 @@ def _shared_nodes(plan: Plan) -> _SharedNodes:
         devices = int(unit["num_devices"])
         rows = [row for row in found["replicas"] if row["offer"] == unit["offer"]]
         sizes = [int(row["num_devices"]) for row in rows for _ in range(row["count"])]
-        laid = iter(zip(sizes, places(sizes, devices, int(unit["count"])), strict=True))
+        try:
+            laid = iter(zip(sizes, places(sizes, devices, int(unit["count"])), strict=True))
+        except SolverError as error:
+            raise EmitError(f"{unit['offer']}: {error}; plan {plan.plan_id} again") from error
         for row in rows:
             mine: list[tuple[int, int]] = []
             for size, place in islice(laid, int(row["count"])):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.errors import SpecError
+from meshplan.catalogs.errors import EmitError, SpecError
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import emit_plan, make_plan
 
@@ -74,6 +75,14 @@ def test_interruptions_of_nodes_that_are_not_spot_are_refused(catalog: Catalog) 
             make_plan(question, catalog)
         question["market"]["offers"][0]["terms"] = ["spot"]
         assert make_plan(question, catalog).config
+
+
+def test_replicas_that_do_not_fit_what_is_rented_are_planned_again(catalog: Catalog) -> None:
+    made = make_plan(asked("phi-4", "aws-g4dn-12xlarge", ANSWERS, max_devices_per_replica=3), catalog)
+    answer = copy.deepcopy(dict(made.answer or {}))
+    answer["fleets"][0]["units"][0]["count"] -= 1
+    with pytest.raises(EmitError, match="need 4 units, 3 are rented"):
+        emit_plan(replace(made, answer=answer), "vllm", catalog)
 
 
 def on_one_node(**more: Any) -> dict[str, Any]:
