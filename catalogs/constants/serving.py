@@ -32,11 +32,11 @@ class ServingConstants:
             compiled. A layer of Qwen3-30B without graphs took the host 1.06 ms (vLLM 0.26 on an H200 of ours); layers
             that are compiled are launched a fifth faster there, those without experts in 0.48 ms.
         launch_s_per_prompt_kernel: time to launch a kernel that recurrent layers add to an iteration with prompts, s,
-            Triton's from Python. On B200 hosts the gated delta rule's chunks of a layer take 0.91 to 1.28 ms for 2,048,
-            4,096 and 8,192 tokens alike (lightseekorg/tokenspeed, pull request 331): 69 µs for each of 13 at least. A
-            Triton kernel took 49 µs (triton-lang/triton, pull request 3638), without the library's own checks. A
-            decode of 1,024 requests of Qwen3-Next takes 74 ms on four B200 launched so, 49 from graphs
-            (vllm-project/vllm, issue 27222).
+            Triton's from Python. On B200 hosts the gated delta rule of a layer takes 0.91 to 1.28 ms for 2,048, 4,096
+            and 8,192 tokens alike (lightseekorg/tokenspeed, pull request 331): 114 µs at least for each of its eight
+            kernels (two norms, sums of decays, K·Kᵀ, its inverse, W and U, states, outputs). A Triton kernel takes 49 µs
+            (triton-lang/triton, pull request 3638) without the library's checks. A decode of 1,024 requests of
+            Qwen3-Next takes 74 ms on four B200 launched so, 49 from graphs (vllm-project/vllm, issue 27222).
         first_token_steps: iterations that pass before one can hold a request that has arrived, of engines that prepare
             them ahead (``prepares_ahead`` of their release). They prepare one, which fits to published runs keep; a
             server of one's own may wait for more.
@@ -51,7 +51,7 @@ class ServingConstants:
     launch_s_per_layer: float = 0.3e-3
     launch_s_per_latent_layer: float = 0.97e-3
     launch_s_of_experts: float = 0.4e-3
-    launch_s_per_prompt_kernel: float = 69e-6
+    launch_s_per_prompt_kernel: float = 114e-6
     first_token_steps: float = 1.0
     first_token_offset_s: float = 20e-3
 
