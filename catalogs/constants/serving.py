@@ -34,8 +34,8 @@ class ServingConstants:
         launch_s_per_prompt_kernel: time to launch a kernel that recurrent layers add to an iteration with prompts, s,
             Triton's from Python. On B200 hosts the gated delta rule of a layer takes 0.91 to 1.28 ms for 2,048, 4,096
             and 8,192 tokens alike (lightseekorg/tokenspeed, pull request 331): 114 µs at least for each of its eight
-            kernels (two norms, sums of decays, K·Kᵀ, its inverse, W and U, states, outputs). A Triton kernel takes 49 µs
-            (triton-lang/triton, pull request 3638) without the library's checks. A decode of 1,024 requests of
+            kernels (two norms, sums of decays, K·Kᵀ, its inverse, W and U, states, outputs). A Triton kernel takes
+            49 µs (triton-lang/triton, pull request 3638) without the library's checks. A decode of 1,024 requests of
             Qwen3-Next takes 74 ms on four B200 launched so, 49 from graphs (vllm-project/vllm, issue 27222).
         first_token_steps: iterations that pass before one can hold a request that has arrived, of engines that prepare
             them ahead (``prepares_ahead`` of their release). They prepare one, which fits to published runs keep; a
