@@ -19,7 +19,7 @@ from meshplan.planner.launch import far_apart, mixed, replica_groups, torchtitan
 from meshplan.planner.launch.registry import emit, is_orchestrator
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.problem import Phase
-from meshplan.planner.training.problem.spec import ConstraintsSpec, TrainingSpec, read_training_spec
+from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec, target_of
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 def target(plan: Plan) -> str | None:
     """The framework that the plan was made for; torchrun with a script of the user's where it was made for any."""
-    return _target(ConstraintsSpec.model_validate(plan.spec.get("constraints", {})))
+    return _launched(target_of(plan.spec))
 
 
-def _target(constraints: ConstraintsSpec) -> str:
-    return own_script.TARGET if constraints.target == ANY_FRAMEWORK.name else constraints.target
+def _launched(framework: str) -> str:
+    return own_script.TARGET if framework == ANY_FRAMEWORK.name else framework
 
 
 # Degrees that the user's own script may have and train.py of meshplan has not, by target.
@@ -56,7 +56,7 @@ def check(document: Mapping[str, Any], catalog: Catalog, options: EmitOptions) -
         CannotExpressError: the target does not train what the workload asks for.
     """
     spec = read_training_spec(document)
-    name, phase = _target(spec.constraints), spec.workload.phase
+    name, phase = _launched(spec.constraints.target), spec.workload.phase
     if phase.has_adapters and name in TRAINERS_OF_EVERY_WEIGHT:
         raise no_adapters(name, phase)
     if name == torchtune.TARGET and phase is Phase.PRETRAINING:

@@ -14,6 +14,7 @@ from meshplan.catalogs.units import format_bytes
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 from meshplan.planner.training.problem.frameworks.table import framework_rules
+from meshplan.planner.training.problem.spec import target_of
 
 # A limit binds where the plan uses this share of it or more.
 BINDING_SHARE = 0.9
@@ -125,7 +126,7 @@ def calibration(plan: Plan) -> str:
     found = plan.provenance.get("calibration")
     if not found:
         return ""
-    target = plan.spec.get("constraints", {}).get("target", "this framework")
+    target = target_of(plan.spec)
     runs, fitted = found["num_runs"], f"{found['framework']}, {found['architecture']}"
     published = counted(runs, "published run")
     width = width_text(found["time_error_p90"])
@@ -168,7 +169,7 @@ def width_text(spread: float) -> str:
 
 def assumptions(plan: Plan) -> Iterator[str]:
     """How operators run, how tokens were taken to reach the experts, and what the plan says it has not validated."""
-    rules = framework_rules((plan.spec.get("constraints") or {}).get("target") or "")
+    rules = framework_rules(target_of(plan.spec))
     yield from () if rules is None else rules.kernel_notes
     experts = (plan.provenance.get("model") or {}).get("moe")
     workload = plan.spec.get("workload", {})

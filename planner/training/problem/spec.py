@@ -41,6 +41,10 @@ MAX_EXPERT_LOAD = 1024.0
 MAX_CHUNKS = 1024
 
 
+# What a plan is for unless the spec says; the default of pretraining launches no adapters.
+TARGET, ADAPTER_TARGET = "megatron", "axolotl"
+
+
 class NoiseSpec(SpecModel):
     """The gradient noise scale, from which the global batch follows."""
 
@@ -201,7 +205,10 @@ class ConstraintsSpec(SpecModel):
     max_usd_per_run: Dollars | None = None
     max_step_time: Seconds | None = Field(default=None, description="longest optimizer step, such as '30 s'")
     max_run_time: Seconds | None = Field(default=None, description="longest run, such as '14 d'")
-    target: str = Field(default="megatron", description="framework whose rules the plan obeys")
+    target: str = Field(
+        default=TARGET,
+        description=f"framework whose rules the plan obeys; of adapters {ADAPTER_TARGET}, unless said",
+    )
     price: PriceSpec = PriceSpec()
 
 
@@ -286,6 +293,20 @@ class FixedSpec(_Pins):
         return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
+def target_of(document: Mapping[str, Any]) -> str:
+    """The framework that a spec as written is planned for: the one that it names, or the default of its phase.
+
+    >>> target_of({"workload": {"phase": "lora"}}), target_of({"constraints": {"target": "torchtitan"}}), target_of({})
+    ('axolotl', 'torchtitan', 'megatron')
+    """
+    constraints, workload = document.get("constraints"), document.get("workload")
+    said = constraints.get("target") if isinstance(constraints, Mapping) else None
+    if said:
+        return str(said)
+    phase = workload.get("phase") if isinstance(workload, Mapping) else None
+    return ADAPTER_TARGET if any(phase in (one, one.value) for one in Phase if one.has_adapters) else TARGET
+
+
 class TrainingSpec(SpecModel):
     """A training question."""
 
@@ -304,6 +325,14 @@ class TrainingSpec(SpecModel):
         default="best",
         description="which rank on which node where links differ: the best found, rank order, or the nodes in order",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _target_of_the_phase(cls, given: Any) -> Any:
+        constraints = given.get("constraints", {}) if isinstance(given, Mapping) else None
+        if not isinstance(constraints, Mapping) or "target" in constraints or target_of(given) == TARGET:
+            return given
+        return {**given, "constraints": {**constraints, "target": ADAPTER_TARGET}}
 
     @model_validator(mode="after")
     def _nvme_for_states(self) -> TrainingSpec:

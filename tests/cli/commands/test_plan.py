@@ -353,12 +353,18 @@ def test_what_the_files_would_lack_is_said_before_the_search(
     assert stored(database) == []
 
 
-@pytest.mark.parametrize(("phase", "launched"), [("lora, lora_rank: 16", False), ("sft", True)])
+@pytest.mark.parametrize(
+    ("phase", "target", "launched"),
+    [("lora, lora_rank: 16", "megatron", False), ("lora, lora_rank: 16", "", True), ("sft", "", True)],
+)
 def test_a_plan_that_its_framework_does_not_launch_says_so_and_names_one_that_does(
-    phase: str, launched: bool, meshplan: Command, tmp_path: Path
+    phase: str, target: str, launched: bool, meshplan: Command, tmp_path: Path
 ) -> None:
     path = tmp_path / "spec.yaml"
-    path.write_text(SPEC.replace("global_batch_size: 64", f"global_batch_size: 64, phase: {phase}"))
+    said = f"constraints: {{target: {target}}}\nkind:" if target else "kind:"
+    path.write_text(
+        SPEC.replace("global_batch_size: 64", f"global_batch_size: 64, phase: {phase}").replace("kind:", said, 1)
+    )
     outcome = meshplan("plan", path)
     assert outcome.code == 0
     (command,) = [line for line in outcome.out.splitlines() if "meshplan emit" in line]
