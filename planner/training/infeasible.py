@@ -23,6 +23,7 @@ from meshplan.catalogs.units import (
     parse_quantity,
 )
 from meshplan.planner.core.solution import tried
+from meshplan.planner.goodput.run import Stretches
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.plan import config_document
 from meshplan.planner.training.problem.problem import (
@@ -46,6 +47,9 @@ CENTS_SHOWN_BELOW = 100_000
 NETWORK = "network"
 DEVICE_MEMORY = "device memory"
 RUN_TIME = "max_run_time"
+INTERRUPTIONS = "interruptions"
+# A thousandth of the interruptions that were asked about is no longer advice.
+MOST_HALVINGS = 10
 # How NVIDIA's own presets keep them (Megatron-Bridge, scripts/performance: grad_reduce_in_fp32 is false in all).
 SMALL_GRADIENTS = "bf16"
 # Rounding of sums in double precision: 2.5 USD must not become 2.51.
@@ -75,6 +79,8 @@ def _attempts(
     """What is tried, each by itself: a limit lifted, a pin dropped, a network, more devices, states off the devices;
     smaller gradients where the devices' memory is the limit that refused the last.
     """
+    if _never_ends(problem):
+        yield "fewer interruptions", partial(_with_fewer_interruptions, problem)
     for name, (lift, _) in _LIFTED.items():
         if lift(problem.limits) != problem.limits:
             yield f"{name} lifted", partial(_without, problem, name)
@@ -98,6 +104,13 @@ def _last_limit(report: SearchReport) -> str | None:
 def _binding(problem: TrainingProblem, report: SearchReport, helping: Sequence[str]) -> str:
     """What stands in the way: a limit that helps when lifted, a network that would help, or what refused the last."""
     limits = problem.limits
+    if problem.run is not None and _never_ends(problem):
+        setting = problem.run.setting
+        node_s = 1.0 / setting.rate.per_s(1.0)
+        return (
+            f"{INTERRUPTIONS}: a run on any number of devices is interrupted before it gets on: each node every "
+            f"{format_duration(node_s)} in the mean, {format_duration(setting.restart_s)} until it trains again"
+        )
     for name in _LIFTED:
         name_said = RUN_TIME if name == "max_step_time" and limits.max_run_s is not None else name
         if name_said in helping:
@@ -203,6 +216,26 @@ def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
     if name == "max_step_time" and problem.limits.max_run_s is not None:
         return {"constraint": RUN_TIME, "change": f"{_duration_at_least(run_s)} for the run"}
     return {"constraint": name, "change": needed}
+
+
+def _never_ends(problem: TrainingProblem) -> bool:
+    """Interruptions leave no time to train, on however many of the devices."""
+    counts = np.arange(1.0, problem.most_devices + 1.0)
+    return problem.run is not None and not np.isfinite(problem.stretch(counts)).any()
+
+
+def _with_fewer_interruptions(problem: TrainingProblem) -> dict[str, Any] | None:
+    """A rate of interruptions, halved until a plan remains."""
+    assert problem.run is not None
+    setting = problem.run.setting
+    for halvings in range(1, MOST_HALVINGS + 1):
+        rate = float(f"{setting.rate.per_node_day / 2.0**halvings:.2g}")  # what is printed must be enough
+        rarer = replace(problem, run=Stretches(replace(setting, rate=replace(setting.rate, per_node_day=rate))))
+        if not _never_ends(rarer):
+            if not has_plan(rarer):
+                return None
+            return {"constraint": INTERRUPTIONS, "change": f"run.failures_per_node_day: {rate:g}"}
+    return None
 
 
 def _without_pin(problem: TrainingProblem, name: str) -> dict[str, Any] | None:

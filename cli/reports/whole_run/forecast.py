@@ -12,6 +12,7 @@ from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import metric_text, percent
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
+from meshplan.planner.goodput.run import LEAST_RATIO
 
 SPARE_COLUMNS = (
     Column(key="spares", title="Spare nodes"),
@@ -37,6 +38,8 @@ def run_sentence(plan: Plan) -> str:
         return ""
     ratio = plan.predicted["effective_training_time_ratio"].value
     ends = plan.predicted["run_time_s"]
+    if ratio <= LEAST_RATIO:
+        return " Interrupted so often the run makes no progress: it takes longer, and costs more, than is said here."
     text = (
         f" Of the run's time {percent(ratio)} trains, with {_expected(run['interruptions'])}: it ends after "
         f"{metric_text('run_time_s', ends.low)} to {metric_text('run_time_s', ends.high)}"

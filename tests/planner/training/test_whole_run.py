@@ -9,6 +9,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.cli.reports.whole_run.forecast import run_sentence
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.training.plan import config_from_document
@@ -37,6 +38,13 @@ def run_s(plan: Plan) -> float:
     return plan.predicted["run_time_s"].value
 
 
+def pins_of(plan: Plan) -> dict[str, Any]:
+    config = config_from_document(plan.config)
+    usual = {item.name: item.default for item in fields(config)}
+    pins = {one.name: getattr(config, one.name) for one in PINNABLE}
+    return {name: value for name, value in pins.items() if value != usual[name]}
+
+
 def test_a_run_takes_its_training_time_over_the_ratio(catalog: Catalog) -> None:
     plan = make_plan(question(failures="llama3-h100"), catalog)
     assert plan.run is not None
@@ -63,6 +71,26 @@ def test_more_nodes_can_lose(catalog: Catalog) -> None:
     assert run_s(free) < run_s(whole)
 
 
+def test_a_run_that_never_ends_is_no_plan_and_fewer_interruptions_are_one(catalog: Catalog) -> None:
+    document = question(failures_per_node_day=500.0, restart_time="1 h")
+    plan = make_plan(document, catalog)
+    assert plan.solution["binding_constraint"].startswith("interruptions: a run on any number of devices")
+    (change,) = [one for one in plan.solution["least_change"] if one["constraint"] == "interruptions"]
+    rate = float(change["change"].removeprefix("run.failures_per_node_day: "))
+    assert make_plan(question(failures_per_node_day=rate, restart_time="1 h"), catalog).config
+    assert not make_plan(question(failures_per_node_day=2.2 * rate, restart_time="1 h"), catalog).config
+
+
+@pytest.mark.parametrize("failures", [20.0, 500.0])
+def test_the_report_of_a_run_that_never_ends_names_no_end(failures: float, catalog: Catalog) -> None:
+    plan = make_plan(question(failures_per_node_day=20.0, restart_time="1 h"), catalog)
+    document = question(failures_per_node_day=failures, restart_time="1 h")
+    estimated = estimate_plan({**document, "fixed": pins_of(plan)}, catalog)
+    said = run_sentence(estimated)
+    assert ("makes no progress" in said) is (failures == 500.0)
+    assert ("it ends after" in said) is (failures == 20.0)
+
+
 @pytest.mark.parametrize("most", [8, 16])
 def test_no_smaller_cluster_beats_the_plan(catalog: Catalog, most: int) -> None:
     document = question(failures_per_node_day=MANY_FAILURES, restart_time="30 min")
@@ -74,10 +102,7 @@ def test_no_smaller_cluster_beats_the_plan(catalog: Catalog, most: int) -> None:
 def test_the_estimate_of_a_plan_is_its_prediction(catalog: Catalog) -> None:
     document = question(failures="rsc-1", spare_nodes=1, finish_by="20 d")
     plan = make_plan(document, catalog)
-    config = config_from_document(plan.config)
-    usual = {item.name: item.default for item in fields(config)}
-    pins = {one.name: getattr(config, one.name) for one in PINNABLE}
-    again = estimate_plan({**document, "fixed": {k: v for k, v in pins.items() if v != usual[k]}}, catalog)
+    again = estimate_plan({**document, "fixed": pins_of(plan)}, catalog)
     assert again.run == plan.run
     assert again.predicted == plan.predicted
 
