@@ -23,7 +23,7 @@ from meshplan.catalogs.units import (
     parse_quantity,
 )
 from meshplan.planner.core.solution import tried
-from meshplan.planner.goodput.run import Stretches
+from meshplan.planner.goodput.run import RunSetting, Stretches
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.plan import config_document
 from meshplan.planner.training.problem.problem import (
@@ -79,8 +79,8 @@ def _attempts(
     """What is tried, each by itself: a limit lifted, a pin dropped, a network, more devices, states off the devices;
     smaller gradients where the devices' memory is the limit that refused the last.
     """
-    if _never_ends(problem):
-        yield "fewer interruptions", partial(_with_fewer_interruptions, problem)
+    if problem.run is not None and _never_ends(problem):
+        yield "fewer interruptions", partial(_with_fewer_interruptions, problem, problem.run.setting)
     for name, (lift, _) in _LIFTED.items():
         if lift(problem.limits) != problem.limits:
             yield f"{name} lifted", partial(_without, problem, name)
@@ -221,13 +221,11 @@ def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
 def _never_ends(problem: TrainingProblem) -> bool:
     """Interruptions leave no time to train, on however many of the devices."""
     counts = np.arange(1.0, problem.most_devices + 1.0)
-    return problem.run is not None and not np.isfinite(problem.stretch(counts)).any()
+    return not bool(np.isfinite(problem.stretch(counts)).any())
 
 
-def _with_fewer_interruptions(problem: TrainingProblem) -> dict[str, Any] | None:
+def _with_fewer_interruptions(problem: TrainingProblem, setting: RunSetting) -> dict[str, Any] | None:
     """A rate of interruptions, halved until a plan remains."""
-    assert problem.run is not None
-    setting = problem.run.setting
     for halvings in range(1, MOST_HALVINGS + 1):
         rate = float(f"{setting.rate.per_node_day / 2.0**halvings:.2g}")  # what is printed must be enough
         rarer = replace(problem, run=Stretches(replace(setting, rate=replace(setting.rate, per_node_day=rate))))
