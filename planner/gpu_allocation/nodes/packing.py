@@ -135,9 +135,17 @@ def _largest_first(sizes: Sequence[int], devices: int) -> list[Place]:
     return [found[index] for index in range(len(sizes))]
 
 
-def _by_patterns(sizes: Sequence[int], devices: int) -> list[Place]:
-    """On the fewest units there are: patterns, by a program of their own."""
-    shared = sorted({size for size in sizes if size < devices}, reverse=True)
+def pattern_program(sizes: Sequence[int], devices: int) -> tuple[Program, list[tuple[tuple[int, ...], int]]]:
+    """The fewest units that hold replicas smaller than one, as a program: how many are filled by each pattern.
+
+    Args:
+        sizes: devices of each replica; those of whole units take no part.
+        devices: of a unit.
+
+    Returns:
+        The program, and each pattern with its column.
+    """
+    shared = _shared(sizes, devices)
     program = Program()
     filled = [
         (pattern, program.column(f"units filled by {pattern}", 0, len(sizes), cost=1.0, whole=True))
@@ -146,6 +154,17 @@ def _by_patterns(sizes: Sequence[int], devices: int) -> list[Place]:
     for place, size in enumerate(shared):
         row = {column: float(pattern[place]) for pattern, column in filled if pattern[place]}
         program.row(f"replicas of {size}", row, low=float(sum(each == size for each in sizes)))
+    return program, filled
+
+
+def _shared(sizes: Sequence[int], devices: int) -> list[int]:
+    return sorted({size for size in sizes if size < devices}, reverse=True)
+
+
+def _by_patterns(sizes: Sequence[int], devices: int) -> list[Place]:
+    """On the fewest units there are: patterns, by a program of their own."""
+    shared = _shared(sizes, devices)
+    program, filled = pattern_program(sizes, devices)
     values = solve_program(program).values if filled else ()
     free: dict[int, list[Place]] = {size: [] for size in shared}
     unit = 0

@@ -21,6 +21,7 @@ from meshplan.planner.cluster.rings import packing_program
 from meshplan.planner.core.milp import BACKENDS, NO_SOLUTION, Program, Solved, solve_program, solve_relaxed
 from meshplan.planner.core.solution import Status
 from meshplan.planner.expert_placement.certify import layer_program
+from meshplan.planner.gpu_allocation.nodes.packing import pattern_program
 from meshplan.planner.gpu_allocation.nodes.problem import FleetProblem, ScenarioPolicy, lifted
 from meshplan.planner.gpu_allocation.nodes.program import fleet_program, routing_program
 from meshplan.planner.gpu_allocation.replicas.cuts import cut_program
@@ -65,6 +66,9 @@ STATED: dict[str, Callable[[], Iterator[Program]]] = {
     ),
     "layer_program": lambda: iter([layer_program(np.array([0.5, 1.5, 0.7, 0.9]), np.array([1.0, 1.5]), 2)]),
     "packing_program": lambda: iter([packing_program(RINGS_OF_FOUR, np.array([2.0, 1.0, 1.0, 1.0, 1.0, 2.0]))]),
+    "pattern_program": lambda: (
+        pattern_program(sizes, 8)[0] for sizes in ([5, 3, 3, 2, 2, 1], [8, 4, 4, 4, 6, 2], [7, 5, 5, 3, 3, 3, 1, 1])
+    ),
     "cut_program": lambda: (cuts_of(instance(name)) for name in ("toy", "feature-spare-1", "mixed-slo40-r2")),
 }
 
