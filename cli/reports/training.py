@@ -41,7 +41,15 @@ from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
 from meshplan.planner.training.admission import shortage_text
-from meshplan.planner.training.explanation import Explanation, admitted, calibration, fit, memory_basis, width_text
+from meshplan.planner.training.explanation import (
+    Explanation,
+    admitted,
+    calibration,
+    fit,
+    may_split_layers,
+    memory_basis,
+    width_text,
+)
 
 _RANK_COLUMN = "first_stage"
 _VISIBLY_WIDER = 0.01  # of a half-width: what rounding to a percent hides
@@ -88,7 +96,10 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     if plan.far_apart is not None:
         explained = [f"meshplan explain {plan.plan_id}{where}"]
         return explained if emitted else [*explained, f"meshplan emit {plan.plan_id}{where} --out plans"]
-    instead = instead_of(int(plan.config["tensor_parallel"]), len(plan.rank_table or ()))
+    if may_split_layers(plan):
+        instead = instead_of(int(plan.config["tensor_parallel"]), len(plan.rank_table or ()))
+    else:
+        instead = "" if plan.config["activation_recompute"] == "full" else " --instead activation_recompute=full"
     commands = [f"meshplan explain {plan.plan_id}{where}{instead}"]
     if not emitted:
         commands.append(f"meshplan emit {plan.plan_id}{where} --out plans")

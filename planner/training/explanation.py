@@ -158,6 +158,13 @@ def calibration(plan: Plan) -> str:
     return f"constants of the literature, not calibrated on runs; {width} is assumed"
 
 
+def may_split_layers(plan: Plan) -> bool:
+    """Whether tensor parallelism is legal for the plan's framework and weights, as far as flags tell."""
+    rules = framework_rules(target_of(plan.spec))
+    is_refused = rules is not None and any(rule.name.endswith("_has_no_tensor_parallel") for rule in rules.rules)
+    return not is_refused and not plan.config.get("quantised_weights")
+
+
 def width_text(spread: float) -> str:
     """A half-width as people read it: a percentage, or a factor where it is large.
 

@@ -372,6 +372,22 @@ def test_a_plan_that_its_framework_does_not_launch_says_so_and_names_one_that_do
     assert ("No launcher files: megatron cannot express adapters" in " ".join(outcome.out.split())) is not launched
 
 
+@pytest.mark.parametrize(
+    ("phase", "target"),
+    [("lora, lora_rank: 16", ""), ("qlora, lora_rank: 16", ""), ("sft", "axolotl"), ("sft", "megatron")],
+)
+def test_the_other_choice_that_is_named_next_is_legal(
+    phase: str, target: str, meshplan: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "spec.yaml"
+    said = f"constraints: {{target: {target}}}\nkind:" if target else "kind:"
+    spec = SPEC.replace("global_batch_size: 64", f"global_batch_size: 64, phase: {phase}")
+    path.write_text(spec.replace("kind:", said, 1))
+    printed = meshplan("plan", path).out
+    (command,) = [line for line in printed.splitlines() if "--instead" in line]
+    assert meshplan(*command.split()[1:]).code == 0
+
+
 def test_a_script_answers_it(meshplan: Command, tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC.replace("kind:", "constraints: {target: any}\nkind:", 1))
