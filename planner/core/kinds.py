@@ -122,7 +122,7 @@ _KINDS = (
         measured=(f"{_PLANNER}.training.measured.validate", f"{_PLANNER}.training.measured.recorded"),
         launch=f"{_PLANNER}.launch.training",
         document=f"{_PLANNER}.training.plan_document",
-        report=f"{_REPORTS}.training",
+        report=f"{_REPORTS}.training.plan",
         summary=f"{_REPORTS}.screens.first_screen",
     ),
     Kind(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -87,6 +87,26 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+
+
+def bounded(found: Solution[AssignmentT], bound: float, earlier: Solution[AssignmentT]) -> Solution[AssignmentT]:
+    """An answer under a bound that another search has proven, with the time of both.
+
+    Args:
+        found: an answer with an objective.
+        bound: of the same question, no larger than the objective.
+        earlier: the other search.
+    """
+    if found.objective is None:
+        raise ValueError("no objective to bound")
+    return replace(
+        found,
+        bound=bound,
+        gap=relative_gap(found.objective, bound),
+        status=status_of(found.objective, bound),
+        wall_s=earlier.wall_s + found.wall_s,
+        cpu_s=earlier.cpu_s + found.cpu_s,
+    )
 
 
 def solution_document(solution: Solution[Any], seed: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, bounded
 from meshplan.planner.gpu_allocation.capacity import Offering, Replica, capacities, offerings, replicas
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem, Scenario, ScenarioPolicy
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
@@ -197,15 +197,7 @@ def solve_simplest(compiled: Compiled) -> Solution[FleetAllocation]:
     other = solve_fleet(replace(problem, max_request_rate_per_s=tuple(table)))
     if other.objective is None or other.objective > found.objective * (1.0 + AS_GOOD):
         return found
-    bound = min(found.bound, other.objective)
-    return replace(
-        other,
-        bound=bound,
-        gap=relative_gap(other.objective, bound),
-        status=status_of(other.objective, bound),
-        wall_s=found.wall_s + other.wall_s,
-        cpu_s=found.cpu_s + other.cpu_s,
-    )
+    return bounded(other, min(found.bound, other.objective), found)
 
 
 def _replays(compiled: Compiled, allocation: FleetAllocation, first: int, budget: Budget | None) -> tuple[Replay, ...]:

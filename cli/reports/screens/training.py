@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import Format, rendered_rows
-from meshplan.cli.reports import mixed, training
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import gib, interval_text, metric_text, percent, signed_percent
 from meshplan.cli.reports.screens.parts import MOST_BARS, bar_line, fitted, side_by_side, time_bars
+from meshplan.cli.reports.training import candidates, figures, mixed
+from meshplan.cli.reports.training import plan as training
 from meshplan.cli.reports.whole_run.far_apart import devices_text, far_apart_answer, far_apart_sentence
 from meshplan.cli.reports.whole_run.forecast import run_sentence
 from meshplan.cli.reports.whole_run.lengths import lengths_sentence
@@ -26,7 +27,7 @@ def screen(plan: Plan, width: int) -> str:
     tail = [
         _bars(plan),
         _why_not(plan, width),
-        training.calibration_text(plan, width),
+        figures.calibration_text(plan, width),
     ]
     mapping = training.mapping_section(plan, width)
     return fitted([*head, mapping], lambda count: _table(plan, count, width), tail)
@@ -65,7 +66,7 @@ def _table(plan: Plan, count: int, width: int) -> str:
         return mixed.stages_section(plan, width) + mixed.alone_section(plan, width)
     if plan.far_apart is not None:
         return far_apart_answer(plan, width)
-    rows = training.top_rows(plan)[:count]
+    rows = candidates.top_rows(plan)[:count]
     return rendered_rows(rows, TOP_COLUMNS, Format.TABLE, width=width)
 
 
@@ -76,7 +77,7 @@ def _memory_bars(plan: Plan) -> list[str]:
     parts = [
         (key.removesuffix("_bytes").replace("_", " "), value)
         for key, value in worst.items()
-        if key.endswith("_bytes") and key not in training.NOT_COMPONENTS and value
+        if key.endswith("_bytes") and key not in figures.NOT_COMPONENTS and value
     ]
     parts.sort(key=lambda part: -part[1])
     lines = [f"Memory, GiB of {gib(limit)}"]
@@ -86,7 +87,7 @@ def _memory_bars(plan: Plan) -> list[str]:
 
 def _why_not(plan: Plan, width: int) -> str:
     """The well-known other choices and what they cost, in one paragraph: time, unless something else is minimised."""
-    rows = [row for row in training.alternative_rows(plan) if row.get("slower_by") is not None]
+    rows = [row for row in candidates.alternative_rows(plan) if row.get("slower_by") is not None]
     costs = [f"{row['name']} {signed_percent(row.get('dearer_by', row['slower_by']))}" for row in rows]
-    unit = training.cost_title(plan)
+    unit = candidates.cost_title(plan)
     return paragraph(f"Why not{f', {unit}' if unit else ''}: {', '.join(costs)}.", width) if costs else ""

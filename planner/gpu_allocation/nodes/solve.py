@@ -22,7 +22,7 @@ from meshplan.catalogs.errors import SolverError
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.milp import BACKENDS, DEFAULT_BACKEND, solve_program, solve_relaxed
-from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
+from meshplan.planner.core.solution import OnProgress, Solution, Status, bounded, relative_gap, status_of
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetObjective, FleetProblem, as_plain
 from meshplan.planner.gpu_allocation.nodes.program import (
     fleet_program,
@@ -99,14 +99,7 @@ def _in_steps(problem: FleetProblem, backend: str) -> Solution[FleetAllocation]:
     if solution.objective is None or solution.bound is None or free.bound is None:
         return solution
     bound = min(max(solution.bound, free.bound), solution.objective)
-    return replace(
-        solution,
-        bound=bound,
-        gap=relative_gap(solution.objective, bound),
-        status=status_of(solution.objective, bound),
-        wall_s=free.wall_s + solution.wall_s,
-        cpu_s=free.cpu_s + solution.cpu_s,
-    )
+    return bounded(solution, bound, free)
 
 
 def _by_program(problem: FleetProblem, backend: str) -> Solution[FleetAllocation]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.cli.reports import training
 from meshplan.cli.reports.screens.first_screen import first_screen
 from meshplan.cli.reports.screens.parts import MOST_LINES
+from meshplan.cli.reports.training.plan import report
 from meshplan.cli.reports.whole_run.forecast import probability_text
 from meshplan.cli.web.pages.views.training import sections
 from meshplan.planner.core.plan import Plan
@@ -37,7 +37,7 @@ def test_the_first_screen_says_when_it_ends(plan: Plan) -> None:
 
 
 def test_the_whole_report_says_how_often_to_save_and_what_spares_save(plan: Plan) -> None:
-    told = " ".join(training.report(plan).split())
+    told = " ".join(report(plan).split())
     assert "6.5 interruptions per 1,000 node-days" in told
     assert "Young's formula says" in told
     assert "What spare nodes are worth" in told

@@ -12,8 +12,8 @@ from command_line import Command
 
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.stand_alone import report as answer_report
-from meshplan.cli.reports.training import question_text
-from meshplan.cli.reports.training import report as training_report
+from meshplan.cli.reports.training.plan import question_text
+from meshplan.cli.reports.training.plan import report as training_report
 from meshplan.planner.core.plan import Interval, Plan
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration
-from meshplan.cli.reports import training as report
 from meshplan.cli.reports.configuration import config_text
 from meshplan.cli.reports.quantities import gib, interval_text, metric_text, percent, signed_percent
+from meshplan.cli.reports.training import figures
+from meshplan.cli.reports.training import plan as report
+from meshplan.cli.reports.training.candidates import reason_text
 from meshplan.cli.reports.whole_run.forecast import SPARE_COLUMNS, SPARES_TITLE, run_sentence, run_words, spare_rows
 from meshplan.cli.web.pages.views import charts
 from meshplan.cli.web.pages.views.tables import table
@@ -116,7 +118,7 @@ def _candidate(plan: Plan, row: Mapping[str, Any], chosen_s: float) -> dict[str,
     config, step = row.get("config"), row.get("iteration_s")
     is_chosen = bool(row.get("chosen"))
     change = None if step is None else step / chosen_s - 1.0
-    reason = report.reason_text(row) if "reason" in row else ""
+    reason = reason_text(row) if "reason" in row else ""
     if not reason and not is_chosen and change is not None:
         reason = "slower" if change > 0 else "a tie under the model: the simpler plan is chosen"
     choices = row.get("choices") or (_differing(plan.config, config) if config and not is_chosen else {})
@@ -169,7 +171,7 @@ def _components(stage: Mapping[str, Any]) -> list[tuple[str, float, str]]:
     return [
         (key.removesuffix("_bytes").replace("_", " "), float(value), format_bytes(value))
         for key, value in stage.items()
-        if key.endswith("_bytes") and key not in report.NOT_COMPONENTS and not key.startswith("host") and value
+        if key.endswith("_bytes") and key not in figures.NOT_COMPONENTS and not key.startswith("host") and value
     ]
 
 
@@ -195,7 +197,7 @@ def tables(plan: Plan) -> list[dict[str, Any]]:
 
 def notes(plan: Plan) -> list[str]:
     """What to know of the numbers, and of the mapping where there is one."""
-    text = report.calibration_text(plan, 10_000) + report.mapping_section(plan, 10_000)
+    text = figures.calibration_text(plan, 10_000) + report.mapping_section(plan, 10_000)
     if plan.run is not None:
         text += run_words(plan.run, 10_000)
     return [line for line in text.splitlines() if line]

@@ -10,7 +10,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.cli.reports.training import report
+from meshplan.cli.reports.training.plan import report
 from meshplan.planner.batch_size.noise import NoiseScale, batches_for
 from meshplan.planner.compare import compare_plans
 from meshplan.planner.core.kinds import Question
