@@ -58,7 +58,7 @@ def ticket(plan: Plan) -> str | None:
         f"### {report.question_text(plan.spec)}\n",
         f"{module.answer(plan)}\n",
         f"{report.status_text(plan)}\n",
-        rendered_rows(report.top_rows(plan), report.TOP_COLUMNS, Format.MARKDOWN),
+        rendered_rows(report.top_rows(plan), report.top_columns(plan), Format.MARKDOWN),
         rendered_rows(metrics, columns, Format.MARKDOWN),
         f"Plan `{plan.plan_id}`: `meshplan plans show {plan.plan_id}`\n",
     ]

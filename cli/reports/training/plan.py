@@ -7,7 +7,7 @@ from typing import Any
 
 from meshplan.catalogs.units import format_duration
 from meshplan.cli.render import TABLE_WIDTH
-from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
+from meshplan.cli.reports.configuration import config_text
 from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import (
     cluster_text,
@@ -39,7 +39,6 @@ from meshplan.planner.training.explanation import Explanation, admitted, fit, ma
 
 # What a kind's report module has, of which the tables are in a file of their own.
 __all__ = [
-    "TOP_COLUMNS",
     "alternative_rows",
     "describe",
     "explanation_report",

@@ -53,7 +53,15 @@ def test_formats_for_programs_hold_everything(meshplan: Command) -> None:
     assert document["rejected"]
 
 
-@pytest.mark.parametrize("question", SMALL.values(), ids=SMALL)
+# Whose tables have columns of their own.
+OTHER_TABLES = {
+    "mixed training": ("--model", "llama-3.2-1b", "--gpus", "8xH100,8xA100", "--sequence-length", "4k"),
+    "embedding": ("--model", "bge-m3", "--gpus", "1xL4", "--rate", "20"),
+}
+TICKETS = {**SMALL, **OTHER_TABLES}
+
+
+@pytest.mark.parametrize("question", TICKETS.values(), ids=TICKETS)
 def test_markdown_is_a_ticket(question: tuple[str, ...], meshplan: Command) -> None:
     text = meshplan("plan", *question, "--format", "markdown").out
     assert text.startswith("### ")
