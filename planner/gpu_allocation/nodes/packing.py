@@ -38,11 +38,15 @@ def whole_units(size: int, devices: int) -> int:
     return -(-size // devices) if size >= devices else 0
 
 
+def _shared(sizes: Sequence[int], devices: int) -> list[int]:
+    """Sizes that share a unit, the largest first."""
+    return sorted({size for size in sizes if size < devices}, reverse=True)
+
+
 def fills_without_gap(sizes: Sequence[int], devices: int) -> bool:
     """Whether replicas of these sizes waste nothing of units of ``devices``, however many there are of each."""
-    shared = sorted({size for size in sizes if size < devices})
     own = [size for size in sizes if size > devices]
-    chain = [*shared, devices]
+    chain = [*reversed(_shared(sizes, devices)), devices]
     return all(larger % size == 0 for size, larger in pairwise(chain)) and not any(size % devices for size in own)
 
 
@@ -86,7 +90,7 @@ def lay_out(program: Program, name: str, units: int, replicas: Sequence[tuple[in
         program.row(f"devices {name}", {units: float(devices), **laid}, low=0.0)
         return
     row = {units: 1.0} | {column: -float(whole_units(size, devices)) for column, size in replicas if size >= devices}
-    shared = sorted({size for _, size in replicas if size < devices}, reverse=True)
+    shared = _shared([size for _, size in replicas], devices)
     filled = [
         (pattern, program.column(f"{name} filled by {pattern}", 0, math.inf, whole=True))
         for pattern in patterns(shared, devices)
@@ -155,10 +159,6 @@ def pattern_program(sizes: Sequence[int], devices: int) -> tuple[Program, list[t
         row = {column: float(pattern[place]) for pattern, column in filled if pattern[place]}
         program.row(f"replicas of {size}", row, low=float(sum(each == size for each in sizes)))
     return program, filled
-
-
-def _shared(sizes: Sequence[int], devices: int) -> list[int]:
-    return sorted({size for size in sizes if size < devices}, reverse=True)
 
 
 def _by_patterns(sizes: Sequence[int], devices: int) -> list[Place]:
