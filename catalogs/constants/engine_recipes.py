@@ -64,6 +64,9 @@ class EngineRecipe:
         one_batch: one batch passes all pipeline stages before the next starts, so that stages wait for each other.
         host_s_per_cache_group: that the host takes in each iteration for every group of layers with blocks of cache of
             their own, after the first; 0 where it is hidden by the iteration before.
+        front_end_per_rank: each attention data-parallel rank has an API server of its own; else a worker has one.
+        stream_interval: iterations whose tokens are sent to a client at once.
+        parses_requests: API servers parse what clients send; else a front end of another program does it before them.
         all_reduce: engine whose all-reduce kernels it calls, or ``nccl``; empty for its own.
         remote_step_s: host's time of each iteration to reach workers on other devices, where a worker has several.
         remote_s_per_seq: growth of that with each request of the iteration.
@@ -115,6 +118,9 @@ class EngineRecipe:
     balance_wait_steps: int = 0
     one_batch: bool = False
     host_s_per_cache_group: float = 0.0
+    front_end_per_rank: bool = False
+    stream_interval: int = 1
+    parses_requests: bool = True
     all_reduce: str = ""
     remote_step_s: float = 0.0
     remote_s_per_seq: float = 0.0

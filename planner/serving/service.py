@@ -194,6 +194,7 @@ def _pins(pools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "max_batched_tokens": pool["limits"]["max_batched_tokens"],
             "memory_fraction": pool["limits"]["memory_fraction"],
             "num_workers": pool["num_workers"],
+            "stream_interval": pool["limits"].get("stream_interval", 1),
         }
         for pool in pools
     }

@@ -19,6 +19,8 @@ from meshplan.planner.core.text import counted
 LOADS_SHOWN = 4
 # Where prefixes are kept that the devices have no room for.
 LEAST_SPEEDUP = 1.02  # less is not worth a sentence
+LEAST_WAIT = 0.05
+API_SERVER = "API server"  # the part of an iteration that planner.serving.estimator.breakdown calls so
 STORES = {"host": "host memory", "nvme": "NVMe", "remote": "the hosts' memory, shared by the workers of a pool"}
 _METHODS = {"ngram": "n-grams", "eagle3": "EAGLE-3", "mtp": "prediction layers", "draft_model": "a draft model"}
 
@@ -29,6 +31,17 @@ def most_rate_text(plan: Plan) -> str:
     if most == 0.0:
         return "At no rate that was tried does this deployment stay clearly within every SLO."
     return "" if most is None else f"This deployment stays clearly within every SLO up to {rate_text(most)}."
+
+
+def front_end_text(plan: Plan, width: int) -> str:
+    """That iterations wait for the API server, and what lets it do less; empty where they hardly do."""
+    waits = max((row["share"] for row in plan.breakdown if row["name"] == API_SERVER), default=0.0)
+    if waits < LEAST_WAIT:
+        return ""
+    text = f"An iteration waits {percent(waits)} of its time for the API server"
+    if all(pool["limits"].get("stream_interval", 1) == 1 for pool in plan.config["pools"]):
+        text += ", which sends every token by itself; --set fixed.stream_interval=10 plans with ten at once"
+    return paragraph(f"{text}. More workers have more of them.", width)
 
 
 def sensitivity_section(plan: Plan, width: int) -> str:

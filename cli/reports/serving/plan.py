@@ -33,6 +33,7 @@ from meshplan.cli.reports.quantities import (
 from meshplan.cli.reports.serving.advice import (
     STORES,
     better_shapes,
+    front_end_text,
     images_text,
     overlap_section,
     pareto_section,
@@ -66,6 +67,7 @@ def report(plan: Plan, *, width: int) -> str:
             predicted_section(plan, width),
             memory_section(plan, width),
             time_section(plan, width),
+            front_end_text(plan, width),
             overlap_section(plan, width),
             sensitivity_section(plan, width),
             pareto_section(plan, width),

@@ -265,6 +265,7 @@ TERMS = (
         _CHUNK,
         expressed_by=f"{_CHUNK} (× attention_data_parallel), --max-prefill-tokens",
     ),
+    _rows.stream_interval("--stream-interval"),
     _rows.write_only("chunked_prefill", _mixed, "--enable-mixed-chunk"),
     _rows.memory(
         _memory,

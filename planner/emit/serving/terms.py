@@ -130,6 +130,15 @@ class ServingRows(Rows):
 
         return self.term("memory_fraction", write, read, *flags, expressed_by=expressed_by, verified_by=verified_by)
 
+    def stream_interval(self, flag: str) -> Term:
+        """Tokens that are sent to a client at once; not written where every token is sent by itself, the default."""
+        return self.term(
+            "stream_interval",
+            lambda _, pool: {flag: str(pool.limits.stream_interval)} if pool.limits.stream_interval > 1 else {},
+            lambda arguments: stated(stream_interval=count(arguments, flag)),
+            flag,
+        )
+
     def off_switch(self, name: str, flag: str, *, note: str = "") -> Term:
         """A limit that is on by default, behind a flag that switches it off."""
         return self.term(

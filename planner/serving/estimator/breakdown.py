@@ -86,9 +86,12 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
     if not is_prefill:
         waits = waits + _host_s(worker, sequences, max(context, first), device_s) - host
     is_fitted = problem.calibrations[pool.node_type].num_runs > 0
+    inside = device_s + host + waits
+    streamed = worker.front_end_s * worker.concurrent_batches * sequences
     parts += [
         ("copy of answers for penalties", waits, EvidenceLevel.ASSUMED),
         ("host and scheduler", host, EvidenceLevel.FITTED if is_fitted else EvidenceLevel.ASSUMED),
+        ("API server", longer(inside, streamed) - inside, EvidenceLevel.ASSUMED),
     ]
     return [Part(name=name, seconds=float(seconds[0]), level=level) for name, seconds, level in parts]
 

@@ -18,9 +18,16 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.cache_groups import num_cache_groups
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
+from meshplan.planner.serving.estimator.front_end import front_end_s
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
-from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, beside_the_host, with_draft
+from meshplan.planner.serving.estimator.step_cost import (
+    Slowdown,
+    StepCost,
+    beside_the_front_end,
+    beside_the_host,
+    with_draft,
+)
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.requests import Images
@@ -41,11 +48,13 @@ class ContextRange:
         prompt: prompt tokens of a request.
         least: context of a decoding request at its first token.
         most: context at its last token.
+        shortest: tokens of its own that any request has at its first token.
     """
 
     prompt: float
     least: float
     most: float
+    shortest: float = 0.0
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -103,6 +112,9 @@ class Worker(WorkerParts):
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         one_batch: stages are passed by one batch at a time, not by a batch each.
         host_s_per_cache_group: that each group of layers after the first takes of the host in an iteration.
+        front_ends: processes that hand tokens on to clients; 0 where no client waits for any.
+        stream_interval: iterations whose tokens they hand on at once.
+        parses_requests: they parse requests, too.
         shared_history: tokens that each decoding request attends to beside those that it holds.
         images: of each prompt; None: text alone.
     """
@@ -121,6 +133,9 @@ class Worker(WorkerParts):
     pads_ranks: bool = False
     one_batch: bool = False
     host_s_per_cache_group: float = 0.0
+    front_ends: int = 0
+    stream_interval: int = 1
+    parses_requests: bool = True
     shared_history: float = 0.0
     images: Images | None = None
 
@@ -257,7 +272,26 @@ class Worker(WorkerParts):
             first, last = (self.beside_s(use, batch, held) for held in self.contexts.ends)
             cost = beside_the_host(cost, (first, last), self.contexts.ends)
         cost = cost.attending_to(self.shared_history)
-        return cost if self.speculation is None else with_draft(cost, self.speculation)
+        if self.speculation is not None:
+            cost = with_draft(cost, self.speculation)
+        return self.beside_clients(cost)
+
+    def beside_clients(self, cost: StepCost) -> StepCost:
+        """The tables where a front end hands tokens on to clients while iterations run."""
+        own, last = (max(held - self.shared_history, 1.0) for held in self.contexts.ends)
+        ends = own, max(last, own + 1.0)
+        return beside_the_front_end(cost, self.front_end_s, ends, shortest=self.contexts.shortest)
+
+    @property
+    def front_end_s(self) -> float:
+        """What the front end does for each decoding request of an iteration, s."""
+        return front_end_s(
+            answer=self.contexts.most - self.contexts.least - 1.0,
+            gained=1.0 if self.speculation is None else self.speculation.tokens_per_step,
+            interval=self.stream_interval,
+            parses=self.parses_requests,
+            processes=0 if self.role is Role.PREFILL else self.front_ends,
+        )
 
     def host_times(self, use: ServingConstants) -> tuple[float, float]:
         """Host's time to prepare an iteration, and its growth with each request."""

@@ -62,11 +62,16 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         pads_ranks=site.recipe.pads_ranks,
         one_batch=site.recipe.one_batch,
         host_s_per_cache_group=site.recipe.host_s_per_cache_group,
+        front_ends=_front_ends(site, pool, workload),
+        stream_interval=max(site.recipe.stream_interval, pool.limits.stream_interval),
+        parses_requests=site.recipe.parses_requests,
         layout=pool.layout,
         limits=scheduled(pool, site.recipe, workload),
         quantization=pool.quantization,
         constants=site.constants[pool.node_type],
-        contexts=ContextRange(prompt=prompt, least=first, most=first + max(output, 1.0)),
+        contexts=ContextRange(
+            prompt=prompt, least=first, most=first + max(output, 1.0), shortest=workload.shortest_prompt
+        ),
         shared_history=workload.shared_history,
         role=pool.role,
         speculation=speculation,
@@ -88,6 +93,13 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
     if pool.share is not None:
         worker = in_share(worker)
     return worker if pool.power_cap_w is None else capped(worker, pool.power_cap_w, site.power)
+
+
+def _front_ends(site: Site, pool: Pool, workload: ServingWorkload) -> int:
+    """Processes that hand a worker's tokens on to clients."""
+    if not workload.has_front_end:
+        return 0
+    return pool.layout.attention_data_parallel if site.recipe.front_end_per_rank else 1
 
 
 def _state_updates_per_s(site: Site, pool: Pool) -> float:

@@ -110,6 +110,8 @@ class EngineLimits:
         prefix_caching: cached prefixes are not prefilled again.
         cuda_graphs: iterations are replayed as CUDA graphs instead of being launched kernel by kernel.
         custom_all_reduce: the engine's own all-reduce kernels are used inside a node instead of NCCL's.
+        stream_interval: iterations whose tokens are sent to a client at once: less work for the API server, whose
+            messages hold several tokens.
         admission: when prompts are admitted; not a choice of a plan, but measured servers may have set it.
     """
 
@@ -120,6 +122,7 @@ class EngineLimits:
     prefix_caching: bool = False
     cuda_graphs: bool = True
     custom_all_reduce: bool = True
+    stream_interval: int = 1
     admission: Admission = Admission()
 
 

@@ -57,6 +57,7 @@ class EngineRules:
             which tokenizes it again before it asks for the cache.
         prefill_holds_slots: a prefilled request counts as running at its prefill worker until its cache has arrived.
         one_host: a worker is one process, on one host.
+        streams_in_intervals: the engine has a flag for how many tokens it sends to a client at once.
         weight_ways: ways to serve weights in host memory (:class:`Way`) for which the engine has flags.
     """
 
@@ -80,6 +81,7 @@ class EngineRules:
     decode_reads_prompt: bool = False
     prefill_holds_slots: bool = False
     one_host: bool = False
+    streams_in_intervals: bool = True
     weight_ways: tuple[str, ...] = ()
 
     def layout_rules(self, quantization: Quantization | None = None) -> tuple[LegalityRule, ...]:
@@ -103,6 +105,8 @@ class EngineRules:
             wrong.append(
                 f"no flag for a KV cache in {pool.quantization.kv_cache}: give one of {', '.join(self.kv_caches)}"
             )
+        if pool.limits.stream_interval > 1 and not self.streams_in_intervals:
+            wrong.append(f"no flag for stream_interval {pool.limits.stream_interval}: every token is sent by itself")
         if pool.kv_tier is not None and pool.kv_tier.store not in self.kv_stores:
             wrong.append(f"no flag for a KV tier on {pool.kv_tier.store}: give one of {', '.join(self.kv_stores)}")
         if pool.weight_tiers is not None and pool.weight_tiers.way.value not in self.weight_ways:

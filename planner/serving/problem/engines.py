@@ -290,6 +290,7 @@ LLAMA_CPP = EngineRules(
     block_size=1,
     pipeline_on_decode="any",
     disaggregates=False,
+    streams_in_intervals=False,
     one_host=True,
     weight_ways=("layers_on_host",),
 )

@@ -74,10 +74,13 @@ def capped(worker: Worker, cap_w: float, power: PowerConstants) -> Worker:
 
 
 def _asked_share(worker: Worker, power: PowerConstants) -> tuple[FloatArray, FloatArray]:
-    """[N] Running requests; [N] power over the board's limit that the worker asks for with them, without another."""
+    """[N] Running requests; [N] power over the board's limit that the worker asks for with them, without another.
+
+    A limit acts within an iteration: that devices wait for a front end between two of them spares no clock.
+    """
     contexts = worker.contexts
     steady = steady_state(
-        worker.step_cost(),
+        replace(worker, front_ends=0).step_cost(),
         role=worker.role,
         prompt=contexts.prompt,
         output=contexts.most - contexts.least,

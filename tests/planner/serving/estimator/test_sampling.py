@@ -128,7 +128,10 @@ def test_no_degree_of_tensor_parallelism_divides_it(catalog: Catalog) -> None:
     """Every device has all logits: what a spec's sampling adds to a decode is the same on one and on eight devices."""
     sampling = {"top_p": 0.9, "penalties": True}
     drawn, greedy = (
-        [replace(worker(catalog, t, 100, **said), hides_host=False).step_cost().decode_s(256) for t in (1, 8)]
+        [
+            replace(worker(catalog, t, 100, **said), hides_host=False, front_ends=0).step_cost().decode_s(256)
+            for t in (1, 8)
+        ]
         for said in ({"sampling": sampling}, {})
     )
     added = [with_it - without for with_it, without in zip(drawn, greedy, strict=True)]
@@ -141,7 +144,7 @@ def test_a_step_waits_for_the_longer_of_its_layers_and_the_copy_of_answers(
     catalog: Catalog, output_length: int
 ) -> None:
     """25 ns for each token generated so far (vllm-project/vllm, pull request 47540), hidden where answers are short."""
-    found = replace(worker(catalog, 8, output_length, sampling={"penalties": True}), hides_host=False)
+    found = replace(worker(catalog, 8, output_length, sampling={"penalties": True}), hides_host=False, front_ends=0)
     assert found.sampling is not None
     hidden = replace(found, sampling=replace(found.sampling, host_s_per_token=0.0)).step_cost()
     waits, n, grown = found.step_cost(), 256, 256 * output_length
