@@ -48,6 +48,7 @@ class EngineRecipe:
             configured.
         graphed_tokens: iterations with prompts are replayed from graphs, too, where they have at most so many tokens
             and at most two for each request that may run; 0 where all of them are launched kernel by kernel.
+        graphed_tokens_on: part of a device's name → the same there.
         fixed_graphs: that size was set, and holds whatever the requests that may run.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
@@ -107,6 +108,7 @@ class EngineRecipe:
     reserves_output: bool = False
     quantized_kv_cache: str = "bf16"
     graphed_tokens: int = 0
+    graphed_tokens_on: Mapping[str, int] = field(default_factory=dict)
     fixed_graphs: bool = False
     prepares_ahead: tuple[str, ...] = ()
     hides_host: bool = False
@@ -152,6 +154,14 @@ class EngineRecipe:
         if head_elements in self.tuned_state_elements:
             return math.inf
         return float(self.state_updates_per_s.get(architecture, math.inf))
+
+    def graphs_on(self, slug: str) -> int:
+        """``graphed_tokens`` on a device.
+
+        >>> [engine_recipes()["vllm"].graphs_on(slug) for slug in ("h100-sxm-80gb", "gb200", "rtx-pro-6000")]
+        [512, 1024, 512]
+        """
+        return next((tokens for part, tokens in self.graphed_tokens_on.items() if part in slug), self.graphed_tokens)
 
     def on_board(self, slug: str, memory_bytes: float) -> EngineRecipe:
         """The entry with the limits that the engine gives a board.

@@ -6,6 +6,7 @@ in the context between the lengths that requests have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -103,7 +104,8 @@ class Worker(WorkerParts):
         speculation: None without a draft.
         slowdown: under a power limit; None at full clocks.
         graphed_tokens: an iteration with prompts is replayed from graphs where a batch has at most so many tokens, and
-            at most two for each request that may run.
+            at most two for each request that may run; one without where it has at most so many. 0: those with prompts
+            never are, those without always.
         fixed_graphs: whatever the requests that may run: the size was set.
         prepares_ahead: the engine prepares iterations while others run.
         hides_host: that takes no time but where it takes longer than they do.
@@ -225,6 +227,18 @@ class Worker(WorkerParts):
         most = 2 * self.limits.max_num_seqs // self.layout.attention_data_parallel
         return self.graphed_tokens if self.fixed_graphs else min(self.graphed_tokens, most)
 
+    @property
+    def graphed_decodes(self) -> float:
+        """Tokens of the largest batch without prompts that is replayed from a graph."""
+        if not self.limits.cuda_graphs:
+            return 0.0
+        return float(self.graphed_tokens or math.inf)
+
+    @property
+    def _most_in_batch(self) -> float:
+        """Tokens of the largest batch of decodes."""
+        return math.ceil(self.limits.max_num_seqs / self.concurrent_batches) * self._verified_tokens
+
     def step_cost(self, constants: ServingConstants | None = None) -> StepCost:
         """The tables; see :class:`StepCost`.
 
@@ -267,7 +281,7 @@ class Worker(WorkerParts):
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,
         )
-        if self.hides_host or not self.limits.cuda_graphs:
+        if self.hides_host or not self.limits.cuda_graphs or self._most_in_batch > self.graphed_decodes:
             batch = np.ceil(np.arange(1.0, cost.max_num_seqs + 1.0) / batches)
             first, last = (self.beside_s(use, batch, held) for held in self.contexts.ends)
             cost = beside_the_host(cost, (first, last), self.contexts.ends)
@@ -308,7 +322,8 @@ class Worker(WorkerParts):
     def beside_s(self, use: ServingConstants, batch: FloatArray, context: float) -> FloatArray:
         """What the host of a batch does while its decodes run, [N].
 
-        It prepares the next iteration, where that is hidden, and launches all kernels, where it has no graphs. Where
+        It prepares the next iteration, where that is hidden, and launches all kernels, where it has no graphs or the
+        batch is larger than any (vLLM: "cudagraph will not be used", config/vllm.py, _set_cudagraph_sizes). Where
         answers are copied for penalties, the same thread waits for the tokens of the iteration before, copies them,
         and then prepares (vLLM 0.11.1: ``update_async_output_token_ids`` in v1/worker/gpu_input_batch.py).
 
@@ -318,9 +333,10 @@ class Worker(WorkerParts):
             context: tokens that each of them has in the cache.
         """
         step_s, per_seq = self.host_times(use)
-        launches = 0.0 if self.limits.cuda_graphs else step_s + self.launch_s(use, has_prompts=False)
+        is_launched = batch * self._verified_tokens > self.graphed_decodes
+        launches = np.where(is_launched, step_s + self.launch_s(use, has_prompts=False), 0.0)
         if not self.hides_host:
-            return np.full(batch.shape, launches)
+            return np.asarray(launches)
         first, last = self.contexts.ends
         copied = self.copy_s(batch) * (context - first) / (last - first)
         return np.asarray(np.maximum(launches, step_s + per_seq * batch + copied))

@@ -53,7 +53,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         machine=site.machine(pool),
         engine=site.recipe.engine,
         all_reduce=site.recipe.all_reduce,
-        graphed_tokens=site.recipe.graphed_tokens,
+        graphed_tokens=site.recipe.graphs_on(site.machines[pool.node_type].device.slug),
         fixed_graphs=site.recipe.fixed_graphs,
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
         hides_host=site.recipe.hides_host and pool.role.value in site.recipe.prepares_ahead,
