@@ -102,7 +102,8 @@ def plan(question: Question) -> Plan:
         return plan_with_batch(question, plan, lambda document: resolve(document, question.catalog, question.base))
     resolved = resolve(question.document, question.catalog, question.base)
     problem, found = _searched(question, resolved)
-    if found.solution.assignment is None:
+    best = found.solution.assignment
+    if best is None:
         # start-up: most questions have a plan
         from meshplan.planner.training.infeasible import explain_infeasible
 
@@ -114,12 +115,12 @@ def plan(question: Question) -> Plan:
             rejected=tuple(rejected_rows(search, is_found=False)),
             **_identity(question.document, resolved),
         )
-    resolved, made = _made(question, resolved, problem, found)
+    resolved, made = _made(question, resolved, problem, found, best.config)
     return _under_availability(question, resolved, made)
 
 
 def _made(
-    question: Question, resolved: Resolved, problem: TrainingProblem, found: JointResult
+    question: Question, resolved: Resolved, problem: TrainingProblem, found: JointResult, config: TrainingConfig
 ) -> tuple[Resolved, Plan]:
     """The plan of a search that found one, and the question under the mapping of that plan.
 
@@ -128,16 +129,15 @@ def _made(
         resolved: it with names looked up.
         problem: what the search answers: see :mod:`.admission`.
         found: its result.
+        config: the configuration that it found.
     """
-    solution = found.solution
-    assert solution.assignment is not None
     is_generous = problem is not resolved.problem
     problem = placed(problem, found.placement)
     resolved = replace(resolved, problem=placed(resolved.problem, found.placement))
-    chosen = price(resolved.problem, solution.assignment.config)
+    chosen = price(resolved.problem, config)
     best = _with_safe_bounds(resolved.problem, found.best) if is_generous else found.best
     rows = runner_up_rows(best, problem.objective, top=question.top)
-    judged = price(problem, solution.assignment.config)
+    judged = price(problem, config)
     if question.beyond:
         others = alternatives(problem, judged, search=found.search, budget=question.budget)
         rows += alternative_rows(judged, others, Objective(problem))
@@ -263,10 +263,11 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
     chosen = price(own.problem.with_fixed(made.spec.get("fixed", {})), config)
     question = Question(document=spec, catalog=catalog, seed=made.solution.get("seed", 0), top=1, beyond=False)
     problem, found = _searched(question, resolved)
-    if found.solution.assignment is None:
+    best = found.solution.assignment
+    if best is None:
         return None, why_nothing_fits(problem, found.search.report)
-    resolved, other = _made(question, resolved, problem, found)
-    return other, why_slower(chosen, price(resolved.problem, config_from_document(other.config)))
+    resolved, other = _made(question, resolved, problem, found, best.config)
+    return other, why_slower(chosen, price(resolved.problem, best.config))
 
 
 def certify(question: Question, made: Plan) -> Certificate:

@@ -271,9 +271,8 @@ def test_instead_prices_the_other_choice(plan: Plan, catalog: Catalog) -> None:
 def test_instead_is_the_plan_with_the_choice_pinned(catalog: Catalog, choice: str) -> None:
     """Ties are settled in both: the fastest of equals was taken, and a choice that the plan makes itself cost time."""
     cluster = {"nodes": [{"type": "dgx-a100-40gb", "count": 1}]}
-    spec = {
-        **SPEC, "model": "llama-2-13b", "cluster": cluster, "workload": {"sequence_length": 2048, "global_batch_size": 32}
-    }  # fmt: skip
+    workload = {"sequence_length": 2048, "global_batch_size": 32}
+    spec = {**SPEC, "model": "llama-2-13b", "cluster": cluster, "workload": workload}
     asked = make_plan(spec, catalog)
     for value in (asked.config[choice], 1):
         other, reason = explain_instead(asked, {choice: value}, catalog)
