@@ -22,9 +22,9 @@ from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.branch import Simulated, full_counts
 from meshplan.planner.serving.search.candidates import candidate_of, config_label, layout_label, overload
-from meshplan.planner.serving.search.families import Family, families
-from meshplan.planner.serving.search.layouts import default_limits, layouts, tokens_held
-from meshplan.planner.serving.search.search import ServingReport
+from meshplan.planner.serving.search.families import Family
+from meshplan.planner.serving.search.layouts import default_limits, layouts, refusal, tokens_held
+from meshplan.planner.serving.search.search import ServingReport, families
 from meshplan.planner.serving.search.trials import DECISIVE
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
@@ -65,10 +65,15 @@ def binding_constraint(problem: ServingProblem, report: ServingReport) -> Bindin
     if all(misfits):
         return Binding(kind=RULE, text=f"experts: {misfits[0]}")
     legal = [one for one, misfit in zip(legal, misfits, strict=True) if misfit is None]
+    refusals = [refusal(problem, problem.machines[one[0]], *one[1:]) for one in legal]
+    if all(refusals):  # no network, several hosts, drafts
+        return Binding(kind=RULE, text=_with_pins(problem, str(refusals[0])))
+    legal = [one for one, reason in zip(legal, refusals, strict=True) if reason is None]
     missing = [_missing(problem, role, *one) for one in legal]
     if min(missing)[0] > 0.0:
         _, text, shortage = min(missing)
-        return Binding(kind=MEMORY, text=text + _on_host(report), shortage=shortage)
+        beside = next((f"; of other layouts: {reason}" for reason in refusals if reason), "")
+        return Binding(kind=MEMORY, text=text + _on_host(report) + beside, shortage=shortage)
     kinds = _kinds(problem, role)
     if not kinds:
         return Binding(kind=ALONE, text=_alone(problem, role))
@@ -143,8 +148,12 @@ def _binding_rule(problem: ServingProblem, considered: list[tuple[str, Layout, Q
     broken = [list(_violated(problem, layout, quantization)) for _, layout, quantization in considered]
     everywhere = [rule for rule in broken[0] if all(rule in others for others in broken[1:])]
     binding = everywhere[0] if everywhere else min(broken, key=len)[0]
+    return _with_pins(problem, f"{problem.rules.name}: {binding.message}")
+
+
+def _with_pins(problem: ServingProblem, text: str) -> str:
     pins = _pins_text(problem, Role.MIXED)
-    return f"{problem.rules.name}: {binding.message}" + (f" (pinned: {pins})" if pins else "")
+    return text + (f" (pinned: {pins})" if pins else "")
 
 
 def _missing(

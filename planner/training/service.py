@@ -15,8 +15,7 @@ from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.training.admission import admission, admitted_by, by_typical_figure, pinned_report
-from meshplan.planner.training.alternatives import alternatives
-from meshplan.planner.training.alternatives import instead as best_instead
+from meshplan.planner.training.alternatives import alternatives, why_nothing_fits, why_slower
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.plan import (
@@ -103,29 +102,62 @@ def plan(question: Question) -> Plan:
         return plan_with_batch(question, plan, lambda document: resolve(document, question.catalog, question.base))
     resolved = resolve(question.document, question.catalog, question.base)
     problem, found = _searched(question, resolved)
-    solution, search = found.solution, found.search.report
-    rejected = tuple(rejected_rows(search, is_found=solution.assignment is not None))
-    common: dict[str, Any] = {**_identity(question.document, resolved), "rejected": rejected}
-    report = {**solution_document(solution, question.seed), "num_candidates": search.considered, "tie_width": TIE_WIDTH}
-    if solution.assignment is None:
+    best = found.solution.assignment
+    if best is None:
         # start-up: most questions have a plan
         from meshplan.planner.training.infeasible import explain_infeasible
 
-        return Plan(config={}, predicted={}, solution={**report, **explain_infeasible(problem, search)}, **common)
-    common["placement"] = found.placement
+        search = found.search.report
+        return Plan(
+            config={},
+            predicted={},
+            solution={**_report(question, found), **explain_infeasible(problem, search)},
+            rejected=tuple(rejected_rows(search, is_found=False)),
+            **_identity(question.document, resolved),
+        )
+    resolved, made = _made(question, resolved, problem, found, best.config)
+    return _under_availability(question, resolved, made)
+
+
+def _made(
+    question: Question, resolved: Resolved, problem: TrainingProblem, found: JointResult, config: TrainingConfig
+) -> tuple[Resolved, Plan]:
+    """The plan of a search that found one, and the question under the mapping of that plan.
+
+    Args:
+        question: what was asked.
+        resolved: it with names looked up.
+        problem: what the search answers: see :mod:`.admission`.
+        found: its result.
+        config: the configuration that it found.
+    """
     is_generous = problem is not resolved.problem
     problem = placed(problem, found.placement)
     resolved = replace(resolved, problem=placed(resolved.problem, found.placement))
-    chosen = price(resolved.problem, solution.assignment.config)
+    chosen = price(resolved.problem, config)
     best = _with_safe_bounds(resolved.problem, found.best) if is_generous else found.best
     rows = runner_up_rows(best, problem.objective, top=question.top)
-    judged = price(problem, solution.assignment.config)
+    judged = price(problem, config)
     if question.beyond:
         others = alternatives(problem, judged, search=found.search, budget=question.budget)
         rows += alternative_rows(judged, others, Objective(problem))
-    report |= admitted_by(admission(resolved.problem, chosen))
-    made = make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
-    return _under_availability(question, resolved, made)
+    report = _report(question, found) | admitted_by(admission(resolved.problem, chosen))
+    made = make_training_plan(
+        resolved,
+        chosen,
+        solution=report,
+        alternatives=tuple(rows),
+        rejected=tuple(rejected_rows(found.search.report, is_found=True)),
+        placement=found.placement,
+        **_identity(question.document, resolved),
+    )
+    return resolved, made
+
+
+def _report(question: Question, found: JointResult) -> dict[str, Any]:
+    """How good the answer is known to be, and what was looked at."""
+    counted = {"num_candidates": found.search.report.considered, "tie_width": TIE_WIDTH}
+    return {**solution_document(found.solution, question.seed), **counted}
 
 
 def _under_availability(question: Question, resolved: Resolved, made: Plan) -> Plan:
@@ -227,18 +259,15 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
         return mixed().instead(made, plan(Question(document=spec, catalog=catalog)))
     resolved = resolve(spec, catalog, shape=shape_from_document(made.provenance["model"]))
     config = config_from_document(made.config)
-    common: dict[str, Any] = _identity(spec, resolved)
-    resolved, _ = _placed_config(resolved, config)
-    free = resolved.problem.with_fixed(made.spec.get("fixed", {}))
-    other = best_instead(free, price(free, config), choices)
-    if other.priced is None:
-        return None, other.reason
-    resolved, common["placement"] = _placed_config(resolved, other.priced.config)
-    report = {"status": "feasible", "solver": "pinned choices"}
-    return (
-        make_training_plan(resolved, other.priced, solution=report, alternatives=(), rejected=(), **common),
-        other.reason,
-    )
+    own, _ = _placed_config(resolved, config)
+    chosen = price(own.problem.with_fixed(made.spec.get("fixed", {})), config)
+    question = Question(document=spec, catalog=catalog, seed=made.solution.get("seed", 0), top=1, beyond=False)
+    problem, found = _searched(question, resolved)
+    best = found.solution.assignment
+    if best is None:
+        return None, why_nothing_fits(problem, found.search.report)
+    resolved, other = _made(question, resolved, problem, found, best.config)
+    return other, why_slower(chosen, price(resolved.problem, best.config))
 
 
 def certify(question: Question, made: Plan) -> Certificate:

@@ -14,8 +14,8 @@ from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import (
     cluster_text,
     effort_text,
-    instead_of,
     model_on_cluster,
+    other_degree,
     paragraph,
     rejected_section,
 )
@@ -85,10 +85,23 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     """Ask about another choice, write the launcher files, attach what was measured."""
     tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
     devices = int(plan.config["num_devices"]) + int((plan.answer or {}).get("num_idle_devices", 0))
-    commands = [f"meshplan explain {plan.plan_id}{where}{instead_of(tensor, devices)}"]
+    degree = other_degree(tensor, devices)
+    splits = degree is not None and _may_split(plan, degree)
+    instead = f" --instead tensor_parallel={degree}" if splits else ""
+    commands = [f"meshplan explain {plan.plan_id}{where}{instead}"]
     if not emitted:
         commands.append(f"meshplan emit {plan.plan_id}{where} --out serve")
     return [*commands, f"meshplan plans record {plan.plan_id}{where} --from result.json"]
+
+
+def _may_split(plan: Plan, degree: int) -> bool:
+    """Whether the plan's engine takes so many tensor-parallel devices for its model."""
+    # start-up: engines and models are read for the first screen alone
+    from meshplan.planner.core.plan import shape_from_document
+    from meshplan.planner.serving.problem.engines import ENGINES
+
+    engine = ENGINES.get(plan.config["engine"])  # a plan of a service may have one that is not known here
+    return engine is not None and engine.may_split(shape_from_document(plan.provenance["model"]), degree)
 
 
 def headline(plan: Plan, width: int) -> str:

@@ -114,6 +114,15 @@ class EngineRules:
             wrong.append(f"no flag for weights in host memory, {pool.weight_tiers.way.value} (it has {ways})")
         return (*wrong, *_broken_limits(pool), *_broken_tier(pool))
 
+    def may_split(self, shape: ModelShape, tensor_parallel: int) -> bool:
+        """Whether a worker of one stage may have so many tensor-parallel devices, its experts split or spread."""
+        if shape.moe is None:
+            ways = [Layout(tensor_parallel=tensor_parallel)]
+        else:
+            spread, split = {"expert_parallel": tensor_parallel}, {"expert_tensor_parallel": tensor_parallel}
+            ways = [Layout(tensor_parallel=tensor_parallel, **experts) for experts in (spread, split)]
+        return any(all(one.holds(shape, layout) for one in self.rules) for layout in ways)
+
     def takes_drafts(self, layout: Layout) -> bool:
         """Speculative decoding runs with such a layout."""
         return self.speculation_with_stages or layout.pipeline_parallel == 1

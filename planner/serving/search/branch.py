@@ -264,12 +264,15 @@ class Branch:
 
     def _start(self, bound: float, item: Member | Candidate) -> None:
         candidate = candidate_of(item.family, item.counts) if isinstance(item, Member) else item
-        reason = refused(self.problem, candidate)
-        if reason is not None or candidate.config in self.seen:
-            self.rejected.update([reason] if reason else [])
-            self.num_refused += reason is not None
+        if candidate.config in self.seen:
             return
         self.seen.add(candidate.config)
+        for more in item.family.beyond(item.counts) if isinstance(item, Member) else ():
+            self._add(Member(family=item.family, counts=more, least=more[0]))
+        if (reason := refused(self.problem, candidate)) is not None:
+            self.rejected[reason] += 1
+            self.num_refused += 1
+            return
         self.num_started += 1
         if self.problem.has_free_rate:
             costs = candidate.costs

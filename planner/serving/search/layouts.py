@@ -114,9 +114,9 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                 rejected[f"{machine.device.name} has no units for {', '.join(missing)}"] += 1
                 continue
             for layout in layouts(problem, machine, role):
-                refused = _refused(problem, machine, layout, quantization)
-                if refused is not None:
-                    rejected[refused] += 1
+                reason = refusal(problem, machine, layout, quantization)
+                if reason is not None:
+                    rejected[reason] += 1
                     continue
                 worker = _placed(problem, role, node_type, machine, layout, quantization)
                 if worker is None:
@@ -128,7 +128,7 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
         yield from problem.tiering.placements(problem, role, rejected)
 
 
-def _refused(problem: ServingProblem, machine: Machine, layout: Layout, quantization: Quantization) -> str | None:
+def refusal(problem: ServingProblem, machine: Machine, layout: Layout, quantization: Quantization) -> str | None:
     """Why a layout is none on a machine; None where network, engine, drafts and experts allow it."""
     rules = problem.rules
     if problem.share is not None and layout.num_devices > 1:

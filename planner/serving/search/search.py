@@ -26,6 +26,7 @@ import itertools
 import math
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshplan.catalogs.constants.machines.device_shares import DeviceShare
@@ -43,7 +44,7 @@ from meshplan.planner.serving.search.branch import (
     simulate_candidate,
 )
 from meshplan.planner.serving.search.candidates import candidate_of
-from meshplan.planner.serving.search.families import Family, families
+from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.layouts import PlacedWorker
 from meshplan.planner.serving.search.scores import INFINITE
 from meshplan.planner.serving.search.slo_judgement import HighestRate
@@ -53,6 +54,8 @@ from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 # Relative distance between the rate that a plan's deployment is said to bear and one that it does not bear clearly; and
 # the largest stated gap of a plan that is called optimal.
 HEADROOM_TOLERANCE = 0.05
+# Kinds of each node type that stand together with those of two or more other types: the fastest per device.
+MOST_OF_A_TYPE = 8
 # Deployments whose highest rate is settled at most, once one is: the best of the search, others should that lower it.
 MOST_SETTLED = 3
 
@@ -272,6 +275,39 @@ def _space_of(
         mixed[stated.speculation] = tuple(alone)
         found += families(stated, alone, prefill, decode)
     return mixed, found
+
+
+def families(
+    problem: ServingProblem, mixed: list[PricedWorker], prefill: list[PricedWorker], decode: list[PricedWorker]
+) -> Iterator[Family]:
+    """Every family of a question, unordered."""
+    for kind in mixed:
+        yield Family(problem=problem, kinds=(kind,))
+    for first in prefill:
+        for second in decode:
+            if first.placed.quantization.kv_cache == second.placed.quantization.kv_cache:
+                yield Family(problem=problem, kinds=(first, second))
+    if problem.workload.request_rate_per_s is None and problem.objective is not ServingObjective.MAX_REQUEST_RATE:
+        return  # a ratio of a union lies between those of its parts
+    if problem.workload.concurrency is not None or "num_workers" in problem.pinned.of(Role.MIXED):
+        return
+    yield from _unions(problem, mixed)
+
+
+def _unions(problem: ServingProblem, mixed: list[PricedWorker]) -> Iterator[Family]:
+    """Mixed kinds of different node types behind one router."""
+    by_type: dict[str, list[PricedWorker]] = {}
+    for kind in mixed:
+        if kind.best_rate_per_s > 0.0:
+            by_type.setdefault(kind.placed.node_type, []).append(kind)
+    for kinds_of in by_type.values():
+        kinds_of.sort(key=lambda kind: -kind.best_rate_per_s / kind.num_devices)
+    for number in range(2, len(by_type) + 1):
+        most = None if number == 2 else MOST_OF_A_TYPE  # noqa: PLR2004 - a pair of types
+        for types in itertools.combinations(by_type.values(), number):
+            for kinds in itertools.product(*(kinds_of[:most] for kinds_of in types)):
+                if len({kind.placed.quantization.kv_cache for kind in kinds}) == 1:
+                    yield Family(problem=problem, kinds=kinds)
 
 
 def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 0) -> float:

@@ -108,6 +108,31 @@ def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
     assert "are missing" in made.solution["binding_constraint"]
 
 
+@pytest.mark.parametrize(
+    ("fixed", "engine", "said"),
+    [
+        ({"tensor_parallel": 1}, "vllm", "memory: TP1 on dgx-h200"),
+        ({"pipeline_parallel": 2}, "vllm", "speculation needs pipeline_parallel = 1 (pinned: pipeline_parallel 2)"),
+        ({}, "llama.cpp", "of other layouts: llama.cpp: a worker lies on one host"),
+    ],
+)
+def test_layouts_that_hold_the_model_but_are_refused_for_it(
+    fixed: dict[str, Any], engine: str, said: str, catalog: Catalog
+) -> None:
+    """Stages with drafts, several hosts: it was taken for an SLO that no worker keeps, and ended as a bug."""
+    is_llama_cpp = engine == "llama.cpp"
+    asked = spec(
+        model="llama-3.1-405b" if is_llama_cpp else "llama-3.1-70b",
+        cluster={"nodes": [{"type": "dgx-h100", "count": 2} if is_llama_cpp else {"type": "dgx-h200", "count": 1}]},
+        workload={"input_length": 1000, "output_length": 500, "request_rate_per_s": 1},
+        slo={"ttft_p99_s": 2.0},
+        constraints={"target": engine},
+        fixed=fixed,
+        **({} if is_llama_cpp else {"speculation": {"num_draft_tokens": 3, "acceptance": 0.7, "draft_cost": 0.05}}),
+    )
+    assert said in make_plan(asked, catalog).solution["binding_constraint"]
+
+
 def test_a_format_that_the_engine_makes_itself_comes_before_another_checkpoint(catalog: Catalog) -> None:
     """vLLM casts weights to fp8 as it loads them; mxfp8 is a little wider, and somebody else's checkpoint."""
     cluster = {"nodes": [{"type": "rtx-4090-pcie-8", "count": 1}]}

@@ -168,7 +168,7 @@ def test_only_engines_that_copy_answers_on_the_host_wait_for_it() -> None:
     recipes, penalised = engine_recipes(), Sampling(penalties=True)
     costs = {name: sampling_cost(recipe, penalised) for name, recipe in recipes.items()}
     waits = {name for name, cost in costs.items() if cost is not None and cost.host_s_per_token}
-    assert waits == {"vllm-0.10", "vllm-0.11", "vllm-2025", "vllm-0.14", "vllm"}
+    assert waits == {"vllm-0.10", "vllm-0.11", "vllm-2025", "vllm-0.14", "vllm-0.15", "vllm"}
     plain = sampling_cost(recipes["vllm"], NUCLEUS)
     assert plain is not None
     assert plain.host_s_per_token == 0.0

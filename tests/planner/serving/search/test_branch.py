@@ -21,8 +21,8 @@ from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search import branch
 from meshplan.planner.serving.search.branch import TIE, Branch, simulate_candidate
 from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of
-from meshplan.planner.serving.search.families import Family, families
-from meshplan.planner.serving.search.search import search_serving
+from meshplan.planner.serving.search.families import Family
+from meshplan.planner.serving.search.search import families, search_serving
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, judge
 from meshplan.planner.serving.search.workers import priced_workers
 
