@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.serving.estimator.table import Table, token_knots
+from meshplan.planner.serving.estimator.table import Table
 from meshplan.planner.serving.problem.config import Speculation
 
 # Exponent of the smooth maximum of device and kernel-launch time: 19 % above either where they are equal, 1.5 % where
@@ -258,10 +258,8 @@ class StepCost:
         decodes = _at(self.dense_s, batch * self.verified_tokens) + _at(self.outputs_s, batch)
         decodes = decodes + _at(self.experts_s, -(-num_seqs * self.verified_tokens // self.pipeline_parallel))
         decodes = decodes + _at(self.decode_fixed_s, num_seqs) + slope * (num_seqs * self.shortest_context)
-        prompts, streamed = (
-            seconds - decodes - slope * (context - num_seqs * self.shortest_context),
-            num_seqs * self.front_end_s,
-        )
+        prompts = seconds - decodes - slope * (context - num_seqs * self.shortest_context)
+        streamed = num_seqs * self.front_end_s
         alone = np.maximum(decodes**OVERLAP_POWER - streamed**OVERLAP_POWER, 0.0) ** (1.0 / OVERLAP_POWER)
         return np.asarray(np.maximum(decodes, streamed) + prompts - longer(prompts + alone, streamed))
 
@@ -328,6 +326,7 @@ def beside_the_front_end(
 def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:
     """The tables with the draft model's steps added to every decode iteration."""
     share = speculation.num_draft_tokens * speculation.draft_cost
-    knots = token_knots(cost.max_num_seqs)
-    fixed = np.array([cost.decode_fixed_s[int(n)] + share * cost.decode_s(int(n)) for n in knots])
-    return replace(cost, decode_fixed_s=Table(knots, fixed, cost.max_num_seqs))
+    counts = np.arange(1, cost.max_num_seqs + 1)
+    none = np.zeros_like(counts)
+    alone = cost.steps_s(counts, none.astype(np.float64), none, none, none.astype(np.float64))
+    return replace(cost, decode_fixed_s=[0.0, *(np.array(cost.decode_fixed_s)[1:] + share * alone).tolist()])
