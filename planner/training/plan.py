@@ -15,7 +15,14 @@ from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
 from meshplan.planner.training.alternatives import Alternative
-from meshplan.planner.training.estimator.assembly import WAITING
+from meshplan.planner.training.estimator.assembly import (
+    ACTIVATION_OFFLOAD,
+    ENDS,
+    EXCHANGES,
+    OPTIMIZER,
+    PRODUCTS,
+    WAITING,
+)
 from meshplan.planner.training.estimator.energy import energy_j
 from meshplan.planner.training.estimator.operators.products import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
@@ -200,15 +207,12 @@ def _stage_row(stage: StageBytes) -> dict[str, Any]:
 
 def evidence_of(problem: TrainingProblem, term: str, *, optimizer_offload: bool = False) -> EvidenceLevel:
     """How well the rate behind a part of the step is known."""
-    if term == "activation offload" or (term == "optimizer step" and optimizer_offload):
+    if term in {ACTIVATION_OFFLOAD, WAITING} or (term == OPTIMIZER and optimizer_offload):
         return EvidenceLevel.ASSUMED
-    if term == WAITING:
-        return EvidenceLevel.ASSUMED
-    products = {"matrix products", "experts", "recompute", "embedding, LM head and loss"}
-    if term in products:
+    if term in {*PRODUCTS, ENDS}:
         fitted = gemm_curve(problem.machine.device, problem.workload.precision).is_fitted
         return EvidenceLevel.FITTED if fitted else EvidenceLevel.DATASHEET
-    if "communication" in term or "messages" in term:
+    if term in EXCHANGES:
         return problem.machine.link_level
     return EvidenceLevel.FITTED if problem.calibration.num_runs else EvidenceLevel.ASSUMED
 
