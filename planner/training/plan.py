@@ -14,6 +14,7 @@ from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
+from meshplan.planner.training.admission import peak_interval
 from meshplan.planner.training.alternatives import Alternative
 from meshplan.planner.training.estimator.assembly import (
     ACTIVATION_OFFLOAD,
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 # Added to the interval of a schedule, or of vocabulary parallelism, that no measured run has confirmed. Assumed: what
 # is at stake, a few per cent to a fifth of a step, may be missed altogether.
 UNMEASURED_SCHEDULE_ERROR = 0.15
-# Of 363 measured peaks, each source held out, 5 % lay below this share of the typical figure (1 % below 0.68). Since
-# the moments of a step are told apart it is 5 % below 0.84 (`tests/benchmarks/training_memory.py`); the wider is kept.
-PEAK_AT_LEAST = 0.82
 # Values of one illegal choice that are listed by name; the others are counted.
 LISTED_EXAMPLES = 6
 
@@ -113,9 +111,7 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
         from meshplan.planner.goodput.report import run_metrics  # start-up, as in _run_ending
 
         metrics |= run_metrics(problem.run.setting, devices, end, price)
-    metrics["peak_memory_bytes"] = Interval(
-        value=priced.typical_bytes, low=priced.typical_bytes * PEAK_AT_LEAST, high=priced.safe_bytes
-    )
+    metrics["peak_memory_bytes"] = peak_interval(priced.typical_bytes, priced.safe_bytes)
     if price is not None:
         metrics["usd_per_hour"] = Interval(value=price * devices, low=price * devices, high=price * devices)
     return metrics
