@@ -379,22 +379,25 @@ def make_training_plan(
     priced: Priced,
     *,
     solution: Mapping[str, Any],
-    alternatives: tuple[Mapping[str, Any], ...],
-    rejected: tuple[Mapping[str, Any], ...],
-    kind: str,
-    spec: Mapping[str, Any],
-    spec_digest: str,
-    catalog_digest: str,
-    placement: Placement | None = None,
+    identity: Mapping[str, Any],
+    placement: Placement | None,
+    alternatives: tuple[Mapping[str, Any], ...] = (),
+    rejected: tuple[Mapping[str, Any], ...] = (),
 ) -> Plan:
-    """Put the parts of a training plan together; ``resolved`` prices under the placement, where there is one."""
+    """Put the parts of a training plan together.
+
+    Args:
+        resolved: the problem, priced under the placement, and its sources.
+        priced: the chosen configuration.
+        solution: the solver's report.
+        identity: kind, spec and digests (:func:`~meshplan.planner.core.plan.plan_identity`).
+        placement: of the ranks; None where all mappings are alike.
+        alternatives: rows of other choices.
+        rejected: rows of what was ruled out.
+    """
     order = None if placement is None else placement.order
     metrics = predicted(resolved, priced)
     return Plan(
-        kind=kind,
-        spec=spec,
-        spec_digest=spec_digest,
-        catalog_digest=catalog_digest,
         config=config_document(priced.config),
         predicted=metrics,
         solution=solution,
@@ -409,4 +412,5 @@ def make_training_plan(
         rejected=rejected,
         run=_run_section(resolved, metrics["iteration_s"], priced.config),
         lengths=_lengths_section(resolved.problem, priced),
+        **identity,
     )

@@ -105,14 +105,14 @@ def plan(question: Question) -> Plan:
     problem, found = _searched(question, resolved)
     solution, search = found.solution, found.search.report
     rejected = tuple(rejected_rows(search, is_found=solution.assignment is not None))
-    common: dict[str, Any] = {**_identity(question.document, resolved), "rejected": rejected}
+    identity = _identity(question.document, resolved)
     report = {**solution_document(solution, question.seed), "num_candidates": search.considered, "tie_width": TIE_WIDTH}
     if solution.assignment is None:
         # start-up: most questions have a plan
         from meshplan.planner.training.infeasible import explain_infeasible
 
-        return Plan(config={}, predicted={}, solution={**report, **explain_infeasible(problem, search)}, **common)
-    common["placement"] = found.placement
+        report |= explain_infeasible(problem, search)
+        return Plan(config={}, predicted={}, solution=report, rejected=rejected, **identity)
     is_generous = problem is not resolved.problem
     problem = placed(problem, found.placement)
     resolved = replace(resolved, problem=placed(resolved.problem, found.placement))
@@ -124,7 +124,15 @@ def plan(question: Question) -> Plan:
         others = alternatives(problem, judged, search=found.search, budget=question.budget)
         rows += alternative_rows(judged, others, Objective(problem))
     report |= admitted_by(admission(resolved.problem, chosen))
-    made = make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
+    made = make_training_plan(
+        resolved,
+        chosen,
+        solution=report,
+        identity=identity,
+        placement=found.placement,
+        alternatives=tuple(rows),
+        rejected=rejected,
+    )
     return _under_availability(question, resolved, made)
 
 
@@ -188,13 +196,13 @@ def estimate(question: Question) -> Plan:
     from meshplan.planner.training.pinned import fixed_config
 
     resolved = resolve(question.document, question.catalog, question.base)
-    common: dict[str, Any] = _identity(question.document, resolved)
+    identity = _identity(question.document, resolved)
     config = fixed_config(resolved.problem)
-    resolved, common["placement"] = _placed_config(resolved, config)
+    resolved, placement = _placed_config(resolved, config)
     priced = price(resolved.problem, config)
     limit = resolved.problem.limits.memory_bytes
     report = pinned_report(admission(resolved.problem, priced), safe_bytes=priced.safe_bytes, limit_bytes=limit)
-    return make_training_plan(resolved, priced, solution=report, alternatives=(), rejected=(), **common)
+    return make_training_plan(resolved, priced, solution=report, identity=identity, placement=placement)
 
 
 def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapping[str, Interval]:
@@ -227,18 +235,16 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
         return mixed().instead(made, plan(Question(document=spec, catalog=catalog)))
     resolved = resolve(spec, catalog, shape=shape_from_document(made.provenance["model"]))
     config = config_from_document(made.config)
-    common: dict[str, Any] = _identity(spec, resolved)
+    identity = _identity(spec, resolved)
     resolved, _ = _placed_config(resolved, config)
     free = resolved.problem.with_fixed(made.spec.get("fixed", {}))
     other = best_instead(free, price(free, config), choices)
     if other.priced is None:
         return None, other.reason
-    resolved, common["placement"] = _placed_config(resolved, other.priced.config)
+    resolved, placement = _placed_config(resolved, other.priced.config)
     report = {"status": "feasible", "solver": "pinned choices"}
-    return (
-        make_training_plan(resolved, other.priced, solution=report, alternatives=(), rejected=(), **common),
-        other.reason,
-    )
+    made = make_training_plan(resolved, other.priced, solution=report, identity=identity, placement=placement)
+    return made, other.reason
 
 
 def certify(question: Question, made: Plan) -> Certificate:

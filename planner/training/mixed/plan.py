@@ -63,11 +63,10 @@ def make_mixed_plan(
     priced: MixedPriced,
     *,
     solution: Mapping[str, Any],
+    identity: Mapping[str, Any],
     alternatives: tuple[Mapping[str, Any], ...] = (),
-    rejected: tuple[Mapping[str, Any], ...] = (),
-    **identity: Any,
 ) -> Plan:
-    """Put the parts of a plan together."""
+    """Put the parts of a plan together; arguments as of :func:`~meshplan.planner.training.plan.make_training_plan`."""
     problem = resolved.problem
     rows = _breakdown(problem, priced)
     return Plan(
@@ -79,7 +78,6 @@ def make_mixed_plan(
         breakdown=rows,
         provenance={"meshplan": own_version(), **_provenance(resolved, priced, rows)},
         alternatives=alternatives,
-        rejected=rejected,
         **identity,
     )
 
