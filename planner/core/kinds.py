@@ -24,8 +24,9 @@ optional, and a kind without one says so in an error that names those that have 
 ``check(document)``, ``SCHEMA``  of a kind without ``SPEC``: reads an instance or raises, and its JSON Schema
 ============================  ========================================================================================
 
-Its *launch* module (optional) has ``target(plan)`` and ``files(plan, options, catalog)``; its *report* module is the
-command line's view of its plans (``meshplan.cli.reports.plan.Report``), its *summary* module (optional) has
+Its *launch* module (optional) has ``target(plan)``, ``files(plan, target, catalog, options)`` and, where more than the
+plan decides whether there will be files, ``check(spec, catalog, options)``; its *report* module is the command line's
+view of its plans (``meshplan.cli.reports.plan.Report``), its *summary* module (optional) has
 ``first_screen(plan, width=…)`` and ``ticket(plan)`` for plans whose report is longer than a screen. Modules are named,
 not imported: ``--help`` must not pay for a solver.
 """
