@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.arrays import BoolArray, IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.gpu_allocation.capacity import Offering, pool_of
@@ -272,7 +272,7 @@ class _Runs:
         )
         if len(prefill) != 1 or len(decode) != 1:
             message = f"{len(prefill)} prefill and {len(decode)} decode kinds: one of each can be replayed"
-            raise SpecError([Problem(path="", message=message)])
+            raise SpecError.at("", message)
         return g, decode[0]
 
     def _states(self, kinds: tuple[int, ...]) -> list[PoolState]:

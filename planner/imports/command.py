@@ -307,4 +307,4 @@ def _read(path: Path) -> dict[str, Any] | str:
 
 
 def _refused(message: str) -> SpecError:
-    return SpecError([Problem(path="", message=message)], of="what is imported")
+    return SpecError.at("", message, of="what is imported")

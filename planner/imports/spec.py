@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError, closest_names
+from meshplan.catalogs.errors import SpecError, closest_names
 from meshplan.catalogs.hardware import NodeType
 from meshplan.planner.emit.serving.terms import POOLED
 from meshplan.planner.emit.training.megatron.hybrid import letters
@@ -399,9 +399,8 @@ def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
         _weighted_layers(reading, layers, per_stage, ends)
     chunks = values.get("layers_per_chunk")
     if chunks is not None and sum(chunks) != layers:
-        raise SpecError(
-            [Problem(path="model", message=f"the layout places {sum(chunks)} layers, {model} has {layers}")],
-            of="what is imported",
+        raise SpecError.at(
+            "model", f"the layout places {sum(chunks)} layers, {model} has {layers}", of="what is imported"
         )
 
 
@@ -413,7 +412,7 @@ def _layers_of_blocks(shape: ModelShape, blocks_per_chunk: Sequence[int]) -> tup
             message = (
                 f"the pattern ends a chunk after {blocks} blocks, within a layer of {shape.slug} or beyond its last"
             )
-            raise SpecError([Problem(path="model", message=message)], of="what is imported")
+            raise SpecError.at("model", message, of="what is imported")
         layers.append(ends.index(blocks) + 1 if blocks else 0)
     return tuple(after - before for before, after in itertools.pairwise((0, *layers)))
 
@@ -428,7 +427,7 @@ def _weighted_layers(reading: Reading, layers: int, per_stage: int | None, ends:
     split = layers_by_weights(layers, chunks, *ends) if chunks % stages == 0 else None
     if split is None:
         message = f"{layers} layers in {chunks} chunks on {stages} stages, the ends counting as {ends[0]} and {ends[1]}"
-        raise SpecError([Problem(path="fixed.pipeline_parallel", message=f"TorchTitan has no split of {message}")])
+        raise SpecError.at("fixed.pipeline_parallel", f"TorchTitan has no split of {message}")
     values["virtual_pipeline_stages"] = chunks // stages
     if len(set(split)) > 1:
         values["layers_per_chunk"] = list(split)

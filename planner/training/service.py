@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
@@ -82,11 +82,11 @@ def resolve(
         SpecError: malformed, of another kind, or with unknown names.
     """
     if document.get("kind") != "training":
-        raise SpecError([Problem(path="kind", message=f"must be training here, not {document.get('kind')}")])
+        raise SpecError.at("kind", f"must be training here, not {document.get('kind')}")
     spec = read_with_names(read_training_spec, document, lambda: unknown_names(document, catalog))
     if spec.workload.has_open_batch:
         message = "auto compares plans at several batches: ask meshplan plan"
-        raise SpecError([Problem(path="workload.global_batch_size", message=message)])
+        raise SpecError.at("workload.global_batch_size", message)
     return resolve_training(spec, catalog, base, shape=shape)
 
 
@@ -191,7 +191,7 @@ def estimate(question: Question) -> Plan:
         return mixed().estimate(question)
     if by_nodes().steady(question.document) != question.document:
         message = "needs plans for other numbers of nodes: ask meshplan plan"
-        raise SpecError([Problem(path="run.availability", message=message)])
+        raise SpecError.at("run.availability", message)
     # start-up: a plan is found without it
     from meshplan.planner.training.pinned import fixed_config
 
@@ -396,7 +396,7 @@ def far_apart() -> Any:
 
 
 def _only_planned(what: str) -> SpecError:
-    return SpecError([Problem(path="far_apart", message=what)])
+    return SpecError.at("far_apart", what)
 
 
 def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:

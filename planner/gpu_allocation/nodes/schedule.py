@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import Solution, Status, relative_gap, status_of
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetObjective, FleetProblem, Scenario
@@ -90,7 +90,7 @@ def solve_schedule(
     """
     if len(problem.scenarios) > 1 or problem.objective is not FleetObjective.COST:
         message = "a schedule is of one scenario, at least cost"
-        raise SpecError([Problem(path="schedule", message=message)])
+        raise SpecError.at("schedule", message)
     started, cpu_started = time.monotonic(), time.process_time()
     problem = replace(problem, start_usd=0.0, stop_usd=0.0)
     traffic = np.array(factors, dtype=float)

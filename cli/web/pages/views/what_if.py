@@ -129,7 +129,7 @@ def what_if_view(plan: Plan, values: Mapping[str, float], catalog: Catalog) -> d
     """
     if not plan.config or plan.kind not in ("training", "serving"):
         message = f"plan {plan.plan_id} ({plan.kind}) has no single configuration to move"
-        raise SpecError([Problem(path="", message=message)], of="the question")
+        raise SpecError.at("", message, of="the question")
     known = sliders(plan)
     now = {slider.name: values.get(slider.name, slider.value) for slider in known}
     wrong = [slider for slider in known if not slider.least <= now[slider.name] <= slider.most]
