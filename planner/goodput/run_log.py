@@ -27,12 +27,13 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.units import SECONDS_PER_DAY
 from meshplan.catalogs.untrusted.documents import DocumentError
 from meshplan.catalogs.untrusted.streams import csv_rows
+from meshplan.planner.core.constants import INTERVAL_ENDS
 from meshplan.planner.goodput.conditions import FailureRate
 
 TRAIN, STOP, NOW = "train", "stop", "now"
 NEEDED, OPTIONAL = ("time_s", "event", "tokens"), ("nodes",)
 MOST_LINES, MOST_NUMBER = 1_000_000, 1e18
-_END = NormalDist().inv_cdf(0.95)
+_END = NormalDist().inv_cdf(INTERVAL_ENDS[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +182,8 @@ def updated_rate(rate: FailureRate, interruptions: float, node_days: float) -> F
     after, time = shape + interruptions, days + node_days
     return FailureRate(
         per_node_day=after / time,
-        low=gamma_quantile(after, 0.05) / time,
-        high=gamma_quantile(after, 0.95) / time,
+        low=gamma_quantile(after, INTERVAL_ENDS[0]) / time,
+        high=gamma_quantile(after, INTERVAL_ENDS[1]) / time,
         source=f"{interruptions:g} counted in {node_days:,.0f} node-days of this run; before: {rate.source}",
     )
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.constants import INTERVAL_ENDS
 from meshplan.planner.expert_placement.problem.objectives import (
     Objective,
     balancedness,
@@ -23,7 +24,6 @@ from meshplan.planner.expert_placement.problem.problem import ExpertPlacementPro
 from meshplan.planner.expert_placement.search.balance.nodes import group_devices
 from meshplan.planner.expert_placement.search.solve import solve
 
-LOW, HIGH = 0.05, 0.95  # the 90 % interval
 NUM_SAMPLES = 200
 
 
@@ -132,8 +132,8 @@ def sampled_balance(
     values = [balancedness(batch.astype(np.float64), placement, problem.device_speed) for batch in draws]
     return SampledBalance(
         mean=float(np.mean(values)),
-        low=float(np.quantile(values, LOW)),
-        high=float(np.quantile(values, HIGH)),
+        low=float(np.quantile(values, INTERVAL_ENDS[0])),
+        high=float(np.quantile(values, INTERVAL_ENDS[1])),
         at_the_mean_load=balancedness(problem.load, placement, problem.device_speed),
     )
 
