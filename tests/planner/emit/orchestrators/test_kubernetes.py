@@ -121,7 +121,7 @@ def test_golden(golden) -> None:
 
 
 @pytest.mark.parametrize("target", FILES)
-def test_accepted(target: str, kinds: dict[str, Any]) -> None:
+def test_a_document_is_accepted_with_its_number_of_devices(target: str, kinds: dict[str, Any]) -> None:
     document = main(target)
     assert refusal(kinds, document) is None
     assert num_devices(document) == LLAMA_70B_ON_64.world_size
@@ -235,7 +235,7 @@ def test_without_an_image_the_placeholder_is_named() -> None:
     assert "registry.invalid/megatron:replace-me" in emitted.artifacts[1].content
 
 
-def test_skypilot(golden, tmp_path: Path) -> None:
+def test_skypilot_gets_hosts_and_a_known_device(golden, tmp_path: Path) -> None:
     for artifact in emit("skypilot", REQUEST, framework="megatron").artifacts:
         if artifact.path.name in {"task.yaml", "README.md"}:
             golden(f"emit/skypilot/{artifact.path}", artifact.content)
