@@ -324,24 +324,28 @@ def _devices(reading: Reading) -> int:
 
 
 def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
-    slugs = [str(row["slug"]) for row in catalog.models()]
+    """Catalog name or path of the model: as it is named, else by its sizes; None after reporting a problem."""
     written = answers.model or reading.model
-    if written:
-        name = catalog.model_name(written)
-        if name is not None:
-            slug = name.slug
-            if reading.model_arguments:
-                for mismatch in models.mismatches(reading.model_arguments, catalog.model_shape(slug)):
-                    reading.report("model", f"{slug}: {mismatch}")
-                _list_model_arguments(reading, slug, catalog)
-            return slug
-        if answers.model is not None and Path(answers.model).exists():
-            return str(Path(answers.model).resolve())  # a spec may be written anywhere
-        close = closest_names(written.rstrip("/").rsplit("/", 1)[-1], slugs)
-        hint = f" (close: {', '.join(close)})" if close else ""
-        reading.report("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
-        return None
-    shapes = (catalog.model_shape(slug) for slug in slugs)
+    if not written:
+        return _model_of_sizes(reading, catalog)
+    name = catalog.model_name(written)
+    if name is not None:
+        if reading.model_arguments:
+            for mismatch in models.mismatches(reading.model_arguments, catalog.model_shape(name.slug)):
+                reading.report("model", f"{name.slug}: {mismatch}")
+            _list_model_arguments(reading, name.slug, catalog)
+        return name.slug
+    if answers.model is not None and Path(answers.model).exists():
+        return str(Path(answers.model).resolve())  # a spec may be written anywhere
+    close = closest_names(written.rstrip("/").rsplit("/", 1)[-1], _slugs(catalog))
+    hint = f" (close: {', '.join(close)})" if close else ""
+    reading.report("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
+    return None
+
+
+def _model_of_sizes(reading: Reading, catalog: Catalog) -> str | None:
+    """The first model of the catalog with the sizes of the flags; the others with these are named."""
+    shapes = (catalog.model_shape(slug) for slug in _slugs(catalog))
     found = models.models_of_size(reading.model_arguments, shapes, num_positions=reading.num_positions)
     if not found:
         sizes = ", ".join(
@@ -354,6 +358,10 @@ def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
     reading.assumed.append(Assumption(term="model", value=found[0].slug, why=why))
     _list_model_arguments(reading, found[0].slug, catalog)
     return found[0].slug
+
+
+def _slugs(catalog: Catalog) -> list[str]:
+    return [str(row["slug"]) for row in catalog.models()]
 
 
 def _list_model_arguments(reading: Reading, slug: str, catalog: Catalog) -> None:
