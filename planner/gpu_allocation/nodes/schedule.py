@@ -237,6 +237,12 @@ def peak_of(problem: FleetProblem, replicas: tuple[int, ...], shares: FloatArray
 def _best_schedule(
     problem: FleetProblem, traffic: FloatArray, candidates: Sequence[_Candidate], start_usd: float, stop_usd: float
 ) -> Schedule:
+    """The cheapest sequence of the candidates, exactly, from the fleet that is there before the first hour.
+
+    The least cost up to hour h with fleet k in it, ∞ where k carries less than that hour's traffic::
+
+        C_h(k) = rent(k) + min over j of (C_{h−1}(j) + change(j, k))
+    """
     price = np.array([offer.usd_per_hour for offer in problem.offers])
     units = np.array([candidate.units for candidate in candidates], dtype=float)
     carries = np.array([candidate.carries for candidate in candidates])
