@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
+from meshplan.catalogs.errors import SpecError, UnitError, closest_names, did_you_mean
 from meshplan.cli.completion import complete_gpus, complete_model
 from meshplan.cli.gpus import cluster_of
 
@@ -416,4 +416,4 @@ def _value(text: str) -> Any:
 
 
 def _problem(path: str, message: str) -> SpecError:
-    return SpecError([Problem(path=path, message=message)], of="the question")
+    return SpecError.at(path, message, of="the question")

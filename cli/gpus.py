@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -100,4 +100,4 @@ def _preference(node: NodeType, count: int) -> tuple[bool, bool, bool, str]:
 
 
 def _problem(message: str) -> SpecError:
-    return SpecError([Problem(path="--gpus", message=message)], of="the question")
+    return SpecError.at("--gpus", message, of="the question")

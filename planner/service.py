@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.errors import EmitError, Problem, SpecError
+from meshplan.catalogs.errors import EmitError, SpecError
 from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES, Budget, Spent, resident_bytes, spent
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Kind, Question, certifier, kind_of, offered
@@ -129,7 +129,7 @@ def estimate_plan(
     if estimate is None:
         known = ", ".join(one.name for one in KINDS.values() if one.offers("estimate"))
         message = f"{kind.name} has no single configuration to price; kinds that have: {known}"
-        raise SpecError([Problem(path="kind", message=message)])
+        raise SpecError.at("kind", message)
     question = Question(document=_plain(kind, document), catalog=catalog, base=folder, beyond=beyond)
     return cast("Plan", estimate(question))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshplan.catalogs.errors import EXIT_INFEASIBLE, Problem, SpecError
+from meshplan.catalogs.errors import EXIT_INFEASIBLE, SpecError
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument, ScriptOption
 from meshplan.cli.progress import progress_line
@@ -135,7 +135,5 @@ def _named(made: Plan, without: str) -> list[int]:
         elif numbered is not None:
             found.append(int(numbered.group(1)))
         else:
-            raise SpecError(
-                [Problem(path="--without", message=f"no node is called {name!r}: give numbers, such as 3,7")]
-            )
+            raise SpecError.at("--without", f"no node is called {name!r}: give numbers, such as 3,7")
     return sorted(set(found))

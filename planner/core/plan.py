@@ -76,7 +76,7 @@ class Plan:
     """One answered question.
 
     Args:
-        kind: ``training``, or a stand-alone problem kind.
+        kind: as in the spec.
         spec: the question as it was asked, as plain JSON.
         spec_digest: digest of ``spec``.
         catalog_digest: digest of every catalog entry that the answer rests on.

@@ -15,6 +15,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.budget import Budget
+from meshplan.planner.core.text import rounded_up
 from meshplan.planner.serving.advice import what_if_rows
 from meshplan.planner.serving.binding import (
     ALONE,
@@ -172,7 +173,7 @@ class _Changes:
                 is_any = True
                 yield {
                     "constraint": slo.limit_text,
-                    "change": f"{slo.key}: {_rounded_up(value):g}",
+                    "change": f"{slo.key}: {rounded_up(value):g}",
                     "reached": value,
                     "label": label,
                 }
@@ -187,7 +188,7 @@ class _Changes:
                 return
             yield {
                 "constraint": " and ".join(slo.limit_text for slo in late),
-                "change": " and ".join(f"{slo.key}: {_rounded_up(run.shown_s(slo)):g}" for slo in late),
+                "change": " and ".join(f"{slo.key}: {rounded_up(run.shown_s(slo)):g}" for slo in late),
                 "label": label,
             }
 
@@ -402,7 +403,7 @@ class _Changes:
             found = self._best(replace(self.problem, limits=lifted))
             if found is not None:
                 used = found.candidate.usd_per_hour if lifted is money else found.candidate.power_w
-                yield _change(f"{name}: {limit:g} {unit}", f"{name}: {_rounded_up(used or 0.0):g}", found)
+                yield _change(f"{name}: {limit:g} {unit}", f"{name}: {rounded_up(used or 0.0):g}", found)
 
     def _best(self, problem: ServingProblem) -> Simulated | None:
         """The best deployment of another question; None where there is none, or no time for it."""
@@ -438,9 +439,3 @@ def _first_token(kind: PricedWorker) -> float:
 
 def _between_tokens(kind: PricedWorker) -> float:
     return float(kind.steady.tpot_s[0])
-
-
-def _rounded_up(value: float) -> float:
-    """Three significant digits, never below ``value``."""
-    text = float(f"{value:.2e}")
-    return text if text >= value else float(f"{value * 1.005:.2e}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
@@ -81,11 +81,11 @@ def resolve(
         SpecError: malformed, of another kind, or with unknown names.
     """
     if document.get("kind") != "training":
-        raise SpecError([Problem(path="kind", message=f"must be training here, not {document.get('kind')}")])
+        raise SpecError.at("kind", f"must be training here, not {document.get('kind')}")
     spec = read_with_names(read_training_spec, document, lambda: unknown_names(document, catalog))
     if spec.workload.has_open_batch:
         message = "auto compares plans at several batches: ask meshplan plan"
-        raise SpecError([Problem(path="workload.global_batch_size", message=message)])
+        raise SpecError.at("workload.global_batch_size", message)
     return resolve_training(spec, catalog, base, shape=shape)
 
 
@@ -146,10 +146,10 @@ def _made(
         resolved,
         chosen,
         solution=report,
+        identity=_identity(question.document, resolved),
+        placement=found.placement,
         alternatives=tuple(rows),
         rejected=tuple(rejected_rows(found.search.report, is_found=True)),
-        placement=found.placement,
-        **_identity(question.document, resolved),
     )
     return resolved, made
 
@@ -215,18 +215,18 @@ def estimate(question: Question) -> Plan:
         return mixed().estimate(question)
     if by_nodes().steady(question.document) != question.document:
         message = "needs plans for other numbers of nodes: ask meshplan plan"
-        raise SpecError([Problem(path="run.availability", message=message)])
+        raise SpecError.at("run.availability", message)
     # start-up: a plan is found without it
     from meshplan.planner.training.pinned import fixed_config
 
     resolved = resolve(question.document, question.catalog, question.base)
-    common: dict[str, Any] = _identity(question.document, resolved)
+    identity = _identity(question.document, resolved)
     config = fixed_config(resolved.problem)
-    resolved, common["placement"] = _placed_config(resolved, config)
+    resolved, placement = _placed_config(resolved, config)
     priced = price(resolved.problem, config)
     limit = resolved.problem.limits.memory_bytes
     report = pinned_report(admission(resolved.problem, priced), safe_bytes=priced.safe_bytes, limit_bytes=limit)
-    return make_training_plan(resolved, priced, solution=report, alternatives=(), rejected=(), **common)
+    return make_training_plan(resolved, priced, solution=report, identity=identity, placement=placement)
 
 
 def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapping[str, Interval]:
@@ -419,7 +419,7 @@ def far_apart() -> Any:
 
 
 def _only_planned(what: str) -> SpecError:
-    return SpecError([Problem(path="far_apart", message=what)])
+    return SpecError.at("far_apart", what)
 
 
 def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:

@@ -45,12 +45,15 @@ from meshplan.cli.reports.serving.advice import (
 )
 from meshplan.cli.reports.serving.certainty import calibration_text, power_text, sampling_text
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
 
 # How the reason of a runner-up begins that ties with the chosen deployment.
 TIED = "a tie"
 # Parts of an iteration below this share are left out.
 LEAST_SHARE = 0.005
+# The smallest share that a percentage with one digit shows.
+LEAST_PERCENT = 0.001
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 
@@ -166,8 +169,7 @@ def status_text(plan: Plan) -> str:
             return f"no plan found: {seen}, none of these {_asked_text(plan)}; not all deployments were simulated"
         return f"infeasible: {seen}, none {_asked_text(plan)}"
     if solution["status"] == "optimal":
-        gap = percent(solution["gap"] or 0.0)
-        known = f"optimal under the model and its sampling: no deployment is more than {gap} better; {seen}"
+        known = f"optimal under the model and its sampling: {_margin(solution['gap'] or 0.0)}; {seen}"
     else:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
         if _is_sampled(plan):
@@ -179,6 +181,13 @@ def status_text(plan: Plan) -> str:
     if len(plan.spec["cluster"].get("nodes") or ()) > 1:
         known += "; of one kind of worker for each node type, prefill and decode on one node type each"
     return f"{known}; {effort_text(solution)}"
+
+
+def _margin(gap: float) -> str:
+    """What the gap of an optimal plan means; one that would be printed as 0.0 % is given as the least that is not."""
+    if gap <= OPTIMAL_RELATIVE_GAP:
+        return "no deployment is better"
+    return f"no deployment is more than {percent(max(gap, LEAST_PERCENT))} better"
 
 
 def _overload_text(plan: Plan) -> str:

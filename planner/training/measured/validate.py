@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.planner.core.plan import Interval
-from meshplan.planner.training.admission import WITH_RECOMPUTE, Admission, admission
+from meshplan.planner.training.admission import WITH_RECOMPUTE, Admission, admission, peak_interval
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.measured.exclusions import exclusion
@@ -86,7 +86,7 @@ COUNTED_BYTES = frozenset(name for name in METRICS if name.endswith("_bytes")) -
 def interval_of(problem: TrainingProblem, metric: str, priced: Priced, value: float) -> Interval:
     """The interval of one predicted metric."""
     if metric in ("peak_memory_bytes", "total_memory_bytes"):
-        return Interval(value=value, low=value / 1.1, high=priced.safe_bytes)
+        return peak_interval(value, priced.safe_bytes)
     spread = 1.0 + problem.calibration.half_width(problem.kind_of_work, way_of(problem.workload, priced.config))
     return Interval(value=value, low=value / spread, high=value * spread)
 

@@ -85,8 +85,8 @@ def answer(question: Question, plan_alone: Callable[[Question], Plan]) -> Plan:
         resolved,
         priced,
         solution={"status": status, **proof, **report},
+        identity=_identity(question, resolved),
         alternatives=rows,
-        **_identity(question, resolved),
     )
 
 
@@ -101,7 +101,7 @@ def estimate(question: Question, *, shape: ModelShape | None = None) -> Plan:
     priced = price_mixed(resolved.problem, pinned_stages(resolved.problem, spec.fixed.stages or ()))
     worst = priced.worst
     report = pinned_report(priced.admission, safe_bytes=worst.safe_bytes, limit_bytes=worst.limit_bytes)
-    return make_mixed_plan(resolved, priced, solution=report, **_identity(question, resolved))
+    return make_mixed_plan(resolved, priced, solution=report, identity=_identity(question, resolved))
 
 
 def instead(made: Plan, other: Plan) -> tuple[Plan | None, str]:

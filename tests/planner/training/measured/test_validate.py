@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from core_cases import DENSE, MOE, configured, problem_of
 
-from meshplan.planner.training.admission import WITH_RECOMPUTE
+from meshplan.planner.training.admission import WITH_RECOMPUTE, peak_interval
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.validate import METRICS, validate_run
@@ -38,7 +38,7 @@ def test_a_run_measured_as_predicted_has_no_error() -> None:
     measured = {"iteration_s": priced.step_s, "peak_memory_bytes": priced.typical_bytes}
     row = validate_run(run_of(problem, measured, data_parallel=8))
     assert row.error == {"iteration_s": 0.0, "peak_memory_bytes": 0.0}
-    assert row.predicted["peak_memory_bytes"].high == priced.safe_bytes
+    assert row.predicted["peak_memory_bytes"] == peak_interval(priced.typical_bytes, priced.safe_bytes)  # as a plan's
     assert row.labels["strategy"] == "MoE"
     assert not row.oom
 
