@@ -13,8 +13,8 @@ from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.terms import Arguments, Rows, Term, count, fraction, stated
 from meshplan.planner.serving.problem.config import Pool
 from meshplan.planner.serving.problem.engine_rules import EngineRules
-from meshplan.planner.serving.problem.published import published_formats
 from meshplan.planner.serving.problem.expert_routing import Dispatch
+from meshplan.planner.serving.problem.published import published_formats
 
 # How often a limit counts, by the data-parallel ranks that the arguments state.
 Ranks = Callable[[Arguments], int]

@@ -37,8 +37,8 @@ _BLOCKS = Published("fp8_block", "fp8_block", "fp8_block")
 _INT4_EXPERTS = Published("bf16", "bf16", "w4a16")
 # Model of the catalog, or family, → formats, by quantization_config of the config.json of the checkpoint that the
 # catalog's entry names. DeepSeek-V4: experts in FP4, all else in FP8 (model card; vllm 0.33.0,
-# models/deepseek_v4/quant_config.py). Kimi K2.5: experts in INT4 (docs/deploy_guidance.md of Kimi-K2-Thinking; that
-# of Kimi-K2.6 says the same of itself as K2.5's; compressed-tensors leaves out attention, shared experts and dense MLPs).
+# models/deepseek_v4/quant_config.py). Kimi K2.5: experts in INT4 (docs/deploy_guidance.md of Kimi-K2-Thinking; that of
+# Kimi-K2.6 refers to K2.5's); compressed-tensors leaves out attention, shared experts and dense MLPs.
 PUBLISHED: Mapping[str, Published] = {
     "kimi-k2.5": _INT4_EXPERTS,
     "kimi-k2.6": _INT4_EXPERTS,
