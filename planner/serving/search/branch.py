@@ -164,7 +164,11 @@ class Branch:
     def _rescue(self) -> None:
         """Simulate what is most likely to meet the SLOs, and look at the rest again where something does."""
         self.has_rescued = True
-        likely = [*soonest(self.families, MOST_RESCUERS // 4), *carriers(self.problem, self.families)]
+
+        def is_legal(family: Family, counts: Counts) -> bool:
+            return family.fits(counts) and not self._broken(family, counts)
+
+        likely = [*soonest(self.families, MOST_RESCUERS // 4, is_legal), *carriers(self.families, is_legal)]
         self.most_simulated = self.num_started + 2 * len(likely)
         for family, counts in likely:
             least = 1 if len(counts) == 1 else counts[0]
@@ -256,14 +260,17 @@ class Branch:
             simplicity = item.family.simplicity(item.counts)
         heapq.heappush(self.left, (bound, simplicity, next(self.order), item))
 
+    def _broken(self, family: Family, counts: Counts) -> tuple[str, ...]:
+        """What the engine refuses about a member of a family."""
+        return self.problem.rules.broken(self.problem.shape, candidate_of(family, counts).config)
+
     def _open(self, family: Family) -> None:
         """The members of a family that the search begins with, unless the engine refuses the family."""
         members = family.first()
         self.num_members += len(members) - 1
         if not members:
             return
-        broken = self.problem.rules.broken(self.problem.shape, candidate_of(family, members[0]).config)
-        if broken:
+        if broken := self._broken(family, members[0]):
             self.rejected[f"{self.problem.rules.name}: {broken[0]}"] += len(members)
             self.num_members -= len(members)
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -407,7 +407,9 @@ def layout_label(layout: Layout) -> str:
 # --- which are likely to meet the SLOs -------------------------------------------------------------------------------
 
 
-def soonest(families: Iterable[Family], number: int) -> list[tuple[Family, Counts]]:
+def soonest(
+    families: Iterable[Family], number: int, is_legal: Callable[[Family, Counts], bool]
+) -> list[tuple[Family, Counts]]:
     """Families on all devices: the ``number`` whose workers begin soonest and the ``number`` whose workers generate
     fastest, with one request running; of workers that do both, and of pairs that prefill and decode.
     """
@@ -418,19 +420,17 @@ def soonest(families: Iterable[Family], number: int) -> list[tuple[Family, Count
         first = sorted(group, key=lambda family: family.kinds[0].first_token_s)
         between = sorted(group, key=lambda family: float(family.kinds[-1].steady.tpot_s[0]))
         for best in (first, between):
-            fitting = ((family, counts) for family in best if family.fits(counts := full_counts(family)))
+            fitting = ((family, counts) for family in best if is_legal(family, counts := full_counts(family)))
             found |= {id(one[0]): one for one in itertools.islice(fitting, number)}
     return list(found.values())
 
 
-def carriers(problem: ServingProblem, families: Iterable[Family]) -> list[tuple[Family, Counts]]:
+def carriers(families: Iterable[Family], is_legal: Callable[[Family, Counts], bool]) -> list[tuple[Family, Counts]]:
     """Families on all devices that are expected to carry the given rate within the SLOs: those with most to spare."""
-    asked = problem.workload.request_rate_per_s
-    if asked is None:
-        return []
-    whole = [(family, counts) for family in families if family.fits(counts := full_counts(family))]
-    able = [one for one in whole if expected_rate(*one) >= asked]
-    return sorted(able, key=lambda one: -expected_rate(*one))[:MOST_CARRIERS]
+    whole = [(family, full_counts(family)) for family in families]
+    able = [one for one in whole if expected_rate(*one) >= (one[0].problem.workload.request_rate_per_s or math.inf)]
+    able.sort(key=lambda one: -expected_rate(*one))
+    return list(itertools.islice((one for one in able if is_legal(*one)), MOST_CARRIERS))
 
 
 def full_counts(family: Family, *, most: int | None = None) -> Counts:

@@ -247,3 +247,12 @@ def test_what_is_expected_to_carry_the_load_is_simulated_before_the_answer_is_no
     with monkeypatch.context() as none:
         none.setattr(candidates, "MOST_CARRIERS", 0)
         assert search_serving(problem)[0].assignment is None, "another way finds it"
+
+
+def test_what_is_tried_last_is_legal_for_the_engine(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's decode workers have one stage; a plan of four was the fastest, and no file could be written for it."""
+    problem = problem_of(catalog, **QUESTIONS["8B, short SLOs"])
+    monkeypatch.setattr(branch, "MAX_SIMULATED", 0)
+    assert search_serving(problem)[1].simulated
+    monkeypatch.setattr(Branch, "_broken", lambda self, family, counts: ("the engine refuses it",))
+    assert not search_serving(problem)[1].simulated
