@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -251,23 +251,3 @@ def sound_answer(problem: ServingProblem, config: ServingConfig) -> dict[str, An
         "cache_bytes": cross_cache_bytes(shape, pool.quantization, tensor_parallel=tensor),
         "encode_s": pool_worker(problem.site, pool, problem.workload, config.speculation).encode_s,
     }
-
-
-def pins_text(config: ServingConfig) -> str:
-    """The key of a spec that has the search look at this deployment.
-
-    >>> from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool
-    >>> from meshplan.planner.serving.problem.quantization import Quantization
-    >>> own = {"num_workers": 2, "limits": EngineLimits(), "quantization": Quantization.uniform("fp8")}
-    >>> pool = Pool(role=Role.MIXED, layout=Layout(tensor_parallel=4, pipeline_parallel=2), node_type="n", **own)
-    >>> pins_text(ServingConfig(engine="vllm", pools=(pool,)))
-    'fixed: {mode: aggregated, tensor_parallel: 4, pipeline_parallel: 2}'
-    """
-    pins = {pool.role: {k: v for k, v in asdict(pool.layout).items() if v > 1} for pool in config.pools}
-    alone = pins.pop(Role.MIXED, None)
-    said = {role.value: _flow(own) for role, own in pins.items()} if alone is None else alone
-    return f"fixed: {_flow({'mode': 'disaggregated' if alone is None else 'aggregated', **said})}"
-
-
-def _flow(mapping: Mapping[str, Any]) -> str:
-    return "{" + ", ".join(f"{key}: {value}" for key, value in mapping.items()) + "}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.serving.advice import pins_text, what_if_rows
+from meshplan.planner.serving.advice import what_if_rows
 from meshplan.planner.serving.binding import (
     ALONE,
     CAPACITY,
@@ -28,7 +28,7 @@ from meshplan.planner.serving.binding import (
     binding_constraint,
     nearest_row,
 )
-from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.config import Role, pins_text
 from meshplan.planner.serving.problem.problem import Pinned, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import SCHEMES, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival

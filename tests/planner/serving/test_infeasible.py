@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import yaml
 from serving_questions import load, small, spec
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.service import make_plan
+from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.serving import infeasible, service
 from meshplan.planner.serving.binding import CAPACITY, Binding
 from meshplan.planner.serving.problem.problem import ServingProblem
@@ -187,3 +189,13 @@ def test_a_deployment_that_another_search_finds_on_the_same_devices_is_named_by_
     change = next(changes._more_devices())["change"]
     assert change.startswith("fixed: {mode: aggregated")
     assert make_plan({**asked, **yaml.safe_load(change)}, catalog).config
+
+
+def test_an_estimate_of_too_slow_workers_names_pins_that_carry_the_rate(catalog: Catalog) -> None:
+    """It said that weights do not fit the device, of workers whose weights do."""
+    asked = {**spec(model="llama-3.1-70b", workload=load(request_rate_per_s=4.0)), "fixed": {}}
+    with pytest.raises(SpecError, match=r"finishes at most .* of the 4 requests/s: pin one that does") as raised:
+        estimate_plan(asked, catalog)
+    pins = re.search(r"such as (fixed: .*}), or let", str(raised.value))
+    assert pins is not None
+    assert estimate_plan({**asked, **yaml.safe_load(pins[1])}, catalog).config
