@@ -26,13 +26,21 @@ def cluster_text(cluster: Mapping[str, Any]) -> str:
 
 def _nodes_text(group: Mapping[str, Any]) -> str:
     """Nodes of one type, and how many of their devices are used where not all may be."""
-    part = f" ({counted(group['devices'], 'device')} of each)" if group.get("devices") else ""
+    of = "its devices" if group["count"] == 1 else "the devices of each"
+    part = f" ({group['devices']} of {of})" if group.get("devices") else ""
     return f"{group['count']} × {group['type']}{part}"
+
+
+def machines_text(spec: Mapping[str, Any]) -> str:
+    """The hardware that a question may use: its cluster, and how many of the devices where not all."""
+    most = (spec.get("constraints") or {}).get("max_devices")
+    part = f", {counted(most, 'device')} at most" if most else ""
+    return f"{cluster_text(spec.get('cluster', {}))}{part}"
 
 
 def model_on_cluster(spec: Mapping[str, Any]) -> str:
     """The question in short, for lists of plans."""
-    return f"{spec['model']} on {cluster_text(spec['cluster'])}"
+    return f"{spec['model']} on {machines_text(spec)}"
 
 
 def effort_text(solution: Mapping[str, Any]) -> str:

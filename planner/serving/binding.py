@@ -20,8 +20,8 @@ from meshplan.planner.serving.problem.config import Layout, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival
-from meshplan.planner.serving.search.branch import Simulated, full_counts
-from meshplan.planner.serving.search.candidates import candidate_of, config_label, layout_label, overload
+from meshplan.planner.serving.search.branch import Simulated
+from meshplan.planner.serving.search.candidates import candidate_of, config_label, full_counts, layout_label, overload
 from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.layouts import default_limits, layouts, refusal, tokens_held
 from meshplan.planner.serving.search.search import ServingReport, families

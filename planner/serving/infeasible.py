@@ -29,13 +29,13 @@ from meshplan.planner.serving.binding import (
     binding_constraint,
     nearest_row,
 )
-from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.config import Role, pins_text
 from meshplan.planner.serving.problem.problem import Pinned, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import SCHEMES, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.search.branch import Simulated, full_counts, judge_once
-from meshplan.planner.serving.search.candidates import candidate_of, config_label
+from meshplan.planner.serving.search.branch import Simulated, judge_once
+from meshplan.planner.serving.search.candidates import candidate_of, config_label, full_counts
 from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.max_rate import DOWN, MAX_DOWN
 from meshplan.planner.serving.search.search import ServingReport, search_serving
@@ -281,9 +281,10 @@ class _Changes:
         for size in sizes:
             found = self._best(self._of_size(size))
             if found is not None:
-                yield _change(
-                    f"devices: {have}", f"{found.candidate.config.num_devices} devices instead of {have}", found
-                )
+                need = found.candidate.config.num_devices
+                more = f"{need} devices instead of {have}"
+                # The search of the question itself ended before it.
+                yield _change(f"devices: {have}", more if need > have else pins_text(found.candidate.config), found)
                 return
 
     def _factors(self) -> list[int]:

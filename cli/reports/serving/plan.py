@@ -12,8 +12,8 @@ from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.expert_placement import served_experts_text
 from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import (
-    cluster_text,
     effort_text,
+    machines_text,
     model_on_cluster,
     other_degree,
     paragraph,
@@ -129,7 +129,7 @@ def question_text(spec: Mapping[str, Any]) -> str:
     elif workload.get("concurrency"):
         requests += f", {workload['concurrency']} in flight"
     limits = ", ".join(f"{latency_name(key)} ≤ {format_duration(limit)}" for key, limit in spec.get("slo", {}).items())
-    asked = f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: {requests}"
+    asked = f"{spec.get('model')} on {machines_text(spec)}: {requests}"
     return f"{asked}; {limits}" if limits else asked
 
 

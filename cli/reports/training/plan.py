@@ -10,8 +10,8 @@ from meshplan.cli.render import TABLE_WIDTH
 from meshplan.cli.reports.configuration import config_text
 from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import (
-    cluster_text,
     effort_text,
+    machines_text,
     model_on_cluster,
     other_degree,
     paragraph,
@@ -116,7 +116,7 @@ def question_text(spec: Mapping[str, Any], config: Mapping[str, Any] | None = No
     batch_text = counted(batch, "sequence") if batch is not None else _tokens_text(workload.get("global_batch_tokens"))
     target = f" with targets of {written}" if (written := (config or {}).get("decoder_sequence_length")) else ""
     return (
-        f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: sequences of "
+        f"{spec.get('model')} on {machines_text(spec)}: sequences of "
         f"{workload.get('sequence_length')}{target}, global batch {batch_text}, {workload.get('precision', 'bf16')}"
     )
 

@@ -307,6 +307,7 @@ TERMS = (
         "--is-embedding; --attention-backend triton (encoders)",
         verified_by="documented argument list",
     ),
+    _rows.remote_code("--trust-remote-code"),
     _rows.write_only("roles", _roles, "--disaggregation-mode, --disaggregation-transfer-backend nixl or mooncake"),
     _rows.max_sequence_length("--context-length"),
 )

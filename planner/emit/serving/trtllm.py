@@ -163,6 +163,7 @@ TERMS = (
         expressed_by=f"{_MEMORY[0]} (share of what weights and activations leave)",
     ),
     _rows.max_sequence_length("--max_seq_len"),
+    _rows.remote_code("--trust_remote_code"),
     _rows.term(
         "attention_data_parallel",
         lambda _, pool: {_ATTENTION_DATA: pool.layout.attention_data_parallel > 1},

@@ -416,3 +416,22 @@ def _share_from(document: Mapping[str, Any]) -> DeviceShare | None:
 
 def _weight_tiers_from(document: Mapping[str, Any]) -> WeightTiers:
     return WeightTiers(**{**document, "way": Way(document["way"])})
+
+
+def pins_text(config: ServingConfig) -> str:
+    """The key of a spec that has the search look at this deployment.
+
+    >>> from meshplan.planner.serving.problem.quantization import Quantization
+    >>> own = {"num_workers": 2, "limits": EngineLimits(), "quantization": Quantization.uniform("fp8")}
+    >>> pool = Pool(role=Role.MIXED, layout=Layout(tensor_parallel=4, pipeline_parallel=2), node_type="n", **own)
+    >>> pins_text(ServingConfig(engine="vllm", pools=(pool,)))
+    'fixed: {mode: aggregated, tensor_parallel: 4, pipeline_parallel: 2}'
+    """
+    pins = {pool.role: {k: v for k, v in asdict(pool.layout).items() if v > 1} for pool in config.pools}
+    alone = pins.pop(Role.MIXED, None)
+    said = {role.value: _flow(own) for role, own in pins.items()} if alone is None else alone
+    return f"fixed: {_flow({'mode': 'disaggregated' if alone is None else 'aggregated', **said})}"
+
+
+def _flow(mapping: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in mapping.items()) + "}"

@@ -99,8 +99,8 @@ class Family:
 
     def usd_per_hour(self, counts: Counts) -> float | None:
         """Price of the nodes of a member; None without prices."""
-        by_device = self.problem.limits.rents_devices
-        return usd_per_hour(self._groups(counts), self.problem.machines, by_device=by_device)
+        by_device, most = self.problem.limits.rents_devices, self.problem.num_devices
+        return usd_per_hour(self._groups(counts), self.problem.machines, by_device=by_device, most=most)
 
     def power_w(self, counts: Counts, rates: Sequence[float]) -> float | None:
         """Average power of a member whose kinds finish ``rates`` requests/s; None without board powers."""

@@ -26,13 +26,14 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshplan.catalogs.constants.machines.device_shares import DeviceShare
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
-from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig, Speculation
+from meshplan.planner.core.text import counted
+from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig, Speculation, pins_text
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.branch import (
@@ -43,7 +44,7 @@ from meshplan.planner.serving.search.branch import (
     score_judged,
     simulate_candidate,
 )
-from meshplan.planner.serving.search.candidates import candidate_of
+from meshplan.planner.serving.search.candidates import candidate_of, config_label, full_counts
 from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.layouts import PlacedWorker
 from meshplan.planner.serving.search.scores import INFINITE
@@ -356,14 +357,13 @@ def estimate_pinned(
     mixed: list[PricedWorker] = []
     if problem.pinned.is_disaggregated:
         pair = [_one_kind(without_slos, role, own, rejected) for role in (Role.PREFILL, Role.DECODE)]
-        found = families(without_slos, [], *pair)
+        found = list(families(without_slos, [], *pair))
     else:
         mixed = _one_kind(without_slos, Role.MIXED, own, rejected)
-        found = families(without_slos, mixed, [], [])
+        found = list(families(without_slos, mixed, [], []))
     candidates = [candidate_of(family, counts) for family in found for counts in family.first()]
     if not candidates:
-        reason = rejected.most_common(1)[0][0] if rejected else "the pinned degrees need more devices than there are"
-        raise ValueError(f"this configuration cannot run: {reason}")
+        raise ValueError(_why_none(without_slos, found, rejected))
     chosen = min(candidates, key=lambda one: one.config.num_devices)
     simulated = simulate_candidate(problem, chosen, seed=seed)
     # Its bound without SLOs: of more requests it finishes no more, however many are sent.
@@ -377,6 +377,29 @@ def estimate_pinned(
         mixed=tuple(mixed),
     )
     return report.simulated[0], report
+
+
+def _why_none(problem: ServingProblem, found: Sequence[Family], rejected: Counter[str]) -> str:
+    """Why no configuration is priced: workers that fit are too slow for the rate, or none fits.
+
+    Of too slow ones the fastest that the question leaves open is named by its pins.
+    """
+    asked = problem.workload.request_rate_per_s
+    if not found or asked is None:
+        reason = rejected.most_common(1)[0][0] if rejected else "the pinned degrees need more devices than there are"
+        return f"this configuration cannot run: {reason}"
+    first = candidate_of(found[0], full_counts(found[0]))
+    text = (
+        f"{config_label(first.config)} on {counted(first.config.num_devices, 'device')}, the first that is left open, "
+        f"finishes at most {found[0].rate(first.counts):.3g} of the {asked:g} requests/s"
+    )
+    kinds = [] if problem.pinned.is_disaggregated else priced_workers(problem, Role.MIXED, Counter())
+    able = [(family, full_counts(family)) for family in families(problem, kinds, [], [])]
+    able = [one for one in able if one[0].fits(one[1]) and one[0].rate(one[1]) >= asked]
+    if not able:
+        return f"{text}: lower workload.request_rate_per_s, or pin other choices"
+    best = max(able, key=lambda one: one[0].rate(one[1]))
+    return f"{text}: pin one that does, such as {pins_text(candidate_of(*best).config)}, or let meshplan plan choose"
 
 
 def _one_kind(

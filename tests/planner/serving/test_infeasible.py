@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from serving_questions import load, small, spec
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.service import make_plan
+from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.serving import infeasible, service
+from meshplan.planner.serving.binding import CAPACITY, Binding
 from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.spec import read_serving_spec
+from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.search.search import search_serving
 
 
 def test_an_impossible_slo_names_what_would_do(catalog: Catalog) -> None:
@@ -190,3 +198,29 @@ def test_nothing_is_tried_once_the_time_is_over(catalog: Catalog, monkeypatch: p
     assert solution["binding_constraint"].startswith("tpot_p95_s")
     assert solution["least_change"] == []
     assert solution["tried"][-1] == "no more within the time limit of 1 s"
+
+
+def test_a_deployment_that_another_search_finds_on_the_same_devices_is_named_by_its_pins(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight devices instead of eight helps nobody; the pins do: with them the question has an answer."""
+    asked = small("l40s", model="llama-3.1-8b", workload=load(request_rate_per_s=1.0), slo={"tpot_p95_s": 0.05})
+    problem = resolve_serving(read_serving_spec(asked), catalog, Path()).problem
+    there = search_serving(problem)[0].assignment
+    assert there is not None
+    monkeypatch.setattr(infeasible._Changes, "_best", lambda self, problem: there)
+    binding = Binding(kind=CAPACITY, text="too slow")
+    changes = infeasible._Changes(problem=problem, binding=binding, seed=0, budget=Budget(memory_limit_bytes=None))
+    change = next(changes._more_devices())["change"]
+    assert change.startswith("fixed: {mode: aggregated")
+    assert make_plan({**asked, **yaml.safe_load(change)}, catalog).config
+
+
+def test_an_estimate_of_too_slow_workers_names_pins_that_carry_the_rate(catalog: Catalog) -> None:
+    """It said that weights do not fit the device, of workers whose weights do."""
+    asked = {**spec(model="llama-3.1-70b", workload=load(request_rate_per_s=4.0)), "fixed": {}}
+    with pytest.raises(SpecError, match=r"finishes at most .* of the 4 requests/s: pin one that does") as raised:
+        estimate_plan(asked, catalog)
+    pins = re.search(r"such as (fixed: .*}), or let", str(raised.value))
+    assert pins is not None
+    assert estimate_plan({**asked, **yaml.safe_load(pins[1])}, catalog).config

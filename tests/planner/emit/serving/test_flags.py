@@ -71,6 +71,22 @@ def test_the_longest_request_that_is_taken_is_said_where_it_is_written(engine: s
         )
 
 
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [("vllm", "--trust-remote-code"), ("sglang", "--trust-remote-code"), ("trtllm", "--trust_remote_code")],
+)
+def test_a_tokenizer_that_is_code_is_allowed_to_run_and_the_reader_is_told(
+    catalog: Catalog, engine: str, flag: str
+) -> None:
+    """``vllm serve moonshotai/Kimi-K2-Instruct`` stops without: its tokenizer is tokenization_kimi.py."""
+    for name, brings in (("kimi-k2", True), ("deepseek-v3", False)):
+        request = serving_request(catalog.model_shape(name), aggregated(engine, layout(8)))
+        request = replace(request, quantized_checkpoint=True)
+        files = {str(file.path): file.content for file in emit_serving(engine, request).artifacts}
+        assert (flag in read_arguments(files["mixed_args.txt"])) is brings
+        assert ("Python files, which the servers run" in files["README.md"]) is brings
+
+
 def test_support_matrix_covers_every_field() -> None:
     rows = support_matrix()
     for engine in engine_names():
