@@ -59,8 +59,8 @@ def _share_of_device(
     spread = 1 if shape.moe is None else max(layout.devices_per_stage // experts, 1)
     layout = replace(layout, expert_parallel=experts, expert_tensor_parallel=spread)
     limits = ENGINES[reading.target].default_limits(device)
-    stated = {name: values[name] for name in ("max_num_seqs", "max_batched_tokens") if name in values}
-    limits = replace(limits, **stated, memory_fraction=1.0)
+    pinned = {name: values[name] for name in ("max_num_seqs", "max_batched_tokens") if name in values}
+    limits = replace(limits, **pinned, memory_fraction=1.0)
     cache = str(values.get("kv_cache", "bf16"))
     published = None if "quantization" in values else published_formats(shape)
     stated = checkpoint_formats(shape, str(values.get("quantization", "bf16")), cache)

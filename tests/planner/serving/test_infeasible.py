@@ -218,8 +218,8 @@ def test_a_deployment_that_another_search_finds_on_the_same_devices_is_named_by_
 
 def test_an_estimate_of_too_slow_workers_names_pins_that_carry_the_rate(catalog: Catalog) -> None:
     """It said that weights do not fit the device, of workers whose weights do."""
-    asked = {**spec(model="llama-3.1-70b", workload=load(request_rate_per_s=4.0)), "fixed": {}}
-    with pytest.raises(SpecError, match=r"finishes at most .* of the 4 requests/s: pin one that does") as raised:
+    asked = {**spec(model="llama-3.1-70b", workload=load(request_rate_per_s=5.0)), "fixed": {}}
+    with pytest.raises(SpecError, match=r"finishes at most .* of the 5 requests/s: pin one that does") as raised:
         estimate_plan(asked, catalog)
     pins = re.search(r"such as (fixed: .*}), or let", str(raised.value))
     assert pins is not None
