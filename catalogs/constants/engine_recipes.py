@@ -65,6 +65,7 @@ class EngineRecipe:
         one_batch: one batch passes all pipeline stages before the next starts, so that stages wait for each other.
         host_s_per_cache_group: that the host takes in each iteration for every group of layers with blocks of cache of
             their own, after the first; 0 where it is hidden by the iteration before.
+        has_api_server: clients ask a server for answers; else a script runs the engine in its own process.
         front_end_per_rank: each attention data-parallel rank has an API server of its own; else a worker has one.
         stream_interval: iterations whose tokens are sent to a client at once.
         parses_requests: API servers parse what clients send; else a front end of another program does it before them.
@@ -120,6 +121,7 @@ class EngineRecipe:
     balance_wait_steps: int = 0
     one_batch: bool = False
     host_s_per_cache_group: float = 0.0
+    has_api_server: bool = True
     front_end_per_rank: bool = False
     stream_interval: int = 1
     parses_requests: bool = True

@@ -97,7 +97,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
 
 def _front_ends(site: Site, pool: Pool, workload: ServingWorkload) -> int:
     """Processes that hand a worker's tokens on to clients."""
-    if not workload.has_front_end:
+    if not workload.has_front_end or not site.recipe.has_api_server:
         return 0
     return pool.layout.attention_data_parallel if site.recipe.front_end_per_rank else 1
 
