@@ -37,7 +37,13 @@ RUN = BenchmarkRun(
 
 SOURCES = tuple(
     f"github.com/{name}"
-    for name in ("SemiAnalysisAI/InferenceX", "ai-dynamo/aiconfigurator", "NVIDIA/srt-slurm", "ml-energy/benchmark")
+    for name in (
+        "SemiAnalysisAI/InferenceX",
+        "ai-dynamo/aiconfigurator",
+        "NVIDIA/srt-slurm",
+        "NVIDIA/TensorRT-LLM",
+        "ml-energy/benchmark",
+    )
 )
 
 
