@@ -136,11 +136,13 @@ class ServingRows(Rows):
 
     def stream_interval(self, flag: str) -> Term:
         """Tokens that are sent to a client at once; not written where every token is sent by itself, the default."""
+
+        def write(_: ServingRequest, pool: Pool) -> Arguments:
+            tokens = pool.limits.stream_interval
+            return {} if tokens == 1 else {flag: str(tokens) if flag.startswith("--") else tokens}
+
         return self.term(
-            "stream_interval",
-            lambda _, pool: {flag: str(pool.limits.stream_interval)} if pool.limits.stream_interval > 1 else {},
-            lambda arguments: stated(stream_interval=count(arguments, flag)),
-            flag,
+            "stream_interval", write, lambda arguments: stated(stream_interval=count(arguments, flag)), flag
         )
 
     def off_switch(self, name: str, flag: str, *, note: str = "") -> Term:

@@ -55,10 +55,12 @@ def written(config: ServingConfig, folder: Path) -> Path:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_the_written_script_is_read_with_the_flags_of_its_files(engine: str, tmp_path: Path) -> None:
-    limits = EngineLimits(max_num_seqs=77, max_batched_tokens=4096)
+    limits = EngineLimits(max_num_seqs=77, max_batched_tokens=4096, stream_interval=5)
     found = read_inputs([str(written(aggregated(engine, layout(tensor=4, pipeline=2), limits=limits), tmp_path))])
     assert (found.kind, found.target) == ("serving", engine)
     expected = {"tensor_parallel": 4, "pipeline_parallel": 2, "max_num_seqs": 77, "max_batched_tokens": 4096}
+    if engine != "trtllm":  # whose file of options is not read
+        expected["stream_interval"] = 5
     assert {name: found.values[name] for name in expected} == expected
     (tmp_path / "mixed_args.txt").unlink()
     with pytest.raises(SpecError, match=r"mixed_args\.txt beside it, which is not there"):

@@ -203,3 +203,24 @@ def test_devices_without_bf16_serve_in_fp16(catalog: Catalog, engine: str, forma
     flags = written["mixed_args.txt"]
     assert "--dtype float16" in flags
     assert "--kv-cache-dtype auto" in flags
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_tokens_are_sent_together_where_the_plan_says_so(engine: str) -> None:
+    def files(tokens: int) -> dict[str, str]:
+        config = aggregated(engine, layout(8), limits=EngineLimits(stream_interval=tokens))
+        return {
+            str(file.path): file.content
+            for file in emit_serving(engine, serving_request(LLAMA_70B, config)).artifacts
+            if file.path.suffix in (".txt", ".yaml", ".yml")
+        }
+
+    written = [line for text in files(10).values() for line in text.splitlines() if "stream" in line]
+    assert written == (["stream_interval: 10"] if engine == "trtllm" else ["--stream-interval 10"])
+    assert not any("stream" in text for text in files(1).values())
+
+
+def test_llama_cpp_sends_every_token_by_itself() -> None:
+    together = replace(pool(layout(1)), limits=EngineLimits(stream_interval=10))
+    assert any("stream_interval" in text for text in ENGINES["llama.cpp"].broken_pool(LLAMA_70B, together))
+    assert not any("stream_interval" in text for text in ENGINES["vllm"].broken_pool(LLAMA_70B, together))
