@@ -118,7 +118,7 @@ def test_a_benchmark_beside_the_server_is_not_the_server(server: str, client: st
     script.write_text(f"{server}\nsleep 60\n{client}\n")
     assert read_inputs([str(script)]).values["tensor_parallel"] == 2
     script.write_text(f"{client}\n")
-    with pytest.raises(SpecError, match="(vllm bench serve|bench_serving) is nothing that is known"):
+    with pytest.raises(SpecError, match=r"(vllm bench serve|bench_serving) is nothing that is known"):
         read_inputs([str(script)])
 
 
