@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import tomllib
@@ -94,7 +95,8 @@ def _unknown(given: Given, where: Callable[[str], str]) -> str:
         return "no command stands here that starts a framework"
     flags = [where(word) for word in words[1:] if word.startswith("-")]
     arguments = f", nor its arguments ({', '.join(flags[:_MOST_LISTED])}{' …' if len(flags) > _MOST_LISTED else ''})"
-    return f"{shlex.quote(words[0])} is nothing that is known{arguments if flags else ''}"
+    subcommands = itertools.takewhile(str.isalpha, words[1:])
+    return f"{shlex.join([words[0], *subcommands])} is nothing that is known{arguments if flags else ''}"
 
 
 def _with_variable(problem: Problem) -> Problem:

@@ -360,7 +360,7 @@ def test_values_that_cannot_be_meant(flags: str, message: str) -> None:
     [
         ([], "give a file"),
         (["no-such-file.sh"], "no file 'no-such-file.sh'"),
-        (["make", "coffee"], "make is nothing that is known"),
+        (["make", "coffee"], "make coffee is nothing that is known"),
         (["accelerate", "launch", "--config_file", "/nowhere/a.yaml", "train.py"], "not here"),
     ],
 )

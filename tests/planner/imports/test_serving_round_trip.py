@@ -104,6 +104,26 @@ def test_workers_that_are_not_there_or_not_as_written_are_refused(tmp_path: Path
         read_inputs([str(script)])
 
 
+@pytest.mark.parametrize(
+    ("server", "client"),
+    [
+        ("vllm serve a/model -tp 2 --port 8000 &", "vllm bench serve --model a/model --num-prompts 300"),
+        (
+            "python -m sglang.launch_server --model-path a/model --tp 2 &",
+            "python -m sglang.bench_serving --model a/model --num-prompts 300",
+        ),
+    ],
+)
+def test_a_benchmark_beside_the_server_is_not_the_server(server: str, client: str, tmp_path: Path) -> None:
+    """The last command of its name was read: a server without tensor parallelism."""
+    script = tmp_path / "run.sh"
+    script.write_text(f"{server}\nsleep 60\n{client}\n")
+    assert read_inputs([str(script)]).values["tensor_parallel"] == 2
+    script.write_text(f"{client}\n")
+    with pytest.raises(SpecError, match=r"(vllm bench serve|bench_serving) is nothing that is known"):
+        read_inputs([str(script)])
+
+
 def test_of_a_script_with_two_roles_one_is_asked_for(tmp_path: Path) -> None:
     pair = disaggregated("vllm", pool(layout(tensor=2), Role.PREFILL), pool(layout(tensor=4), Role.DECODE))
     script = written(pair, tmp_path)
