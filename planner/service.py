@@ -206,14 +206,14 @@ def emit_plan(plan: Plan, target: str, catalog: Catalog, **options: Any) -> Emit
     return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
 
 
-def emit_elastic(plans: Sequence[Plan], target: str, catalog: Catalog, night: str, **options: Any) -> EmittedPlan:
+def emit_elastic(plans: Sequence[Plan], target: str, catalog: Catalog, runbook: str, **options: Any) -> EmittedPlan:
     """Launcher files of one job on a changing number of nodes, in memory.
 
     Args:
         plans: one for each of neighbouring numbers of hosts, on all of their devices.
         target: emit target, which torchrun starts.
         catalog: as in :func:`emit_plan`.
-        night: what an operator does when, as text.
+        runbook: what an operator does when, as text.
         options: as in :func:`emit_plan`.
 
     Raises:
@@ -232,7 +232,7 @@ def emit_elastic(plans: Sequence[Plan], target: str, catalog: Catalog, night: st
     groups, words = beside_agents(most.plan, target, catalog, EmitOptions(**options))
     if groups and len(found) == 1:
         return replace(most.emitted, artifacts=(operators_page(words), *groups))
-    return replace(most.emitted, artifacts=(*elastic_files(found, night + words), *groups))
+    return replace(most.emitted, artifacts=(*elastic_files(found, runbook + words), *groups))
 
 
 def write_files(emitted: EmittedPlan, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:

@@ -107,13 +107,13 @@ def _write(
     Raises:
         EmitError: one number of nodes alone, or a target that no elastic agent can stand over.
     """
-    from meshplan.cli.reports.whole_run.replan import night_text
+    from meshplan.cli.reports.whole_run.replan import runbook_text
     from meshplan.planner.service import emit_elastic, plan_target, write_files
     from meshplan.planner.training.replanning.replan import elastic_plans
 
     plans = elastic_plans(made, rows)
-    night = night_text(made, rows, plans)
-    files = emit_elastic(plans, target or plan_target(made) or "", catalog, night, script=script)
+    runbook = runbook_text(made, rows, plans)
+    files = emit_elastic(plans, target or plan_target(made) or "", catalog, runbook, script=script)
     written = write_files(files, out, force=force)
     numbers = [len({host for host, _ in plan.rank_table or ()}) for plan in plans]
     typer.echo(f"{len(written)} files for {numbers[0]} to {numbers[-1]} hosts in {out}; see OPERATOR.md", err=True)

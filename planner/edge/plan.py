@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.units import format_duration
-from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, own_version, plain, shape_document
 from meshplan.planner.core.plan_document import MAX_NUMBER
 from meshplan.planner.core.text import counted
 from meshplan.planner.edge.options import Options, Priced
@@ -161,9 +161,7 @@ def content(problem: EdgeProblem) -> Mapping[str, Any]:
     return {"model": shape_document(problem.shape), "machines": kinds}
 
 
-def make_plan(
-    problem: EdgeProblem, options: Options, *, solution: Mapping[str, Any], identity: Mapping[str, Any]
-) -> Plan:
+def make_plan(problem: EdgeProblem, options: Options, *, solution: Mapping[str, Any], identity: PlanIdentity) -> Plan:
     """The plan of the fastest way."""
     best = options.priced[0]
     machines = config_document(problem, best.group)

@@ -13,7 +13,7 @@ from meshplan.catalogs.constants.power import PowerCalibration, power_calibratio
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, own_version, plain, shape_document
 from meshplan.planner.training.admission import peak_interval
 from meshplan.planner.training.alternatives import Alternative
 from meshplan.planner.training.estimator.assembly import (
@@ -379,7 +379,7 @@ def make_training_plan(
     priced: Priced,
     *,
     solution: Mapping[str, Any],
-    identity: Mapping[str, Any],
+    identity: PlanIdentity,
     placement: Placement | None,
     alternatives: tuple[Mapping[str, Any], ...] = (),
     rejected: tuple[Mapping[str, Any], ...] = (),

@@ -11,7 +11,7 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
-from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.training.admission import admission, admitted_by, by_typical_figure, pinned_report
@@ -422,5 +422,5 @@ def _only_planned(what: str) -> SpecError:
     return SpecError.at("far_apart", what)
 
 
-def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:
+def _identity(document: Mapping[str, Any], resolved: Resolved) -> PlanIdentity:
     return plan_identity(document, catalog_content(resolved))

@@ -135,7 +135,8 @@ class Branch:
         budget: Budget | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        self.problem, self.seed, self.budget, self.on_progress = problem, seed, budget or Budget(), on_progress
+        self.problem, self.seed, self.on_progress = problem, seed, on_progress
+        self.budget = budget or Budget(memory_limit_bytes=None)
         self.order = itertools.count()
         self.families, self.most_simulated, self.has_rescued = list(families), MAX_SIMULATED, False
         # (bound, what is simpler first among equal bounds, order of arrival, item).

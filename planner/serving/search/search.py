@@ -93,8 +93,8 @@ def search_serving(
     start_wall, start_cpu = time.perf_counter(), time.process_time()
     rejected: Counter[str] = Counter()
     mixed, found = _space(problem, rejected)
-    branch = Branch(problem, found, seed=seed, budget=budget, on_progress=on_progress)
     budget = budget or Budget(memory_limit_bytes=None)
+    branch = Branch(problem, found, seed=seed, budget=budget, on_progress=on_progress)
     before = INFINITE
     while True:
         simulated, bound = branch.run()

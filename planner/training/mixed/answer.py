@@ -16,7 +16,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.units import format_bytes
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.kinds import Question
-from meshplan.planner.core.plan import Plan, plan_identity
+from meshplan.planner.core.plan import Plan, PlanIdentity, plan_identity
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import relative_gap
 from meshplan.planner.training.admission import pinned_report
@@ -128,7 +128,7 @@ def _pinned(document: Mapping[str, Any]) -> bool:
     return bool(isinstance(fixed, Mapping) and fixed.get("stages"))
 
 
-def _identity(question: Question, resolved: MixedResolved) -> dict[str, Any]:
+def _identity(question: Question, resolved: MixedResolved) -> PlanIdentity:
     return plan_identity(question.document, mixed_content(resolved))
 
 

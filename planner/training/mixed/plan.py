@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.units import SECONDS_PER_HOUR
-from meshplan.planner.core.plan import Interval, Plan, own_version, plain
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, own_version, plain
 from meshplan.planner.training.admission import peak_interval
 from meshplan.planner.training.estimator.flops import model_flops_per_step
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
@@ -63,7 +63,7 @@ def make_mixed_plan(
     priced: MixedPriced,
     *,
     solution: Mapping[str, Any],
-    identity: Mapping[str, Any],
+    identity: PlanIdentity,
     alternatives: tuple[Mapping[str, Any], ...] = (),
 ) -> Plan:
     """Put the parts of a plan together; arguments as of :func:`~meshplan.planner.training.plan.make_training_plan`."""

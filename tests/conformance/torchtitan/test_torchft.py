@@ -44,7 +44,7 @@ def parsed(files: EmittedPlan, folder: Path, inner: str, world_size: int) -> tup
 
 
 def test_replica_groups_reach_torchft(catalog: Catalog, folder: Path) -> None:
-    files = emit_elastic([replicated(catalog)], "torchtitan", catalog, "night")
+    files = emit_elastic([replicated(catalog)], "torchtitan", catalog, "runbook")
     config, dims = parsed(files, folder, "replica-groups", 8)
     assert (dims.dp_replicate, dims.dp_shard) == (1, 8)
     groups = config.fault_tolerance
