@@ -1,43 +1,96 @@
-"""What a server's front end (API server) does for the requests that decode: it bounds how many tokens reach clients.
+"""What a server's front end (API server) does for requests: it bounds how many reach the engine and how many tokens
+reach clients.
 
 A process of its own parses requests, renders templates, detokenizes, and sends each token as a message, while the
-engine computes the next ones. It takes r for a request and s for a message; where n decoding requests gain k tokens
-each in an iteration, are sent i iterations' tokens at once, and have answers of o tokens, of which decodes yield o − 1,
-it works in that iteration, over f such processes,
+engine computes the next ones. It takes r for a request and s for a message. Where i iterations' tokens are sent at
+once, f processes serve n decoding requests in at least n·s/(i·f), so that an iteration takes no less; and requests
+whose answers are k messages long leave them at most
 
-    n · (s/i + r·k/(o − 1)) / f
+    f / (r + k·s)
+
+a second. Those that come faster wait before the engine, first come, first served: under open arrivals one after
+another, each for r over the share of the process that messages leave; in a closed loop so long that the rate is that
+bound (:func:`~meshplan.planner.serving.search.deployment.server`).
 
 *Source.* Two servers that waited for it: one process took 13.1 ms for requests of 221 tokens whose answers have some
 200 (Llama-3.2-1B on two A100, vllm-project/vllm, pull request 17546, 76.5 requests/s; answers as long as in 12287,
 which sends the same prompts), one 24.3 ms for 128 and 530 (Qwen3-1.7B on four H200, sgl-project/sglang, pull request
 22548, 41.1 requests/s). Two equations: r = 6.2 ms and s = 34 µs.
 
-*Assumptions.* All engines' are alike, on any host. Tokenizing is none of it (it has threads of its own). A backlog
-shows in the time per token; servers that merge messages of a backlog let it grow less, and the first token wait.
+*Assumptions.* All engines' are alike, on any host. Tokenizing is none of it (it has threads of its own). Clients of a
+closed loop who all begin at once wait for each other's tokenizing alone. Servers that merge messages of a backlog send
+more.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray
+
 REQUEST_S = 6.2e-3
 MESSAGE_S = 34e-6
+# Span of arrivals that are counted as a rate at least, s; share of a process that messages leave to requests at least.
+LEAST_SPAN_S, LEAST_SHARE = 1e-6, 0.01
 
 
-def front_end_s(*, answer: float, gained: float, interval: int, processes: int, parses: bool = True) -> float:
-    """Seconds for each decoding request of an iteration.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontEnd:
+    """The API servers of a worker, or of all workers of a deployment.
 
     Args:
-        answer: o − 1, tokens that decodes yield of an answer; at least 1 counts.
-        gained: k, tokens that a request gains in an iteration.
-        interval: i, iterations whose tokens are sent at once.
         processes: f; 0 where no client waits for any.
+        interval: i, iterations whose tokens are sent at once.
         parses: requests reach them unparsed; else r is 0.
-
-    >>> round(front_end_s(answer=199.0, gained=1.0, interval=1, processes=1) * 1e6)
-    65
-    >>> front_end_s(answer=199.0, gained=1.0, interval=1, processes=0)
-    0.0
     """
-    if not processes:
-        return 0.0
-    requests = gained / max(answer, gained) if parses else 0.0
-    return (MESSAGE_S / interval + REQUEST_S * requests) / processes
+
+    processes: int = 0
+    interval: int = 1
+    parses: bool = True
+
+    @property
+    def each_s(self) -> float:
+        """What they do for each decoding request of an iteration, s.
+
+        >>> round(FrontEnd(processes=2, interval=1).each_s * 1e6)
+        17
+        """
+        return MESSAGE_S / self.interval / self.processes if self.processes else 0.0
+
+    def request_s(self, messages: float) -> float:
+        """Time between two requests that they let pass, s.
+
+        Args:
+            messages: k·i, iterations in which a request gains tokens.
+
+        >>> round(FrontEnd(processes=1).request_s(200.0) * 1e3, 1)
+        13.0
+        """
+        if not self.processes:
+            return 0.0
+        return (REQUEST_S if self.parses else 0.0) / self.processes + self.each_s * messages
+
+    def waits_s(self, arrival_s: FloatArray, messages: float) -> FloatArray:
+        """How long requests wait for those before them, s, [n]; dealt to the processes in turn.
+
+        With p a process's own requests a second, messages leave it 1 − p·k·s of the time, in which it takes r for each.
+
+        Args:
+            arrival_s: [n] not falling.
+            messages: as in :meth:`request_s`.
+        """
+        waits = np.zeros(len(arrival_s))
+        if not self.processes or not self.parses or len(arrival_s) == 0:
+            return waits
+        own_per_s = len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), LEAST_SPAN_S) / self.processes
+        left = max(1.0 - own_per_s * messages * MESSAGE_S / self.interval, LEAST_SHARE)
+        for process in range(min(self.processes, len(arrival_s))):
+            own, taken_s = arrival_s[process :: self.processes], REQUEST_S / left
+            ahead = taken_s * np.arange(len(own))
+            waits[process :: self.processes] = np.maximum.accumulate(own - ahead) + ahead - own
+        return waits
+
+
+NO_FRONT_END = FrontEnd()

@@ -19,7 +19,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.cache_groups import num_cache_groups
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
-from meshplan.planner.serving.estimator.front_end import front_end_s
+from meshplan.planner.serving.estimator.front_end import NO_FRONT_END, FrontEnd
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
 from meshplan.planner.serving.estimator.step_cost import (
@@ -114,9 +114,7 @@ class Worker(WorkerParts):
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         one_batch: stages are passed by one batch at a time, not by a batch each.
         host_s_per_cache_group: that each group of layers after the first takes of the host in an iteration.
-        front_ends: processes that hand tokens on to clients; 0 where no client waits for any.
-        stream_interval: iterations whose tokens they hand on at once.
-        parses_requests: they parse requests, too.
+        front_end: its API servers.
         shared_history: tokens that each decoding request attends to beside those that it holds.
         images: of each prompt; None: text alone.
     """
@@ -135,9 +133,7 @@ class Worker(WorkerParts):
     pads_ranks: bool = False
     one_batch: bool = False
     host_s_per_cache_group: float = 0.0
-    front_ends: int = 0
-    stream_interval: int = 1
-    parses_requests: bool = True
+    front_end: FrontEnd = NO_FRONT_END
     shared_history: float = 0.0
     images: Images | None = None
 
@@ -294,18 +290,21 @@ class Worker(WorkerParts):
         """The tables where a front end hands tokens on to clients while iterations run."""
         own, last = (max(held - self.shared_history, 1.0) for held in self.contexts.ends)
         ends = own, max(last, own + 1.0)
-        return beside_the_front_end(cost, self.front_end_s, ends, shortest=self.contexts.shortest)
+        beside = beside_the_front_end(cost, self.front_end_s, ends, shortest=self.contexts.shortest)
+        return replace(beside, request_s=self.front_end.request_s(self.messages))
 
     @property
     def front_end_s(self) -> float:
-        """What the front end does for each decoding request of an iteration, s."""
-        return front_end_s(
-            answer=self.contexts.most - self.contexts.least - 1.0,
-            gained=1.0 if self.speculation is None else self.speculation.tokens_per_step,
-            interval=self.stream_interval,
-            parses=self.parses_requests,
-            processes=0 if self.role is Role.PREFILL else self.front_ends,
-        )
+        """What the API servers do for each decoding request of an iteration, s."""
+        return 0.0 if self.role is Role.PREFILL else self.front_end.each_s
+
+    @property
+    def messages(self) -> float:
+        """Iterations in which a request gains tokens."""
+        if self.role is Role.PREFILL:
+            return 0.0
+        gained = 1.0 if self.speculation is None else self.speculation.tokens_per_step
+        return max((self.contexts.most - self.contexts.least) / gained, 1.0)
 
     def host_times(self, use: ServingConstants) -> tuple[float, float]:
         """Host's time to prepare an iteration, and its growth with each request."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.planner.serving.estimator.encoders.sound import windows_of_an_iteration
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
+from meshplan.planner.serving.estimator.front_end import NO_FRONT_END, FrontEnd
 from meshplan.planner.serving.estimator.instances import in_share
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
@@ -62,9 +63,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         pads_ranks=site.recipe.pads_ranks,
         one_batch=site.recipe.one_batch,
         host_s_per_cache_group=site.recipe.host_s_per_cache_group,
-        front_ends=_front_ends(site, pool, workload),
-        stream_interval=max(site.recipe.stream_interval, pool.limits.stream_interval),
-        parses_requests=site.recipe.parses_requests,
+        front_end=front_end(site, pool, workload),
         layout=pool.layout,
         limits=scheduled(pool, site.recipe, workload),
         quantization=pool.quantization,
@@ -95,11 +94,15 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
     return worker if pool.power_cap_w is None else capped(worker, pool.power_cap_w, site.power)
 
 
-def _front_ends(site: Site, pool: Pool, workload: ServingWorkload) -> int:
-    """Processes that hand a worker's tokens on to clients."""
+def front_end(site: Site, pool: Pool, workload: ServingWorkload) -> FrontEnd:
+    """The API servers of one worker of a pool."""
     if not workload.has_front_end or not site.recipe.has_api_server:
-        return 0
-    return pool.layout.attention_data_parallel if site.recipe.front_end_per_rank else 1
+        return NO_FRONT_END
+    return FrontEnd(
+        processes=pool.layout.attention_data_parallel if site.recipe.front_end_per_rank else 1,
+        interval=max(site.recipe.stream_interval, pool.limits.stream_interval),
+        parses=site.recipe.parses_requests,
+    )
 
 
 def _state_updates_per_s(site: Site, pool: Pool) -> float:

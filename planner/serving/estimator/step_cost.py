@@ -86,6 +86,7 @@ class StepCost:
         launches_ahead: the host launches it while the device is at the iteration before. Assumed: one of the same
             decodes and no prompt. *To doubt*: where prompts follow each other, the host is not so far ahead.
         front_end_s: s, that the front end works for each decoding request of an iteration; the decodes' tables hold it.
+        request_s: between two requests that the front end lets pass.
         shortest_context: tokens of KV cache that every decoding request holds at least.
         admission_steps: mean number of iterations that start before one can include an arrived request, because
             engines prepare iterations ahead.
@@ -106,6 +107,7 @@ class StepCost:
     graphed_tokens: int = 0
     launches_ahead: bool = False
     front_end_s: float = 0.0
+    request_s: float = 0.0
     shortest_context: float = 0.0
     admission_steps: float = 0.0
     tokens_per_step: float = 1.0

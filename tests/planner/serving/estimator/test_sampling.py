@@ -11,6 +11,7 @@ import pytest
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
+from meshplan.planner.serving.estimator.front_end import NO_FRONT_END
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.estimator.pools import pool_worker
@@ -129,7 +130,7 @@ def test_no_degree_of_tensor_parallelism_divides_it(catalog: Catalog) -> None:
     sampling = {"top_p": 0.9, "penalties": True}
     drawn, greedy = (
         [
-            replace(worker(catalog, t, 100, **said), hides_host=False, front_ends=0).step_cost().decode_s(256)
+            replace(worker(catalog, t, 100, **said), hides_host=False, front_end=NO_FRONT_END).step_cost().decode_s(256)
             for t in (1, 8)
         ]
         for said in ({"sampling": sampling}, {})
@@ -144,7 +145,9 @@ def test_a_step_waits_for_the_longer_of_its_layers_and_the_copy_of_answers(
     catalog: Catalog, output_length: int
 ) -> None:
     """25 ns for each token generated so far (vllm-project/vllm, pull request 47540), hidden where answers are short."""
-    found = replace(worker(catalog, 8, output_length, sampling={"penalties": True}), hides_host=False, front_ends=0)
+    found = replace(
+        worker(catalog, 8, output_length, sampling={"penalties": True}), hides_host=False, front_end=NO_FRONT_END
+    )
     assert found.sampling is not None
     hidden = replace(found, sampling=replace(found.sampling, host_s_per_token=0.0)).step_cost()
     waits, n, grown = found.step_cost(), 256, 256 * output_length
