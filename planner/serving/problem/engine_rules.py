@@ -59,6 +59,7 @@ class EngineRules:
         one_host: a worker is one process, on one host.
         streams_in_intervals: the engine has a flag for how many tokens it sends to a client at once.
         weight_ways: ways to serve weights in host memory (:class:`Way`) for which the engine has flags.
+        schemes_not_on: generation of devices → schemes for which the engine has no kernels there.
     """
 
     name: str
@@ -83,11 +84,17 @@ class EngineRules:
     one_host: bool = False
     streams_in_intervals: bool = True
     weight_ways: tuple[str, ...] = ()
+    schemes_not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def layout_rules(self, quantization: Quantization | None = None) -> tuple[LegalityRule, ...]:
         """The rules over a layout, including those of the formats in use."""
         used = () if quantization is None else dict.fromkeys(_schemes(quantization))
         return (*self.rules, *(one for scheme in used for one in self.scheme_rules.get(scheme, ())))
+
+    def without_kernels(self, quantization: Quantization, device: Device) -> tuple[str, ...]:
+        """Schemes of a model that the engine does not multiply on a device."""
+        missing = self.schemes_not_on.get(device.architecture, ())
+        return tuple(scheme for scheme in dict.fromkeys(_schemes(quantization)) if scheme in missing)
 
     def broken_pool(self, shape: ModelShape, pool: Pool) -> tuple[str, ...]:
         """Violated conditions of one pool with their sources; empty if the engine accepts it."""

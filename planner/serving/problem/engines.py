@@ -112,6 +112,8 @@ VLLM = EngineRules(
     ),
     limits_source=f"{_VLLM}: engine/arg_utils.py, get_batch_defaults; config/cache.py",
     block_size=16,
+    # docs.vllm.ai, features/quantization: Volta has no Marlin, "Turing does not support Marlin MXFP4".
+    schemes_not_on={"volta": ("mxfp4",), "turing": ("mxfp4",)},
     weight_ways=("streamed",),
     pipeline_on_decode="one",
     whole_context_on_transfer=True,

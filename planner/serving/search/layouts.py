@@ -131,6 +131,8 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
 def refusal(problem: ServingProblem, machine: Machine, layout: Layout, quantization: Quantization) -> str | None:
     """Why a layout is none on a machine; None where network, engine, drafts and experts allow it."""
     rules = problem.rules
+    if lacking := rules.without_kernels(quantization, machine.device):
+        return f"{rules.name} has no kernels for weights in {', '.join(lacking)} on {machine.device.name}"
     if problem.share is not None and layout.num_devices > 1:
         return "no link joins parts of a device: a worker has one"
     if layout.num_devices > machine.joined_devices:

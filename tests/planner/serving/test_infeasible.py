@@ -141,6 +141,24 @@ def test_layouts_that_hold_the_model_but_are_refused_for_it(
     assert said in make_plan(asked, catalog).solution["binding_constraint"]
 
 
+@pytest.mark.parametrize(("device", "engine", "is_planned"), [("t4", "vllm", False), ("t4", "llama.cpp", True)])
+def test_a_format_without_kernels_on_the_device_is_no_plan(
+    device: str, engine: str, is_planned: bool, catalog: Catalog
+) -> None:
+    """vLLM has none for mxfp4 before Ampere, llama.cpp has."""
+    asked = spec(
+        model="gpt-oss-20b",
+        cluster={"devices": {"type": device, "per_node": 1, "nodes": 1}},
+        workload={"input_length": 500, "output_length": 100, "concurrency": 1},
+        slo={},
+        constraints={"target": engine},
+    )
+    made = make_plan(asked, catalog)
+    assert bool(made.config) is is_planned
+    said = made.solution.get("binding_constraint", "")
+    assert is_planned or "vllm has no kernels for weights in mxfp4" in said
+
+
 def test_a_format_that_the_engine_makes_itself_comes_before_another_checkpoint(catalog: Catalog) -> None:
     """vLLM casts weights to fp8 as it loads them; mxfp8 is a little wider, and somebody else's checkpoint."""
     cluster = {"nodes": [{"type": "rtx-4090-pcie-8", "count": 1}]}
