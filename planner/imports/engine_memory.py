@@ -63,6 +63,6 @@ def _share_of_device(
     limits = replace(limits, **stated, memory_fraction=1.0)
     cache = str(values.get("kv_cache", "bf16"))
     published = None if "quantization" in values else published_formats(shape)
-    stated = checkpoint_formats(shape, str(values.get("quantization", "bf16")), cache)
-    formats = published.with_cache(cache) if published is not None else stated
+    named = checkpoint_formats(shape, str(values.get("quantization", "bf16")), cache)
+    formats = published.with_cache(cache) if published is not None else named
     return share_of_device(worker_memory(shape, device, layout, limits, formats, context=context), share, of)
