@@ -13,8 +13,7 @@ from meshplan.planner.emit.serving.terms import MEMORY_SHARES
 from meshplan.planner.serving.estimator.memory import share_of_device, worker_memory
 from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.engines import ENGINES
-from meshplan.planner.serving.problem.published import published_formats
-from meshplan.planner.serving.problem.quantization import checkpoint_formats
+from meshplan.planner.serving.problem.quantization import checkpoint_formats, published_formats
 
 if TYPE_CHECKING:
     from meshplan.catalogs.hardware import Device
