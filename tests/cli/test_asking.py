@@ -92,6 +92,13 @@ def test_gpus_that_cannot_be_read_say_why(text: str, words: str, catalog: Catalo
         cluster_of(text, catalog)
 
 
+def test_a_number_apart_from_its_gpus_is_told_to_join_them(meshplan: Command) -> None:
+    """``--gpus 8 H100`` was answered with: give a spec file or --model and --gpus, not both."""
+    wrong = meshplan("plan", "--model", "llama-3.1-8b", "--gpus", "8", "H100", "--rate", "1")
+    assert wrong.code == 2
+    assert "--gpus: write 8xH100, in one word" in wrong.err
+
+
 def test_limits_have_units() -> None:
     assert slo_of("ttft_p99=2s, tpot_p95=50ms,e2e_mean_s=1 min") == {
         "ttft_p99_s": 2.0,
