@@ -337,6 +337,8 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
 
     if (spec is None) == asked.is_empty:
         what = "give a spec file or --model and --gpus" + ("" if spec is None else ", not both; --set overrides a file")
+        if spec is not None and str(asked.gpus).isdecimal():  # --gpus 8 H100
+            what = f"--gpus: write {asked.gpus}x{spec}, in one word"
         raise _problem("", what)
     base = Path()
     if spec is None:

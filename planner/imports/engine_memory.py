@@ -13,8 +13,7 @@ from meshplan.planner.emit.serving.terms import MEMORY_SHARES
 from meshplan.planner.serving.estimator.memory import share_of_device, worker_memory
 from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.engines import ENGINES
-from meshplan.planner.serving.problem.published import published_formats
-from meshplan.planner.serving.problem.quantization import checkpoint_formats
+from meshplan.planner.serving.problem.quantization import checkpoint_formats, published_formats
 
 if TYPE_CHECKING:
     from meshplan.catalogs.hardware import Device
@@ -63,6 +62,6 @@ def _share_of_device(
     limits = replace(limits, **pinned, memory_fraction=1.0)
     cache = str(values.get("kv_cache", "bf16"))
     published = None if "quantization" in values else published_formats(shape)
-    stated = checkpoint_formats(shape, str(values.get("quantization", "bf16")), cache)
-    formats = published.with_cache(cache) if published is not None else stated
+    named = checkpoint_formats(shape, str(values.get("quantization", "bf16")), cache)
+    formats = published.with_cache(cache) if published is not None else named
     return share_of_device(worker_memory(shape, device, layout, limits, formats, context=context), share, of)

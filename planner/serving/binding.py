@@ -189,10 +189,7 @@ def _alone(problem: ServingProblem, role: Role) -> str:
     }
     least["itl"] = least["tpot"]
     late = [slo for slo in problem.slos if least[slo.metric] > slo.limit_s]
-    texts = [
-        f"{slo.key}: SLO {slo.limit_s:g} s, one request alone takes at least {format_duration(least[slo.metric])}"
-        for slo in late
-    ]
+    texts = [f"{slo.limit_text}, one request alone takes at least {format_duration(least[slo.metric])}" for slo in late]
     together = " and ".join(slo.limit_text for slo in problem.slos)
     return "; ".join(texts) or f"{together}: no worker meets them together with one request running"
 

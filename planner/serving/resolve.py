@@ -32,8 +32,7 @@ from meshplan.planner.serving.problem.config import KvConnector, Role, Speculati
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingProblem
-from meshplan.planner.serving.problem.published import named_formats
-from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats
+from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats, named_formats
 from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, Sampling, ServingWorkload, Task
 from meshplan.planner.serving.problem.spec import ServingSpec
 from meshplan.planner.serving.problem.speculation import speculation_options

@@ -12,7 +12,7 @@ from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.serving.load import Load
 from meshplan.planner.emit.text import answering, published_name
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig, serving_config_from_document
-from meshplan.planner.serving.problem.published import published_formats
+from meshplan.planner.serving.problem.quantization import published_formats
 from meshplan.planner.serving.problem.requests import Task
 
 DEFAULT_SERVING_PORT = 8000  # of vllm serve and trtllm-serve

@@ -14,7 +14,7 @@ from meshplan.planner.emit.terms import Arguments, Rows, Term, count, fraction, 
 from meshplan.planner.serving.problem.config import Pool
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.expert_routing import Dispatch
-from meshplan.planner.serving.problem.published import published_formats
+from meshplan.planner.serving.problem.quantization import published_formats
 
 # How often a limit counts, by the data-parallel ranks that the arguments state.
 Ranks = Callable[[Arguments], int]

@@ -26,7 +26,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshplan.catalogs.constants.machines.device_shares import DeviceShare
@@ -92,9 +92,13 @@ def search_serving(
     """Find the best deployment; see the module's text."""
     start_wall, start_cpu = time.perf_counter(), time.process_time()
     rejected: Counter[str] = Counter()
-    mixed, found = _space(problem, rejected)
     budget = budget or Budget(memory_limit_bytes=None)
-    branch = Branch(problem, found, seed=seed, budget=budget, on_progress=on_progress)
+    branch: Branch | None = None
+    with budget.keeping():
+        mixed, found = _space(problem, rejected, budget.check)
+        branch = Branch(problem, found, seed=seed, budget=budget, on_progress=on_progress)
+    if branch is None:
+        budget.nothing_found("deployment that meets every SLO")
     before = INFINITE
     while True:
         simulated, bound = branch.run()
@@ -238,7 +242,7 @@ def _choice(found: Simulated) -> Choice:
 
 
 def _space(
-    problem: ServingProblem, rejected: Counter[str]
+    problem: ServingProblem, rejected: Counter[str], check: Callable[[], None]
 ) -> tuple[dict[Choice, tuple[PricedWorker, ...]], list[Family]]:
     """Mixed workers by choice, and every family with every choice of drafts and of instances.
 
@@ -248,14 +252,14 @@ def _space(
     mixed: dict[Choice, tuple[PricedWorker, ...]] = {}
     found: list[Family] = []
     for cut in problem.with_each_share:
-        alone, families_of = _space_of(cut, rejected if not mixed else Counter())
+        alone, families_of = _space_of(cut, rejected if not mixed else Counter(), check)
         mixed |= {(drafts, cut.share): kinds for drafts, kinds in alone.items()}
         found += families_of
     return mixed, found
 
 
 def _space_of(
-    problem: ServingProblem, rejected: Counter[str]
+    problem: ServingProblem, rejected: Counter[str], check: Callable[[], None]
 ) -> tuple[dict[Speculation | None, tuple[PricedWorker, ...]], list[Family]]:
     """The same of devices that are cut in one way, or not at all."""
     mode, splits = problem.pinned.is_disaggregated, problem.rules.disaggregates
@@ -269,10 +273,10 @@ def _space_of(
     found: list[Family] = []
     for stated in problem.with_each_draft:
         seen = Counter[str]() if mixed else rejected
-        alone = [] if mode else priced_workers(stated, Role.MIXED, seen)
+        alone = [] if mode else priced_workers(stated, Role.MIXED, seen, check)
         if may_split and not mixed:
-            prefill = priced_workers(stated, Role.PREFILL, rejected)
-        decode = priced_workers(stated, Role.DECODE, seen) if may_split else []
+            prefill = priced_workers(stated, Role.PREFILL, rejected, check)
+        decode = priced_workers(stated, Role.DECODE, seen, check) if may_split else []
         mixed[stated.speculation] = tuple(alone)
         found += families(stated, alone, prefill, decode)
     return mixed, found

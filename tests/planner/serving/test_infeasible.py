@@ -28,6 +28,7 @@ def test_an_impossible_slo_names_what_would_do(catalog: Catalog) -> None:
     assert made.solution["status"] == "infeasible"
     assert not made.config
     assert made.solution["binding_constraint"].startswith("tpot_p95_s")
+    assert made.solution["binding_constraint"].count("SLO") == 1, "said once, in one unit"
     reached = float(made.solution["least_change"][0]["change"].split(": ")[1])
     lifted = make_plan(spec(slo={"tpot_p95_s": reached}, fixed={"mode": "aggregated"}), catalog)
     assert lifted.config, "what the error advises must work"

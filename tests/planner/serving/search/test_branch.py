@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Status
 from meshplan.planner.serving.problem.config import Role
@@ -18,13 +19,13 @@ from meshplan.planner.serving.problem.problem import MAX_UTILIZATION, ServingPro
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search import branch, candidates
+from meshplan.planner.serving.search import branch, candidates, workers
 from meshplan.planner.serving.search.branch import TIE, Branch, simulate_candidate
 from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of
 from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.search import families, search_serving
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, judge
-from meshplan.planner.serving.search.workers import priced_workers
+from meshplan.planner.serving.search.workers import price_worker, priced_workers
 
 NUM_REQUESTS = 60
 QUESTIONS: dict[str, dict[str, Any]] = {
@@ -256,3 +257,19 @@ def test_what_is_tried_last_is_legal_for_the_engine(catalog: Catalog, monkeypatc
     assert search_serving(problem)[1].simulated
     monkeypatch.setattr(Branch, "_broken", lambda self, family, counts: ("the engine refuses it",))
     assert not search_serving(problem)[1].simulated
+
+
+def test_a_search_whose_time_is_over_prices_no_more_workers(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rack's workers took 25 seconds to price, whatever the time limit was."""
+    problem, priced = problem_of(catalog, **QUESTIONS["8B, short SLOs"]), Counter[str]()
+
+    def count(*arguments: Any) -> Any:
+        priced["worker"] += 1
+        return price_worker(*arguments)
+
+    monkeypatch.setattr(workers, "price_worker", count)
+    with pytest.raises(SolverError, match="no deployment that meets every SLO found within the time limit"):
+        search_serving(problem, budget=Budget(1.0, None, elapsed_s=2.0))
+    assert not priced
+    assert search_serving(problem)[0].assignment is not None
+    assert priced["worker"] > 0

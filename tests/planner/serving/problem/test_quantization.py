@@ -7,8 +7,7 @@ import pytest
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.engines import ENGINES
-from meshplan.planner.serving.problem.published import named_formats
-from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
+from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization, named_formats
 
 
 def formats(catalog: Catalog, written: str) -> Quantization:
