@@ -9,8 +9,8 @@ whose answers are k messages long leave them at most
     f / (r + k·s)
 
 a second. Those that come faster wait before the engine, first come, first served: under open arrivals one after
-another, each for r over the share of the process that messages leave; in a closed loop so long that the rate is that
-bound (:func:`~meshplan.planner.serving.search.deployment.server`).
+another, each for r over the share of the process that messages leave, or r + k·s where they leave less; in a closed
+loop so long that the rate is that bound (:func:`~meshplan.planner.serving.search.deployment.server`).
 
 *Source.* Two servers that waited for it: one process took 13.1 ms for requests of 221 tokens whose answers have some
 200 (Llama-3.2-1B on two A100, vllm-project/vllm, pull request 17546, 76.5 requests/s; answers as long as in 12287,
@@ -32,8 +32,7 @@ from meshplan.planner.core.arrays import FloatArray
 
 REQUEST_S = 6.2e-3
 MESSAGE_S = 34e-6
-# Span of arrivals that are counted as a rate at least, s; share of a process that messages leave to requests at least.
-LEAST_SPAN_S, LEAST_SHARE = 1e-6, 0.01
+LEAST_SPAN_S = 1e-6  # arrivals within less have no rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +75,7 @@ class FrontEnd:
         """How long requests wait for those before them, s, [n]; dealt to the processes in turn.
 
         With p a process's own requests a second, messages leave it 1 − p·k·s of the time, in which it takes r for each.
+        No more than 1/(r + k·s) pass, also of a burst, which has no rate.
 
         Args:
             arrival_s: [n] not falling.
@@ -85,9 +85,10 @@ class FrontEnd:
         if not self.processes or not self.parses or len(arrival_s) == 0:
             return waits
         own_per_s = len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), LEAST_SPAN_S) / self.processes
-        left = max(1.0 - own_per_s * messages * MESSAGE_S / self.interval, LEAST_SHARE)
+        messages_s = messages * MESSAGE_S / self.interval
+        taken_s = REQUEST_S / max(1.0 - own_per_s * messages_s, REQUEST_S / (REQUEST_S + messages_s))
         for process in range(min(self.processes, len(arrival_s))):
-            own, taken_s = arrival_s[process :: self.processes], REQUEST_S / left
+            own = arrival_s[process :: self.processes]
             ahead = taken_s * np.arange(len(own))
             waits[process :: self.processes] = np.maximum.accumulate(own - ahead) + ahead - own
         return waits

@@ -92,11 +92,10 @@ def test_a_closed_loop_comes_no_faster_than_its_api_servers_let_requests_pass(ca
 
 
 def test_requests_that_come_by_themselves_wait_for_those_before_them(catalog: Catalog) -> None:
-    """One process that takes r over the share of it that messages leave: D/D/1, by hand."""
+    """One process that takes r over the share of it that messages leave: three pairs of requests, by hand."""
     front_end = FrontEnd(processes=1)
-    arrival_s = np.arange(6) * 5e-3  # 240 a second of the six, more than it lets pass
-    own_per_s = 6 / 25e-3
-    taken_s = REQUEST_S / (1.0 - own_per_s * 20.0 * MESSAGE_S)
+    arrival_s = np.repeat(np.arange(3) * 30e-3, 2)  # 100 a second of the six
+    taken_s = REQUEST_S / (1.0 - 100.0 * 20.0 * MESSAGE_S)
     waits, free_s = [], 0.0
     for at_s in arrival_s:
         waits.append(max(free_s - at_s, 0.0))
@@ -107,6 +106,15 @@ def test_requests_that_come_by_themselves_wait_for_those_before_them(catalog: Ca
     assert (two <= front_end.waits_s(arrival_s, 20.0)).all()
     assert not FrontEnd(processes=1, parses=False).waits_s(arrival_s, 20.0).any()
     assert not NO_FRONT_END.waits_s(arrival_s, 20.0).any()
+
+
+@pytest.mark.parametrize("between_s", [0.0, 1e-9, 1e-3, 6e-3])
+def test_no_rate_of_arrival_makes_it_slower_than_the_rate_that_it_lets_pass(between_s: float) -> None:
+    """A burst has no rate: its requests wait for r + k·s of each before them, no more."""
+    front_end = FrontEnd(processes=1)
+    arrival_s = between_s * np.arange(50)
+    passed_s = arrival_s + front_end.waits_s(arrival_s, 400.0)
+    assert np.diff(passed_s) == pytest.approx(front_end.request_s(400.0))
 
 
 def test_a_rate_above_what_it_lets_pass_is_not_kept_pace_with(catalog: Catalog) -> None:
