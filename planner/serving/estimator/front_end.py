@@ -9,8 +9,9 @@ whose answers are k messages long leave them at most
     f / (r + k·s)
 
 a second. Those that come faster wait before the engine, first come, first served: under open arrivals one after
-another, each for r over the share of the process that messages leave, or r + k·s where they leave less; in a closed
-loop so long that the rate is that bound (:func:`~meshplan.planner.serving.search.deployment.server`).
+another, each for r over the share of the process that messages leave, of no more requests than engines can answer, or
+r + k·s where that is less; in a closed loop so long that the rate is that bound
+(:func:`~meshplan.planner.serving.search.deployment.server`).
 
 *Source.* Two servers that waited for it: one process took 13.1 ms for requests of 221 tokens whose answers have some
 200 (Llama-3.2-1B on two A100, vllm-project/vllm, pull request 17546, 76.5 requests/s; answers as long as in 12287,
@@ -71,20 +72,22 @@ class FrontEnd:
             return 0.0
         return (REQUEST_S if self.parses else 0.0) / self.processes + self.each_s * messages
 
-    def waits_s(self, arrival_s: FloatArray, messages: float) -> FloatArray:
+    def waits_s(self, arrival_s: FloatArray, messages: float, *, answered_per_s: float) -> FloatArray:
         """How long requests wait for those before them, s, [n]; dealt to the processes in turn.
 
-        With p a process's own requests a second, messages leave it 1 − p·k·s of the time, in which it takes r for each.
-        No more than 1/(r + k·s) pass, also of a burst, which has no rate.
+        With p a process's own requests a second, no more than engines answer, messages leave it 1 − p·k·s of the time,
+        in which it takes r for each. No more than 1/(r + k·s) pass, also of a burst, which has no rate.
 
         Args:
             arrival_s: [n] not falling.
             messages: as in :meth:`request_s`.
+            answered_per_s: requests/s that the engines behind all processes answer at most.
         """
         waits = np.zeros(len(arrival_s))
         if not self.processes or not self.parses or len(arrival_s) == 0:
             return waits
-        own_per_s = len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), LEAST_SPAN_S) / self.processes
+        arrived_per_s = len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), LEAST_SPAN_S)
+        own_per_s = min(arrived_per_s, answered_per_s) / self.processes
         messages_s = messages * MESSAGE_S / self.interval
         taken_s = REQUEST_S / max(1.0 - own_per_s * messages_s, REQUEST_S / (REQUEST_S + messages_s))
         for process in range(min(self.processes, len(arrival_s))):

@@ -90,7 +90,7 @@ def server(
         """The run where requests wait for the front end before they reach an engine, s, [n]."""
         later_s = outside_s(site, config, workload, requests.input_length)
         if requests.concurrency is None:
-            requests = replace(requests, arrival_s=requests.arrival_s + wait_s)
+            requests = replace(requests, arrival_s=np.maximum.accumulate(requests.arrival_s + wait_s))
         else:
             begun = starts_s(config, workload, requests)
             arrival_s = np.maximum.accumulate(requests.arrival_s + begun)
@@ -104,7 +104,9 @@ def server(
     def passed_on(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
         num = len(requests)
         if requests.concurrency is None:
-            return served(requests, stopping, front_end.waits_s(requests.arrival_s, messages))
+            answered_per_s = 1.0 / _between_at_least_s(system, num, messages)
+            wait_s = front_end.waits_s(requests.arrival_s, messages, answered_per_s=answered_per_s)
+            return served(requests, stopping, wait_s)
         least_s = front_end.request_s(messages)
         if least_s <= _between_at_least_s(system, requests.concurrency, messages):
             return served(requests, stopping, np.zeros(num))
@@ -115,7 +117,7 @@ def server(
 
 
 def _between_at_least_s(system: ServingSystem, in_flight: int, messages: float) -> float:
-    """Time between two requests of a closed loop at least: what its decodes alone take of all workers."""
+    """Time between two requests of so many in flight at least: what their decodes alone take of all workers."""
     pools = [pool for pool in system.pools if pool.role is not Role.PREFILL]
     workers = sum(pool.num_workers for pool in pools)
     each = max(-(-in_flight // workers), 1)

@@ -100,21 +100,23 @@ def test_requests_that_come_by_themselves_wait_for_those_before_them(catalog: Ca
     for at_s in arrival_s:
         waits.append(max(free_s - at_s, 0.0))
         free_s = max(free_s, at_s) + taken_s
-    assert front_end.waits_s(arrival_s, 20.0) == pytest.approx(waits)
+    assert front_end.waits_s(arrival_s, 20.0, answered_per_s=1e3) == pytest.approx(waits)
     assert waits[-1] > 0.0
-    two = FrontEnd(processes=2).waits_s(arrival_s, 20.0)
-    assert (two <= front_end.waits_s(arrival_s, 20.0)).all()
-    assert not FrontEnd(processes=1, parses=False).waits_s(arrival_s, 20.0).any()
-    assert not NO_FRONT_END.waits_s(arrival_s, 20.0).any()
+    two = FrontEnd(processes=2).waits_s(arrival_s, 20.0, answered_per_s=1e3)
+    assert (two <= front_end.waits_s(arrival_s, 20.0, answered_per_s=1e3)).all()
+    assert not FrontEnd(processes=1, parses=False).waits_s(arrival_s, 20.0, answered_per_s=1e3).any()
+    assert not NO_FRONT_END.waits_s(arrival_s, 20.0, answered_per_s=1e3).any()
 
 
-@pytest.mark.parametrize("between_s", [0.0, 1e-9, 1e-3, 6e-3])
+@pytest.mark.parametrize("between_s", [0.0, 1e-9, 1e-3, 5e-3])
 def test_no_rate_of_arrival_makes_it_slower_than_the_rate_that_it_lets_pass(between_s: float) -> None:
-    """A burst has no rate: its requests wait for r + k·s of each before them, no more."""
+    """A burst has no rate: its requests wait for r + k·s of each before them, less where engines answer few."""
     front_end = FrontEnd(processes=1)
     arrival_s = between_s * np.arange(50)
-    passed_s = arrival_s + front_end.waits_s(arrival_s, 400.0)
+    passed_s = arrival_s + front_end.waits_s(arrival_s, 400.0, answered_per_s=1e3)
     assert np.diff(passed_s) == pytest.approx(front_end.request_s(400.0))
+    passed_s = arrival_s + front_end.waits_s(arrival_s, 400.0, answered_per_s=5.0)
+    assert np.diff(passed_s) == pytest.approx(REQUEST_S / (1.0 - 5.0 * 400.0 * MESSAGE_S))
 
 
 def test_a_rate_above_what_it_lets_pass_is_not_kept_pace_with(catalog: Catalog) -> None:
