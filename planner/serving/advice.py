@@ -20,7 +20,7 @@ from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.search.branch import Simulated
 from meshplan.planner.serving.search.cache_shapes import simulated_shapes
 from meshplan.planner.serving.search.candidates import layout_label
-from meshplan.planner.serving.search.deployment import all_front_ends, messages_of
+from meshplan.planner.serving.search.deployment import slowest_front_ends
 from meshplan.planner.serving.search.pareto import pareto_front, useful_batch
 from meshplan.planner.serving.search.search import ServingReport, sustainable_rate
 from meshplan.planner.serving.search.slo_judgement import RATE_KEY, Judged, judge
@@ -45,8 +45,8 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
         where a rate is given, ``max_request_rate_per_s`` within the SLOs.
     """
     last = chosen.candidate.parts[-1][0]
-    passed = all_front_ends(problem.site, chosen.candidate.config, problem.workload)
-    between_s = passed.request_s(messages_of(chosen.candidate.config, problem.workload))
+    passed, messages = slowest_front_ends(problem.site, chosen.candidate.config, problem.workload)
+    between_s = passed.request_s(messages)
     found: dict[str, Any] = {
         "pareto": [
             {

@@ -84,7 +84,7 @@ def server(
         first_token_from_decode=True,
     )
 
-    front_end, messages = all_front_ends(site, config, workload), messages_of(config, workload)
+    (front_end, messages), decodes = slowest_front_ends(site, config, workload), decodes_of(config, workload)
 
     def served(requests: Requests, stopping: EarlyStopping | None, wait_s: FloatArray) -> ServingRun:
         """The run where requests wait for the front end before they reach an engine, s, [n]."""
@@ -104,11 +104,11 @@ def server(
     def passed_on(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
         num = len(requests)
         if requests.concurrency is None:
-            answered_per_s = 1.0 / _between_at_least_s(system, num, messages)
+            answered_per_s = 1.0 / _between_at_least_s(system, num, decodes)
             wait_s = front_end.waits_s(requests.arrival_s, messages, answered_per_s=answered_per_s)
             return served(requests, stopping, wait_s)
         least_s = front_end.request_s(messages)
-        if least_s <= _between_at_least_s(system, requests.concurrency, messages):
+        if least_s <= _between_at_least_s(system, requests.concurrency, decodes):
             return served(requests, stopping, np.zeros(num))
         # A run whose requests wait has fewer in its engines: no limit is broken for certain before the wait is known.
         return _no_faster(least_s, requests, lambda wait_s: served(requests, None, np.full(num, wait_s)))
@@ -116,13 +116,13 @@ def server(
     return passed_on
 
 
-def _between_at_least_s(system: ServingSystem, in_flight: int, messages: float) -> float:
+def _between_at_least_s(system: ServingSystem, in_flight: int, decodes: float) -> float:
     """Time between two requests of so many in flight at least: what their decodes alone take of all workers."""
     pools = [pool for pool in system.pools if pool.role is not Role.PREFILL]
     workers = sum(pool.num_workers for pool in pools)
     each = max(-(-in_flight // workers), 1)
     return min(
-        messages * pool.cost.decode_s(count) / count / workers
+        decodes * pool.cost.decode_s(count) / count / workers
         for pool in pools
         for count in (min(each, pool.cost.max_num_seqs),)
     )
@@ -145,17 +145,22 @@ def _no_faster(least_s: float, requests: Requests, served: Callable[[float], Ser
     return run
 
 
-def all_front_ends(site: Site, config: ServingConfig, workload: ServingWorkload) -> FrontEnd:
-    """The API servers that requests pass, of the role that has fewest of them."""
-    each = [(pool, front_end_of(site, pool, workload)) for pool in config.pools]
-    totals = dict.fromkeys((pool.role for pool in config.pools), 0)
-    for pool, one in each:
-        totals[pool.role] += one.processes * pool.num_workers
-    fewest = min(totals, key=lambda role: totals[role])
-    return replace(next(one for pool, one in each if pool.role is fewest), processes=totals[fewest])
+def slowest_front_ends(site: Site, config: ServingConfig, workload: ServingWorkload) -> tuple[FrontEnd, float]:
+    """The API servers of the role that lets fewest requests pass, and iterations in which a request gains tokens there.
+
+    Tokens pass none of prefill workers.
+    """
+    decodes = decodes_of(config, workload)
+    found = []
+    for role in {pool.role: None for pool in config.pools}:
+        pools = [pool for pool in config.pools if pool.role is role]
+        each = [front_end_of(site, pool, workload) for pool in pools]
+        processes = sum(one.processes * pool.num_workers for one, pool in zip(each, pools, strict=True))
+        found.append((replace(each[0], processes=processes), 0.0 if role is Role.PREFILL else decodes))
+    return max(found, key=lambda one: one[0].request_s(one[1]))
 
 
-def messages_of(config: ServingConfig, workload: ServingWorkload) -> float:
+def decodes_of(config: ServingConfig, workload: ServingWorkload) -> float:
     """Iterations in which a request of a workload gains tokens, on average."""
     drafts = config.speculation
     return max(workload.mean_lengths[1] / (1.0 if drafts is None else drafts.tokens_per_step), 1.0)

@@ -21,7 +21,7 @@ from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search.deployment import serve
+from meshplan.planner.serving.search.deployment import serve, slowest_front_ends
 
 EACH_S = MESSAGE_S
 ANSWER, PROMPT = 200, 220
@@ -173,6 +173,23 @@ def test_a_batch_from_a_script_waits_for_none_nor_do_prefill_workers(catalog: Ca
     scripted = pool_worker(problem.site, replace(pool, role=Role.PREFILL), problem.workload)
     assert scripted.front_end_s == 0.0
     assert scripted.step_cost().front_end_s == 0.0
+
+
+def test_tokens_of_decode_workers_pass_no_api_server_of_prefill_workers(catalog: Catalog) -> None:
+    """Decode workers that send 20 at once were held to the pace of prefill workers that send one."""
+    problem, pool = asked(catalog)
+    prefill = replace(pool, role=Role.PREFILL)
+    decode = replace(pool, role=Role.DECODE, num_workers=2, limits=replace(pool.limits, stream_interval=20))
+    for pools in ((prefill, decode), (decode, prefill)):
+        front_end, messages = slowest_front_ends(
+            problem.site, ServingConfig(engine="vllm", pools=pools), problem.workload
+        )
+        assert front_end.request_s(messages) == pytest.approx(REQUEST_S)
+    few = replace(decode, num_workers=1)
+    front_end, messages = slowest_front_ends(
+        problem.site, ServingConfig(engine="vllm", pools=(prefill, few)), problem.workload
+    )
+    assert front_end.request_s(messages) == pytest.approx(REQUEST_S + ANSWER * MESSAGE_S / 20.0)
 
 
 def test_the_parts_of_an_iteration_name_it(catalog: Catalog) -> None:
