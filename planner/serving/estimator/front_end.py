@@ -8,10 +8,10 @@ whose answers are k messages long leave them at most
 
     f / (r + k·s)
 
-a second. Those that come faster wait before the engine, first come, first served: under open arrivals one after
-another, each for r over the share of the process that messages leave, of no more requests than engines can answer, or
-r + k·s where that is less; in a closed loop so long that the rate is that bound
-(:func:`~meshplan.planner.serving.search.deployment.server`).
+a second. Those that come faster wait before the engine: in a closed loop so long that the rate is that bound
+(:func:`~meshplan.planner.serving.search.deployment.server`), under open arrivals first come, first served behind
+requests and messages, of which engines send no more than they can answer requests. A burst is parsed before any of its
+answers is sent, so that r a request is all that it waits for.
 
 *Source.* Two servers that waited for it: one process took 13.1 ms for requests of 221 tokens whose answers have some
 200 (Llama-3.2-1B on two A100, vllm-project/vllm, pull request 17546, 76.5 requests/s; answers as long as in 12287,
@@ -44,11 +44,13 @@ class FrontEnd:
         processes: f; 0 where no client waits for any.
         interval: i, iterations whose tokens are sent at once.
         parses: requests reach them unparsed; else r is 0.
+        at_once: requests of a burst; 0 where they come one by one.
     """
 
     processes: int = 0
     interval: int = 1
     parses: bool = True
+    at_once: int = 0
 
     @property
     def each_s(self) -> float:
@@ -60,7 +62,7 @@ class FrontEnd:
         return MESSAGE_S / self.interval / self.processes if self.processes else 0.0
 
     def request_s(self, messages: float) -> float:
-        """Time between two requests that they let pass, s.
+        """Time between two requests that they let pass at least, s; of a burst on average, whose first do not wait.
 
         Args:
             messages: k·i, iterations in which a request gains tokens.
@@ -70,16 +72,19 @@ class FrontEnd:
         """
         if not self.processes:
             return 0.0
-        return (REQUEST_S if self.parses else 0.0) / self.processes + self.each_s * messages
+        parsed_s = REQUEST_S / self.processes if self.parses else 0.0
+        if self.at_once:
+            return parsed_s * max(1.0 - self.processes / self.at_once, 0.0)
+        return parsed_s + self.each_s * messages
 
     def waits_s(self, arrival_s: FloatArray, messages: float, *, answered_per_s: float) -> FloatArray:
-        """How long requests wait for those before them, s, [n]; dealt to the processes in turn.
+        """How long requests wait for what came before them, s, [n]; dealt to the processes in turn.
 
-        With p a process's own requests a second, no more than engines answer, messages leave it 1 − p·k·s of the time,
-        in which it takes r for each. No more than 1/(r + k·s) pass, also of a burst, which has no rate.
+        A process that works off what comes, in order: dⱼ = max(dⱼ₋₁ + s·mⱼ, aⱼ) + r, mⱼ the messages that are sent
+        between two arrivals, k for each request that comes in the same time, of as many as engines answer.
 
         Args:
-            arrival_s: [n] not falling.
+            arrival_s: [n] a, not falling.
             messages: as in :meth:`request_s`.
             answered_per_s: requests/s that the engines behind all processes answer at most.
         """
@@ -87,13 +92,13 @@ class FrontEnd:
         if not self.processes or not self.parses or len(arrival_s) == 0:
             return waits
         arrived_per_s = len(arrival_s) / max(float(arrival_s[-1] - arrival_s[0]), LEAST_SPAN_S)
-        own_per_s = min(arrived_per_s, answered_per_s) / self.processes
-        messages_s = messages * MESSAGE_S / self.interval
-        taken_s = REQUEST_S / max(1.0 - own_per_s * messages_s, REQUEST_S / (REQUEST_S + messages_s))
+        sent = min(arrived_per_s, answered_per_s) / self.processes * messages * MESSAGE_S / self.interval
         for process in range(min(self.processes, len(arrival_s))):
             own = arrival_s[process :: self.processes]
-            ahead = taken_s * np.arange(len(own))
-            waits[process :: self.processes] = np.maximum.accumulate(own - ahead) + ahead - own
+            work_s = np.cumsum(REQUEST_S + sent * np.diff(own, prepend=own[0]))
+            waits[process :: self.processes] = (
+                np.maximum.accumulate(own + REQUEST_S - work_s) + work_s - own - REQUEST_S
+            )
         return waits
 
 

@@ -16,7 +16,7 @@ from meshplan.planner.serving.estimator.power.cap import capped
 from meshplan.planner.serving.estimator.sampling import sampling_cost
 from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Speculation
 from meshplan.planner.serving.problem.problem import Site
-from meshplan.planner.serving.problem.requests import ServingWorkload
+from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 
 
 def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> EngineLimits:
@@ -102,6 +102,7 @@ def front_end(site: Site, pool: Pool, workload: ServingWorkload) -> FrontEnd:
         processes=pool.layout.attention_data_parallel if site.recipe.front_end_per_rank else 1,
         interval=max(site.recipe.stream_interval, pool.limits.stream_interval),
         parses=site.recipe.parses_requests,
+        at_once=workload.num_requests if workload.arrival is Arrival.ALL_AT_ONCE else 0,
     )
 
 
