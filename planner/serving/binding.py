@@ -30,6 +30,7 @@ from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
 DEVICES, RULE, MEMORY, ALONE = "devices", "rule", "memory", "alone"
 CAPACITY, OVERLOAD, LIMIT, LOAD = "capacity", "overload", "limit", "load"
+PASSED_ON = 0.99  # of the rate that API servers let pass, from which on they bind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Binding:
         shortage: memory that is needed over memory that there is, where that is short.
         finished_per_s: most requests/s that a simulated deployment finishes within the SLOs while its queue grows; 0
             where none does.
+        is_passed_on: ``capacity_per_s`` is what API servers let pass.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Binding:
     capacity_per_s: float = 0.0
     shortage: float = 1.0
     finished_per_s: float = 0.0
+    is_passed_on: bool = False
 
 
 def binding_constraint(problem: ServingProblem, report: ServingReport) -> Binding:
@@ -85,7 +88,10 @@ def binding_constraint(problem: ServingProblem, report: ServingReport) -> Bindin
             f"capacity: {counted(problem.num_devices, 'device')} {verb} at most {most:.3g} requests/s"
             f"{' within the SLOs' if problem.slos else ''}, asked are {rate:g}"
         )
-        return Binding(kind=CAPACITY, text=text, capacity_per_s=most)
+        fastest = max(kinds, key=lambda kind: kind.best_rate_per_s)
+        is_passed_on = fastest.best_rate_per_s * fastest.cost.request_s > PASSED_ON
+        text += "; no more pass their API servers" if is_passed_on else ""
+        return Binding(kind=CAPACITY, text=text, capacity_per_s=most, is_passed_on=is_passed_on)
     return _of_loads(problem, report, kinds)
 
 

@@ -58,6 +58,8 @@ MOST_FORMATS = 2
 NEAR_ENOUGH = 0.25
 # Requests in flight that are tried first.
 FEW_IN_FLIGHT = 8
+# Tokens that are sent at once where API servers bind: with more, requests themselves are most of their work.
+AT_ONCE = 10
 # Arrivals that no rate serves are made more even by these factors until one does; the last is Poisson's.
 LESS_BURSTY = (2.0, 4.0, math.inf)
 # Limits on latencies of such arrivals that are tried, over the latency of one run.
@@ -124,6 +126,8 @@ class _Changes:
             yield from self._slos()
         if kind == CAPACITY or self.binding.finished_per_s:
             yield from self._lower_rate()
+        if self.binding.is_passed_on:
+            yield from self._fewer_messages()
         if kind == OVERLOAD:
             yield from self._fewer_in_flight()
             if not self.carried and self.problem.slos:  # however few: what is asked of each is too much
@@ -243,6 +247,20 @@ class _Changes:
             self.carried = rate / (workload.request_rate_per_s or rate)
             least = f"request_rate_per_s: {float(f'{0.995 * rate:.3g}'):g}"
             yield _change(f"request_rate_per_s: {workload.request_rate_per_s:g}", least, found)
+
+    def _fewer_messages(self) -> Iterator[dict[str, Any]]:
+        """Several tokens sent to a client at once, where the engine does so and no SLO is on each of them."""
+        problem, pinned = self.problem, self.problem.pinned
+        if "stream_interval" in pinned.of(Role.MIXED) or not problem.rules.streams_in_intervals:
+            return
+        if any(slo.metric == "itl" for slo in problem.slos):
+            return
+        self.tried.append(f"{AT_ONCE} tokens sent at once")
+        common = {**pinned.by_role.get(Role.MIXED, {}), "stream_interval": AT_ONCE}
+        more = replace(pinned, by_role={**pinned.by_role, Role.MIXED: common})
+        found = self._best(replace(problem, pinned=more))
+        if found is not None:
+            yield _change("every token is sent by itself", f"fixed.stream_interval: {AT_ONCE}", found)
 
     def _fewer_in_flight(self) -> Iterator[dict[str, Any]]:
         """The most requests in flight within the SLOs: doubled while there is a plan, then between that and its double,

@@ -243,3 +243,24 @@ def test_an_estimate_of_too_slow_workers_names_pins_that_carry_the_rate(catalog:
     pins = re.search(r"such as (fixed: .*}), or let", str(raised.value))
     assert pins is not None
     assert estimate_plan({**asked, **yaml.safe_load(pins[1])}, catalog).config
+
+
+def test_api_servers_that_bind_are_named_and_relieved(catalog: Catalog) -> None:
+    """One H100 computes more tokens of a small model than its API server hands on one by one."""
+    asked = {
+        "kind": "serving",
+        "model": "llama-3.2-1b",
+        "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+        "constraints": {"max_devices": 1, "target": "vllm"},
+        "workload": {"input_length": 220, "output_length": 200, "request_rate_per_s": 90.0},
+        "slo": {"ttft_p99_s": 2.0},
+    }
+    refused = make_plan(asked, catalog).solution
+    assert "API servers" in refused["binding_constraint"]
+    changes = [one["change"] for one in refused["least_change"]]
+    assert "fixed.stream_interval: 10" in changes
+    assert make_plan({**asked, "fixed": {"stream_interval": 10}}, catalog).config
+    each_token = make_plan({**asked, "slo": {"ttft_p99_s": 2.0, "itl_p99_s": 0.1}}, catalog).solution
+    assert not any("stream_interval" in one["change"] for one in each_token["least_change"])
+    without = make_plan({**asked, "constraints": {"max_devices": 1, "target": "llama.cpp"}}, catalog).solution
+    assert not any("stream_interval" in one["change"] for one in without.get("least_change", []))
