@@ -44,7 +44,7 @@ class FrontEnd:
         processes: f; 0 where no client waits for any.
         interval: i, iterations whose tokens are sent at once.
         parses: requests reach them unparsed; else r is 0.
-        at_once: requests of a burst; 0 where they come one by one.
+        at_once: requests of a burst, at least; 0 where they come one by one.
     """
 
     processes: int = 0

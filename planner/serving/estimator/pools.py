@@ -102,7 +102,7 @@ def front_end(site: Site, pool: Pool, workload: ServingWorkload) -> FrontEnd:
         processes=pool.layout.attention_data_parallel if site.recipe.front_end_per_rank else 1,
         interval=max(site.recipe.stream_interval, pool.limits.stream_interval),
         parses=site.recipe.parses_requests,
-        at_once=workload.num_requests if workload.arrival is Arrival.ALL_AT_ONCE else 0,
+        at_once=(workload.num_requests or 1) if workload.arrival is Arrival.ALL_AT_ONCE else 0,
     )
 
 

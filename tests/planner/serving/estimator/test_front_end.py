@@ -201,3 +201,13 @@ def test_the_parts_of_an_iteration_name_it(catalog: Catalog) -> None:
     step_s = found.step_cost().step_s(512, 512 * (PROMPT + ANSWER / 2.0), 0, 0, 0.0)
     assert parts["API server"] > 0.2 * step_s
     assert sum(parts.values()) == pytest.approx(step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("num_requests", [1, 40, 2000])
+def test_no_burst_is_faster_than_its_bound(catalog: Catalog, num_requests: int) -> None:
+    """The search cuts workers by it: prompts of a burst are parsed while answers of others are computed."""
+    problem, pool = asked(catalog, concurrency=None, arrival="all_at_once", num_requests=num_requests, output_length=2)
+    run = serve(problem.site, ServingConfig(engine="vllm", pools=(pool,)), problem.workload)
+    least_s = pool_worker(problem.site, pool, problem.workload).step_cost().request_s
+    assert float(run.finish_s.max()) >= num_requests * least_s
+    assert (num_requests > 1) == (least_s > 0.9 * REQUEST_S)
