@@ -34,6 +34,8 @@ from meshplan.planner.serving.simulation.early_stopping import needed_beyond
 MOST_CARRIERS = 16
 # Weights of the kinds behind one router are whole numbers; the fastest worker has this one.
 MOST_WEIGHT = 100
+# Relative difference of rates that are one.
+SAME_RATE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,9 @@ def _mixed(family: Family, counts: Counts) -> Candidate:
         elif workload.concurrency is not None:
             at = _at_least(steady.num_seqs, -(-workload.concurrency // count))
         else:
-            at = int(np.argmax(np.where(kind.feasible, steady.rate_per_s, -1.0)))
+            rates = np.where(kind.feasible, steady.rate_per_s, -1.0)
+            # The most that run at the highest rate: from some on API servers let no more pass.
+            at = int(np.flatnonzero(rates >= rates.max() - SAME_RATE * abs(rates.max()))[-1])
         each = -(-workload.concurrency // count) if workload.concurrency is not None else int(steady.num_seqs[at])
         # A closed loop is capped at what runs, but for a pin; under open arrivals as much may run as the cache holds.
         cap = None if rate is not None or "max_num_seqs" in problem.pinned.of(Role.MIXED) else each

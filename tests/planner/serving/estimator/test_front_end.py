@@ -12,6 +12,7 @@ import pytest
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, started_as
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.service import make_plan
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
 from meshplan.planner.serving.estimator.front_end import MESSAGE_S, NO_FRONT_END, REQUEST_S, FrontEnd
 from meshplan.planner.serving.estimator.iteration import Worker
@@ -211,3 +212,18 @@ def test_no_burst_is_faster_than_its_bound(catalog: Catalog, num_requests: int) 
     least_s = pool_worker(problem.site, pool, problem.workload).step_cost().request_s
     assert float(run.finish_s.max()) >= num_requests * least_s
     assert (num_requests > 1) == (least_s > 0.9 * REQUEST_S)
+
+
+def test_a_burst_that_waits_for_it_may_run_whole(catalog: Catalog) -> None:
+    """Rates are one from three running requests on; a cap of three made a third fewer tokens."""
+    asked_for = {
+        "kind": "serving",
+        "model": "llama-3.1-8b",
+        "cluster": {"nodes": [{"type": "dgx-b200", "count": 1}]},
+        "constraints": {"max_devices": 1, "target": "vllm", "rent": "device"},
+        "objective": "throughput_per_device",
+        "workload": {"input_length": 100, "output_length": 4, "arrival": "all_at_once", "num_requests": 600},
+    }
+    made = make_plan(asked_for, catalog)
+    assert made.config["pools"][0]["limits"]["max_num_seqs"] >= 256
+    assert made.predicted["requests_per_s"].value == pytest.approx(1.0 / REQUEST_S, rel=0.05)
