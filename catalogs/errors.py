@@ -70,6 +70,11 @@ class SpecError(MeshplanError):
         head = f"1 problem in {of}" if count == 1 else f"{count} problems in {of}"
         super().__init__("\n".join([f"{head}:", *(f"  - {problem}" for problem in self.problems)]))
 
+    @classmethod
+    def at(cls, path: str, message: str, *, of: str = "the spec") -> SpecError:
+        """The error of one problem."""
+        return cls([Problem(path=path, message=message)], of=of)
+
 
 class UnitError(MeshplanError):
     """A quantity has no unit, an unknown unit, or one of another dimension."""

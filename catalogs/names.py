@@ -18,7 +18,8 @@ _ROLES = re.compile(rf"-({_ROLE})(?=-|$)")
 # Endings that tell the format of the weights → the scheme of `meshplan plan`; as vLLM's and the publishers' own
 # checkpoints are named (Qwen3-32B-FP8, Qwen2.5-7B-Instruct-AWQ, Llama-3.1-70B-Instruct-quantized.w4a16, …-NVFP4).
 _FORMATS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"-(fp8(-dynamic|-kv|-block)?|quantized\.w8a8-fp8)$"), "fp8"),
+    (re.compile(r"-fp8-block$"), "fp8_block"),
+    (re.compile(r"-(fp8(-dynamic|-kv)?|quantized\.w8a8-fp8)$"), "fp8"),
     (re.compile(r"-(awq|gptq|((awq|gptq)-)?int4|bnb-4bit|w4a16|quantized\.w4a16|awq-w4a16)$"), "w4a16"),
     (re.compile(r"-(nvfp4|fp4)$"), "nvfp4"),
     (re.compile(r"-((gptq-)?int8|w8a8|quantized\.w8a8)$"), "int8"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
+from meshplan.catalogs.errors import SpecError, UnitError, closest_names, did_you_mean
 from meshplan.cli.completion import complete_gpus, complete_model
 from meshplan.cli.gpus import cluster_of
 
@@ -337,6 +337,8 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
 
     if (spec is None) == asked.is_empty:
         what = "give a spec file or --model and --gpus" + ("" if spec is None else ", not both; --set overrides a file")
+        if spec is not None and str(asked.gpus).isdecimal():  # --gpus 8 H100
+            what = f"--gpus: write {asked.gpus}x{spec}, in one word"
         raise _problem("", what)
     base = Path()
     if spec is None:
@@ -416,4 +418,4 @@ def _value(text: str) -> Any:
 
 
 def _problem(path: str, message: str) -> SpecError:
-    return SpecError([Problem(path=path, message=message)], of="the question")
+    return SpecError.at(path, message, of="the question")

@@ -54,7 +54,7 @@ class Client:
             port = 0
         if parts.scheme not in _PORTS or not parts.hostname or port == 0 or parts.path.strip("/") or parts.query:
             message = f"{url!r} is no service; write http://HOST:PORT"
-            raise SpecError([Problem(path="--server", message=message)], of="the command line")
+            raise SpecError.at("--server", message, of="the command line")
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._is_encrypted = parts.scheme == "https"
         self._host, self._port = parts.hostname, port or _PORTS[parts.scheme]
@@ -139,7 +139,7 @@ def error_of(problem: Mapping[str, Any]) -> MeshplanError:
     if status in (http.client.UNAUTHORIZED, http.client.TOO_MANY_REQUESTS):
         return CatalogUnavailableError(f"{problem.get('title')}: {detail}")
     if status == http.client.UNPROCESSABLE_ENTITY:
-        return SpecError([Problem(path="", message=detail)])
+        return SpecError.at("", detail)
     return SolverError(detail)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -16,6 +16,8 @@ _GROUP = re.compile(
     r"\s*(?P<name2>[\w. -]+?)\s*[xX×*]\s*(?P<count2>\d{1,7})\s*"
 )
 _RUN_TOGETHER = re.compile(r"\s*(?P<count>\d{1,7})\s*(?P<name>[A-Za-z][\w.-]*)\s*")
+# Racks that share a job evenly: at most so many times those that would hold it.
+MOST_RACKS = 2
 # Makers' own node types come before those of one cloud, and boards with the fastest links before PCIe cards.
 _PREFERRED = ("dgx-", "hgx-", "gb200-", "gb300-", "hls-")
 
@@ -44,9 +46,26 @@ def cluster_of(text: str, catalog: Catalog) -> tuple[dict[str, Any], int | None]
     if len(types) > 1:
         return {"nodes": [_part_nodes(node, used[slug]) for slug, node in types.items()]}, None
     [(slug, node)] = types.items()
+    if (racks := _even_racks(node, used[slug])) is not None:
+        return {"nodes": [racks]}, None
     nodes = -(-used[slug] // node.num_devices)
     is_full = used[slug] == nodes * node.num_devices
     return {"nodes": [{"type": slug, "count": nodes}]}, None if is_full else used[slug]
+
+
+def _even_racks(node: NodeType, devices: int) -> dict[str, Any] | None:
+    """As many devices of each of several racks, as their schedulers deal jobs out: 64 of the 72 of four racks for 256.
+
+    Groups of a power of two then stay within their NVLink domains, which those of racks filled one by one straddle.
+    None for whole racks, for nodes of one host, and for numbers that no few racks share evenly.
+    """
+    least = -(-devices // node.num_devices)
+    if node.num_hosts == 1 or least == 1 or devices == least * node.num_devices:
+        return None
+    for count in range(least, MOST_RACKS * least + 1):
+        if devices % count == 0 and devices // count % node.devices_per_host == 0:
+            return {"type": node.slug, "count": count, "devices": devices // count}
+    return None
 
 
 def _part_nodes(node: NodeType, devices: int) -> dict[str, Any]:
@@ -100,4 +119,4 @@ def _preference(node: NodeType, count: int) -> tuple[bool, bool, bool, str]:
 
 
 def _problem(message: str) -> SpecError:
-    return SpecError([Problem(path="--gpus", message=message)], of="the question")
+    return SpecError.at("--gpus", message, of="the question")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.errors import EmitError, Problem, SpecError
+from meshplan.catalogs.errors import EmitError, SpecError
 from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES, Budget, Spent, resident_bytes, spent
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Kind, Question, certifier, kind_of, offered
@@ -129,7 +129,7 @@ def estimate_plan(
     if estimate is None:
         known = ", ".join(one.name for one in KINDS.values() if one.offers("estimate"))
         message = f"{kind.name} has no single configuration to price; kinds that have: {known}"
-        raise SpecError([Problem(path="kind", message=message)])
+        raise SpecError.at("kind", message)
     question = Question(document=_plain(kind, document), catalog=catalog, base=folder, beyond=beyond)
     return cast("Plan", estimate(question))
 
@@ -206,14 +206,14 @@ def emit_plan(plan: Plan, target: str, catalog: Catalog, **options: Any) -> Emit
     return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
 
 
-def emit_elastic(plans: Sequence[Plan], target: str, catalog: Catalog, night: str, **options: Any) -> EmittedPlan:
+def emit_elastic(plans: Sequence[Plan], target: str, catalog: Catalog, runbook: str, **options: Any) -> EmittedPlan:
     """Launcher files of one job on a changing number of nodes, in memory.
 
     Args:
         plans: one for each of neighbouring numbers of hosts, on all of their devices.
         target: emit target, which torchrun starts.
         catalog: as in :func:`emit_plan`.
-        night: what an operator does when, as text.
+        runbook: what an operator does when, as text.
         options: as in :func:`emit_plan`.
 
     Raises:
@@ -232,7 +232,7 @@ def emit_elastic(plans: Sequence[Plan], target: str, catalog: Catalog, night: st
     groups, words = beside_agents(most.plan, target, catalog, EmitOptions(**options))
     if groups and len(found) == 1:
         return replace(most.emitted, artifacts=(operators_page(words), *groups))
-    return replace(most.emitted, artifacts=(*elastic_files(found, night + words), *groups))
+    return replace(most.emitted, artifacts=(*elastic_files(found, runbook + words), *groups))
 
 
 def write_files(emitted: EmittedPlan, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:

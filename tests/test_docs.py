@@ -275,7 +275,7 @@ def test_every_name_of_the_library_is_in_the_readme() -> None:
 def test_every_folder_of_the_planner_is_in_the_readme() -> None:
     folders = {path.name for path in (ROOT / "planner").iterdir() if (path / "__init__.py").is_file()}
     text = (ROOT / "README.md").read_text()
-    assert {name for name in folders if f"[planner/{name}](planner/{name})" not in text} == set()
+    assert {name for name in folders if f"[{name}](planner/{name})" not in text} == set()
 
 
 # --- claims of CONTRIBUTING -------------------------------------------------------------------------------------------

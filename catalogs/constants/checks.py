@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
@@ -31,6 +31,33 @@ _TEXTS = ("source", "date", "memory_basis")
 _RECIPE_TEXTS = ("source", "attention_library")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """What a set of constants of one estimator looks like.
+
+    Args:
+        named: key of the framework or engine.
+        whole: the set.
+        parts: key → constants under it.
+        by_model: key of the constants of single models.
+        of_model: those constants.
+        kinds: what the half-widths of intervals are given for.
+        of: what these are, in words.
+        widths: keys of half-widths by kind.
+        others: problems of the keys that only this form has.
+    """
+
+    named: str
+    whole: type[Any]
+    parts: Mapping[str, type[Any]]
+    by_model: str
+    of_model: type[Any]
+    kinds: tuple[str, ...]
+    of: str
+    widths: tuple[str, ...]
+    others: Callable[[Mapping[str, Any]], Iterator[str]]
+
+
 def calibration_problems(framework: object, architecture: object, document: Mapping[str, Any]) -> Iterator[str]:
     """Problems of one set of constants, each with its field.
 
@@ -39,30 +66,23 @@ def calibration_problems(framework: object, architecture: object, document: Mapp
         architecture: device generation that it is stored for.
         document: what :meth:`Calibration.to_document` or :meth:`ServingCalibration.to_document` wrote.
     """
-    serves = "engine" in document
-    parts = (
-        {"constants": ServingConstants}
-        if serves
-        else {"time": TimeConstants, "memory": MemoryConstants, "recipe": FrameworkRecipe}
-    )
-    named = "engine" if serves else "framework"
-    for name, wanted in ((named, framework), ("architecture", architecture)):
+    form = _SERVING if "engine" in document else _TRAINING
+    for name, wanted in ((form.named, framework), ("architecture", architecture)):
         if document.get(name) != wanted:
             yield f"{name} must be {wanted!r} as in the entry, not {document.get(name)!r}"
-    yield from _unknown(document, ServingCalibration if serves else Calibration, "")
-    for part, kind in parts.items():
+    yield from _unknown(document, form.whole, "")
+    for part, kind in form.parts.items():
         yield from _section(part, kind, document.get(part, {}))
-    of_models, constants = ("model_constants", ServingConstants) if serves else ("model_time", TimeConstants)
-    by_model = document.get(of_models, {})
+    by_model = document.get(form.by_model, {})
     if not isinstance(by_model, Mapping):
-        yield f"{of_models} must map models to constants, not {by_model!r}"
+        yield f"{form.by_model} must map models to constants, not {by_model!r}"
     else:
         for model, section in by_model.items():
-            yield from _section(f"{of_models}.{model}", constants, section)
+            yield from _section(f"{form.by_model}.{model}", form.of_model, section)
     runs = document.get("num_runs", 0)
     if not isinstance(runs, int) or isinstance(runs, bool) or not 0 <= runs <= _MOST_SAMPLES:
         yield f"num_runs must be a whole number of at least 0, not {runs!r}"
-    yield from _errors(document, serves=serves)
+    yield from _errors(document, form)
     for name in _TEXTS:
         if not isinstance(document.get(name, ""), str):
             yield f"{name} must be a text, not {document[name]!r}"
@@ -78,35 +98,69 @@ def _section(path: str, kind: type[Any], section: object) -> Iterator[str]:
         yield from _constant(path, str(name), value)
 
 
-def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:
+def _errors(document: Mapping[str, Any], form: _Form) -> Iterator[str]:
     """Problems of the intervals' half-widths, and of the words for what they rest on."""
-    wanted = ("ttft", "tpot", "throughput") if serves else KINDS_OF_WORK
-    of = "metrics" if serves else "kinds of work"
-    for name in ("error_p90", "start_error_p90") if serves else ("error_p90", "start_error_p90", *_OTHER_ERRORS):
+    for name in form.widths:
         errors = document.get(name, {})
-        yield from _widths(name, errors, of)
-        if isinstance(errors, Mapping) and errors and set(errors) != set(wanted):
-            yield f"{name} must hold {', '.join(wanted)}, not {', '.join(map(str, errors))}"
+        yield from _widths(name, errors, form.of)
+        if isinstance(errors, Mapping) and errors and set(errors) != set(form.kinds):
+            yield f"{name} must hold {', '.join(form.kinds)}, not {', '.join(map(str, errors))}"
     by_kind = document.get("model_error_p90", {})
-    if not isinstance(by_kind, Mapping) or not set(by_kind) <= set(wanted):
-        yield f"model_error_p90 must map {of} to errors by model, not {by_kind!r}"
+    if not isinstance(by_kind, Mapping) or not set(by_kind) <= set(form.kinds):
+        yield f"model_error_p90 must map {form.of} to errors by model, not {by_kind!r}"
     else:
         for kind, errors in by_kind.items():
             yield from _widths(f"model_error_p90.{kind}", errors, "models")
-    yield from () if serves else _by_way(document.get("way_error_p90", {}))
-    basis = document.get("basis", {} if serves else "")
-    if serves and not (isinstance(basis, Mapping) and all(isinstance(text, str) for text in (*basis, *basis.values()))):
-        yield f"basis must map metrics to texts, not {basis!r}"
-    for name in () if serves else _ERROR_WORDS:
-        words = document.get(name, {})
-        if not isinstance(words, Mapping) or not all(isinstance(text, str) for text in (*words, *words.values())):
-            yield f"{name} must map kinds of work to texts, not {words!r}"
-    yield from () if serves else _by_kernels(document.get("by_kernels", {}))
+    yield from form.others(document)
     generations = document.get("generations", ())
     if not isinstance(generations, list | tuple) or not all(isinstance(name, str) for name in generations):
         yield f"generations must be a list of names, not {generations!r}"
-    if not serves and not isinstance(basis, str):
+
+
+def _are_texts(words: object) -> bool:
+    return isinstance(words, Mapping) and all(isinstance(text, str) for text in (*words, *words.values()))
+
+
+def _of_serving(document: Mapping[str, Any]) -> Iterator[str]:
+    basis = document.get("basis", {})
+    if not _are_texts(basis):
+        yield f"basis must map metrics to texts, not {basis!r}"
+
+
+def _of_training(document: Mapping[str, Any]) -> Iterator[str]:
+    yield from _by_way(document.get("way_error_p90", {}))
+    for name in _ERROR_WORDS:
+        words = document.get(name, {})
+        if not _are_texts(words):
+            yield f"{name} must map kinds of work to texts, not {words!r}"
+    yield from _by_kernels(document.get("by_kernels", {}))
+    basis = document.get("basis", "")
+    if not isinstance(basis, str):
         yield f"basis must be a text, not {basis!r}"
+
+
+_SERVING = _Form(
+    named="engine",
+    whole=ServingCalibration,
+    parts={"constants": ServingConstants},
+    by_model="model_constants",
+    of_model=ServingConstants,
+    kinds=("ttft", "tpot", "throughput"),
+    of="metrics",
+    widths=("error_p90", "start_error_p90"),
+    others=_of_serving,
+)
+_TRAINING = _Form(
+    named="framework",
+    whole=Calibration,
+    parts={"time": TimeConstants, "memory": MemoryConstants, "recipe": FrameworkRecipe},
+    by_model="model_time",
+    of_model=TimeConstants,
+    kinds=tuple(KINDS_OF_WORK),
+    of="kinds of work",
+    widths=("error_p90", "start_error_p90", *_OTHER_ERRORS),
+    others=_of_training,
+)
 
 
 def _by_way(by_kind: object) -> Iterator[str]:

@@ -48,6 +48,7 @@ class EngineRecipe:
             configured.
         graphed_tokens: iterations with prompts are replayed from graphs, too, where they have at most so many tokens
             and at most two for each request that may run; 0 where all of them are launched kernel by kernel.
+        graphed_tokens_on: part of a device's name → the same there.
         fixed_graphs: that size was set, and holds whatever the requests that may run.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
@@ -64,6 +65,10 @@ class EngineRecipe:
         one_batch: one batch passes all pipeline stages before the next starts, so that stages wait for each other.
         host_s_per_cache_group: that the host takes in each iteration for every group of layers with blocks of cache of
             their own, after the first; 0 where it is hidden by the iteration before.
+        has_api_server: clients ask a server for answers; else a script runs the engine in its own process.
+        front_end_per_rank: each attention data-parallel rank has an API server of its own; else a worker has one.
+        stream_interval: iterations whose tokens are sent to a client at once.
+        parses_requests: API servers parse what clients send; else a front end of another program does it before them.
         all_reduce: engine whose all-reduce kernels it calls, or ``nccl``; empty for its own.
         remote_step_s: host's time of each iteration to reach workers on other devices, where a worker has several.
         remote_s_per_seq: growth of that with each request of the iteration.
@@ -104,6 +109,7 @@ class EngineRecipe:
     reserves_output: bool = False
     quantized_kv_cache: str = "bf16"
     graphed_tokens: int = 0
+    graphed_tokens_on: Mapping[str, int] = field(default_factory=dict)
     fixed_graphs: bool = False
     prepares_ahead: tuple[str, ...] = ()
     hides_host: bool = False
@@ -115,6 +121,10 @@ class EngineRecipe:
     balance_wait_steps: int = 0
     one_batch: bool = False
     host_s_per_cache_group: float = 0.0
+    has_api_server: bool = True
+    front_end_per_rank: bool = False
+    stream_interval: int = 1
+    parses_requests: bool = True
     all_reduce: str = ""
     remote_step_s: float = 0.0
     remote_s_per_seq: float = 0.0
@@ -146,6 +156,14 @@ class EngineRecipe:
         if head_elements in self.tuned_state_elements:
             return math.inf
         return float(self.state_updates_per_s.get(architecture, math.inf))
+
+    def graphs_on(self, slug: str) -> int:
+        """``graphed_tokens`` on a device.
+
+        >>> [engine_recipes()["vllm"].graphs_on(slug) for slug in ("h100-sxm-80gb", "gb200", "rtx-pro-6000")]
+        [512, 1024, 512]
+        """
+        return next((tokens for part, tokens in self.graphed_tokens_on.items() if part in slug), self.graphed_tokens)
 
     def on_board(self, slug: str, memory_bytes: float) -> EngineRecipe:
         """The entry with the limits that the engine gives a board.

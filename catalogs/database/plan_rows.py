@@ -207,7 +207,14 @@ def _find(connection: Connection, handle: str) -> PlanRow:
     if rows:
         ids = ", ".join(row["plan_id"] for row in rows[:_MAX_LISTED])
         raise StoreError(f"{len(rows)} plans start with {handle!r}: {ids}; give more characters")
-    known = connection.execute(sa.select(plans.c.plan_id, plans.c.tag)).all()
+    called = sa.select(*_COLUMNS).where(plans.c.name == handle).order_by(plans.c.sequence.desc())
+    named = connection.execute(called).mappings().all() if handle else []
+    if len(named) == 1:
+        return _plan_row(named[0])
+    if named:
+        ids = ", ".join(row["plan_id"] for row in named[:_MAX_LISTED])
+        raise StoreError(f"{len(named)} plans are called {handle!r}: {ids}, the newest first; give an id")
+    known = connection.execute(sa.select(plans.c.plan_id, plans.c.tag, plans.c.name)).all()
     hint = did_you_mean(closest_names(handle, [name for row in known for name in row if name]))
     raise StoreError(f"no stored plan {handle!r}{hint}; see: meshplan plans list")
 

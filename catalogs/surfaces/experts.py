@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -75,7 +75,25 @@ _FEW_LOADS = (0.01, 2.0)
 _ROUNDED_UP = (0.5, 1.5, 2.5, 3.5, 4.5, 5.5)
 _SINGULAR = 1e-6
 
-Shape = tuple[int, int, int, int, int, int]  # hidden, expert size, top-k, experts, ep, products
+
+class ExpertShape(NamedTuple):
+    """The routed experts of one layer over a group of devices.
+
+    Args:
+        hidden_size: the model's.
+        expert_size: intermediate size of an expert on a device, after tensor parallelism.
+        top_k: experts of a token.
+        num_experts: routed experts of the layer, on all devices.
+        expert_parallel: devices that share them.
+        products: matrices of an expert: three gated (SwiGLU), or two.
+    """
+
+    hidden_size: int
+    expert_size: int
+    top_k: int
+    num_experts: int
+    expert_parallel: int = 1
+    products: int = GATED_PRODUCTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,7 +125,7 @@ class ExpertSurface:
     knots: Knots
     corrections: FloatArray
     touched: NDArray[np.bool_]
-    shapes: Mapping[Shape, FloatArray]
+    shapes: Mapping[ExpertShape, FloatArray]
     kernel: str
     num_samples: int
     median_error: float
@@ -124,13 +142,8 @@ class ExpertSurface:
     def time_s(
         self,
         num_tokens: ArrayLike,
+        shape: ExpertShape,
         *,
-        hidden_size: int,
-        expert_size: int,
-        top_k: int,
-        num_experts: int,
-        expert_parallel: int = 1,
-        gated: bool = True,
         skew: float = 0.0,
         load_factor: float | None = None,
         by_choice: bool = False,
@@ -139,19 +152,12 @@ class ExpertSurface:
 
         Args:
             num_tokens: arriving at the whole expert-parallel group, before they are multiplied by ``top_k``.
-            hidden_size: the model's.
-            expert_size: intermediate size of an expert on this device, after tensor parallelism.
-            top_k: experts of a token.
-            num_experts: routed experts of the layer, on all devices.
-            expert_parallel: devices that share them.
-            gated: three products (SwiGLU) or two.
+            shape: of the experts.
             skew: exponent of the power law of the experts' loads; 0 is balanced, 1.01 and 1.2 were measured.
             load_factor: load of the fullest device over the mean where it is known, in place of ``skew``.
             by_choice: where nothing but the law was timed, its times on as many experts as tokens hit that choose by
                 themselves.
         """
-        products = GATED_PRODUCTS if gated else PLAIN_PRODUCTS
-        shape = (int(hidden_size), int(expert_size), int(top_k), int(num_experts), int(expert_parallel), products)
         tokens = np.asarray(num_tokens, dtype=float)
         if load_factor is not None:
             return self._at(shape, 0.0, tokens * load_factor)
@@ -161,7 +167,7 @@ class ExpertSurface:
         between = (1.0 - share) * np.log(self._at(shape, 0.0, tokens)) + share * np.log(skewed)
         return np.asarray(np.exp(between))
 
-    def _at(self, shape: Shape, skew: float, tokens: FloatArray, *, by_choice: bool = False) -> FloatArray:
+    def _at(self, shape: ExpertShape, skew: float, tokens: FloatArray, *, by_choice: bool = False) -> FloatArray:
         log_times = _curve(self, shape, skew, by_choice)
         inside = np.clip(tokens, TOKENS[0], TOKENS[-1])
         growth = self.base_s(shape, skew, np.atleast_1d(np.maximum(tokens, TOKENS[0]))) / self.base_s(
@@ -169,13 +175,13 @@ class ExpertSurface:
         )
         return np.asarray(np.exp(np.interp(np.log(inside), np.log(TOKENS), log_times)) * growth.reshape(tokens.shape))
 
-    def base_s(self, shape: Shape, skew: float, tokens: FloatArray) -> FloatArray:
+    def base_s(self, shape: ExpertShape, skew: float, tokens: FloatArray) -> FloatArray:
         """The formula, [n]."""
         columns = tuple(np.full(len(tokens), float(value)) for value in shape)
         features = expert_features(tokens, columns, np.full(len(tokens), skew))
         return expert_formula(np.asarray(self.parameters), features, element_bytes=ELEMENT_BYTES[self.quantization])
 
-    def log_times(self, shape: Shape, skew: float, *, by_choice: bool = False) -> FloatArray:
+    def log_times(self, shape: ExpertShape, skew: float, *, by_choice: bool = False) -> FloatArray:
         """Log seconds at :data:`TOKENS`, made to rise; ``by_choice`` as in :meth:`time_s`."""
         columns = tuple(np.full(len(TOKENS), float(value)) for value in shape)
         features = expert_features(TOKENS, columns, np.full(len(TOKENS), skew))
@@ -191,12 +197,12 @@ class ExpertSurface:
         above = np.flip(np.minimum.accumulate(np.flip(values)))
         return np.asarray(0.5 * (below + above))
 
-    def _log_more_experts(self, shape: Shape, skew: float) -> FloatArray:
+    def _log_more_experts(self, shape: ExpertShape, skew: float) -> FloatArray:
         """log(base/base of the experts that the law's tables hit), at :data:`TOKENS`: base takes those of choice."""
         columns, exponents = tuple(np.full(len(TOKENS), float(value)) for value in shape), np.full(len(TOKENS), skew)
         features = expert_features(TOKENS, columns, exponents)
         of_law = experts_of_law(TOKENS, columns[2], columns[3], exponents)
-        share = np.minimum(of_law / distinct_experts(TOKENS, top_k=shape[2], num_experts=shape[3]), 1.0)
+        share = np.minimum(of_law / distinct_experts(TOKENS, top_k=shape.top_k, num_experts=shape.num_experts), 1.0)
         parameters, element_bytes = np.asarray(self.parameters), ELEMENT_BYTES[self.quantization]
         more, fewer = (
             expert_formula(parameters, one, element_bytes=element_bytes)
@@ -211,9 +217,9 @@ class FastestExperts:
 
     surfaces: tuple[ExpertSurface, ...]
 
-    def time_s(self, num_tokens: ArrayLike, **sizes: Any) -> FloatArray:
+    def time_s(self, num_tokens: ArrayLike, shape: ExpertShape, **routing: Any) -> FloatArray:
         """Seconds, the least of the surfaces."""
-        return np.asarray(np.min([surface.time_s(num_tokens, **sizes) for surface in self.surfaces], axis=0))
+        return np.asarray(np.min([surface.time_s(num_tokens, shape, **routing) for surface in self.surfaces], axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +355,7 @@ def expert_surface(device: str, quantization: str, framework: str = "any") -> Ex
 
 
 @lru_cache(maxsize=4096)
-def _curve(surface: ExpertSurface, shape: Shape, skew: float, by_choice: bool) -> FloatArray:
+def _curve(surface: ExpertSurface, shape: ExpertShape, skew: float, by_choice: bool) -> FloatArray:
     return surface.log_times(shape, skew, by_choice=by_choice)
 
 
@@ -365,12 +371,12 @@ def _surface(rows: Rows) -> ExpertSurface:
         knots=knots,
         corrections=corrections,
         touched=touched,
-        shapes={tuple(shape): values for shape, values, there in shapes if there.all()},
+        shapes={ExpertShape(*shape): values for shape, values, there in shapes if there.all()},
         **{name: row[name] for name in (*_TEXTS, *_ERRORS, "num_samples")},
     )
 
 
-def surface_row(surface: ExpertSurface, shapes: Sequence[Shape]) -> dict[str, Any]:
+def surface_row(surface: ExpertSurface, shapes: Sequence[ExpertShape]) -> dict[str, Any]:
     """The stored form of a surface in a file that lists ``shapes``."""
     by_shape = np.zeros((len(shapes), len(SHAPE_TOKENS), len(SKEW_KNOTS)))
     known = np.zeros(by_shape.shape, dtype=bool)

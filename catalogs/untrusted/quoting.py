@@ -29,11 +29,13 @@ else:  # the emitter in C needs a sixth of the time; what it writes reads the sa
     QuickDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-class _Dumper(QuickDumper):
+class QuotingDumper(QuickDumper):
     """Quotes text that a reader of YAML 1.2 would take for a number, which PyYAML (1.1) writes plainly."""
 
 
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"^(?:{_NUMBER.pattern})$"), list("-+.0123456789"))
+QuotingDumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(rf"^(?:{_NUMBER.pattern})$"), list("-+.0123456789")
+)
 
 
 def shell_word(text: str) -> str:
@@ -57,7 +59,7 @@ def yaml_text(document: Any, *, all_documents: bool = False, **options: Any) -> 
     "region: '1e5'\n"
     """
     dump = yaml.dump_all if all_documents else yaml.dump
-    text: str = dump(document, Dumper=_Dumper, **{"sort_keys": False, **options})
+    text: str = dump(document, Dumper=QuotingDumper, **{"sort_keys": False, **options})
     return text
 
 

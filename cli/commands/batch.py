@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from meshplan.catalogs.errors import EXIT_INFEASIBLE, Problem, SpecError, UnitError
+from meshplan.catalogs.errors import EXIT_INFEASIBLE, SpecError, UnitError
 from meshplan.cli.asking import Asked, SetOption, question
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption, SpecArgument
@@ -52,7 +52,7 @@ def batch(
     catalog = open_catalog(db, or_shipped=True)
     document, base = question(spec, Asked(), settings or (), catalog)
     if kind_of(document).name != "training":
-        raise SpecError([Problem(path="kind", message="only a training question has a global batch")])
+        raise SpecError.at("kind", "only a training question has a global batch")
     workload = read_training_spec(document).workload
     with progress_line() as on_progress:
         study = study_batches(
@@ -84,4 +84,4 @@ def _sizes(text: str) -> list[int]:
     try:
         return [parse_tokens(part.strip(), least=1, most=MOST_TOKENS) for part in text.split(",") if part.strip()]
     except UnitError as error:
-        raise SpecError([Problem(path="--batches", message=str(error))]) from error
+        raise SpecError.at("--batches", str(error)) from error

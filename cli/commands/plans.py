@@ -149,13 +149,13 @@ def _of_a_run(made: Plan, log: Path) -> dict[str, float]:
     Raises:
         SpecError: a malformed log, or a plan that was not asked about its run.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import SpecError
     from meshplan.cli.reports.whole_run.happened import happened_text
     from meshplan.planner.goodput.run_log import read_run_log
 
     if made.run is None:
         message = "the plan says nothing of its run: ask again with run: in its spec"
-        raise SpecError([Problem(path="--run", message=message)])
+        raise SpecError.at("--run", message)
     found = read_run_log(log, nodes=len({host for host, _ in made.rank_table or ()}))
     typer.echo(happened_text(made, found, width=terminal_width()), err=True, nl=False)
     return {"tokens_per_s": found.tokens_per_s, "effective_training_time_ratio": found.ratio}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshplan.catalogs.errors import EXIT_INFEASIBLE, Problem, SpecError
+from meshplan.catalogs.errors import EXIT_INFEASIBLE, SpecError
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument, ScriptOption
 from meshplan.cli.progress import progress_line
@@ -107,13 +107,13 @@ def _write(
     Raises:
         EmitError: one number of nodes alone, or a target that no elastic agent can stand over.
     """
-    from meshplan.cli.reports.whole_run.replan import night_text
+    from meshplan.cli.reports.whole_run.replan import runbook_text
     from meshplan.planner.service import emit_elastic, plan_target, write_files
     from meshplan.planner.training.replanning.replan import elastic_plans
 
     plans = elastic_plans(made, rows)
-    night = night_text(made, rows, plans)
-    files = emit_elastic(plans, target or plan_target(made) or "", catalog, night, script=script)
+    runbook = runbook_text(made, rows, plans)
+    files = emit_elastic(plans, target or plan_target(made) or "", catalog, runbook, script=script)
     written = write_files(files, out, force=force)
     numbers = [len({host for host, _ in plan.rank_table or ()}) for plan in plans]
     typer.echo(f"{len(written)} files for {numbers[0]} to {numbers[-1]} hosts in {out}; see OPERATOR.md", err=True)
@@ -135,7 +135,5 @@ def _named(made: Plan, without: str) -> list[int]:
         elif numbered is not None:
             found.append(int(numbered.group(1)))
         else:
-            raise SpecError(
-                [Problem(path="--without", message=f"no node is called {name!r}: give numbers, such as 3,7")]
-            )
+            raise SpecError.at("--without", f"no node is called {name!r}: give numbers, such as 3,7")
     return sorted(set(found))

@@ -8,7 +8,7 @@ from typing import Any
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.no_plan import no_plan_section
-from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
+from meshplan.cli.reports.parts import effort_text, machines_text, model_on_cluster, paragraph, rejected_section
 from meshplan.cli.reports.quantities import TICK, bar, percent
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
@@ -61,7 +61,7 @@ def headline(plan: Plan, width: int) -> str:
     spec, solution, job = plan.spec, plan.solution, plan.provenance["job"]
     made = f"{job['width']} × {job['height']}"
     made += f", {job['frames']} frames" if job["frames"] > 1 else ""
-    asked = f"{plan.provenance['model']['name']} on {cluster_text(spec['cluster'])}: {made}, "
+    asked = f"{plan.provenance['model']['name']} on {machines_text(spec)}: {made}, "
     asked += f"{counted(job['steps'], 'step')}, objective {spec.get('objective', 'latency')}"
     text = paragraph(asked, width)
     if plan.config:

@@ -26,13 +26,21 @@ def cluster_text(cluster: Mapping[str, Any]) -> str:
 
 def _nodes_text(group: Mapping[str, Any]) -> str:
     """Nodes of one type, and how many of their devices are used where not all may be."""
-    part = f" ({counted(group['devices'], 'device')} of each)" if group.get("devices") else ""
+    of = "its devices" if group["count"] == 1 else "the devices of each"
+    part = f" ({group['devices']} of {of})" if group.get("devices") else ""
     return f"{group['count']} × {group['type']}{part}"
+
+
+def machines_text(spec: Mapping[str, Any]) -> str:
+    """The hardware that a question may use: its cluster, and how many of the devices where not all."""
+    most = (spec.get("constraints") or {}).get("max_devices")
+    part = f", {counted(most, 'device')} at most" if most else ""
+    return f"{cluster_text(spec.get('cluster', {}))}{part}"
 
 
 def model_on_cluster(spec: Mapping[str, Any]) -> str:
     """The question in short, for lists of plans."""
-    return f"{spec['model']} on {cluster_text(spec['cluster'])}"
+    return f"{spec['model']} on {machines_text(spec)}"
 
 
 def effort_text(solution: Mapping[str, Any]) -> str:
@@ -41,15 +49,15 @@ def effort_text(solution: Mapping[str, Any]) -> str:
     return str(solution["solver"]) if spent is None else f"{solution['solver']}, {spent:.2f} s of CPU"
 
 
-def instead_of(tensor_parallel: int, num_devices: int) -> str:
-    """Option of ``explain`` with another degree that the devices have room for; empty where there is one device.
+def other_degree(tensor_parallel: int, num_devices: int) -> int | None:
+    """Another tensor-parallel degree that the devices have room for; None where there is one device.
 
-    >>> instead_of(8, 64), instead_of(1, 8), instead_of(1, 1)
-    (' --instead tensor_parallel=4', ' --instead tensor_parallel=2', '')
+    >>> other_degree(8, 64), other_degree(1, 8), other_degree(1, 1)
+    (4, 2, None)
     """
     if num_devices < 2:  # noqa: PLR2004 - one device has no other degree
-        return ""
-    return f" --instead tensor_parallel={tensor_parallel // 2 if tensor_parallel > 1 else 2}"
+        return None
+    return tensor_parallel // 2 if tensor_parallel > 1 else 2
 
 
 def paragraph(text: str, width: int, indent: str = "") -> str:

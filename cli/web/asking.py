@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.kinds import DEFAULT_TOP, kind_of
 from meshplan.planner.core.plan import digest, own_version
 from meshplan.planner.core.reading.documents import parse_document
@@ -62,11 +62,11 @@ def read_text(body: bytes, content_type: str, types: Collection[str]) -> str:
     media_type = media_type_of(content_type)
     if media_type not in types:
         message = f"the body's type is {media_type!r}; send {' or '.join(sorted(types))}"
-        raise SpecError([Problem(path="", message=message)], of="the request")
+        raise SpecError.at("", message, of="the request")
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError([Problem(path="", message=f"the body is no UTF-8: {error}")], of="the request") from error
+        raise SpecError.at("", f"the body is no UTF-8: {error}", of="the request") from error
 
 
 def media_type_of(content_type: str) -> str:

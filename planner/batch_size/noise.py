@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SpecError, UnitError
+from meshplan.catalogs.errors import SpecError, UnitError
 from meshplan.catalogs.units import parse_tokens
 from meshplan.planner.core.arrays import FloatArray
 
@@ -83,7 +83,7 @@ def read_noise(text: str, path: str = "--noise") -> NoiseScale:
 
 
 def _wrong(why: str, path: str) -> SpecError:
-    return SpecError([Problem(path=path, message=f"{why}; write 4M, or 0:1M,0.5:4M,1:8M")])
+    return SpecError.at(path, f"{why}; write 4M, or 0:1M,0.5:4M,1:8M")
 
 
 def tokens_needed(batch: float, *, reference: float, tokens: float, noise: NoiseScale, slices: int = 1024) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.batch_size.noise import NoiseScale, batches_around, tokens_needed
 from meshplan.planner.batch_size.schedule import Option, Schedule, best_schedule
 from meshplan.planner.core.plan import Plan
@@ -84,13 +84,13 @@ def study_batches(
     """
     length, tokens = workload.sequence_length, workload.num_training_tokens
     if tokens is None:
-        raise SpecError([Problem(path="workload.num_training_tokens", message="is needed to compare batches")])
+        raise SpecError.at("workload.num_training_tokens", "is needed to compare batches")
     if reference is None:
         reference = workload.num_sequences * length
     sizes = sorted(set(batches)) or batches_around(round(reference), sequence_length=length, below=BELOW, above=ABOVE)
     broken = [size for size in sizes if size % length or not size]
     if broken:
-        raise SpecError([Problem(path="--batches", message=f"{broken[0]} tokens are no multiple of {length}")])
+        raise SpecError.at("--batches", f"{broken[0]} tokens are no multiple of {length}")
     rows = []
     for size in sizes:
         needed = tokens_needed(size, reference=reference, tokens=tokens, noise=noise)

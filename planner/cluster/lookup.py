@@ -169,9 +169,13 @@ def node_of(index: int, spec: ClusterSpec, catalog: Catalog, problems: Problems)
         problems.say(f"{where}.type", f"{error} (see: meshplan catalog list nodes)")
         return None
     if asked.devices is not None and asked.devices < node.num_devices:
-        if node.num_hosts > 1 or node.pair_links:
-            what = "is a rack of several hosts" if node.num_hosts > 1 else "joins its devices in pairs"
-            problems.say(f"{where}.devices", f"a part of {node.slug} is not planned, which {what}: leave it out")
+        if node.pair_links:
+            what = "a part of it is not planned, because its devices are joined in pairs: leave it out"
+            problems.say(f"{where}.devices", f"{node.slug}: {what}")
+            return None
+        if node.num_hosts > 1 and asked.devices % node.devices_per_host:
+            hosts = f"of a rack whole hosts of {node.devices_per_host} may be used, not {asked.devices} devices"
+            problems.say(f"{where}.devices", f"{node.slug}: {hosts}")
             return None
         node = part_of_node(node, asked.devices)
     elif asked.devices is not None and asked.devices > node.num_devices:
@@ -181,15 +185,22 @@ def node_of(index: int, spec: ClusterSpec, catalog: Catalog, problems: Problems)
 
 
 def part_of_node(node: NodeType, devices: int) -> NodeType:
-    """A node of which ``devices`` may be used: each keeps its share of the NICs, and the price is the whole node's."""
+    """A node of which ``devices`` may be used: each keeps its share of the NICs, and the price is the whole node's.
+
+    Of a rack whole hosts are used, which clouds rent one by one: they cost their share.
+    """
+    if node.num_hosts > 1:
+        share = devices / node.num_devices
+        prices = tuple(replace(price, usd_per_hour=price.usd_per_hour * share) for price in node.prices)
+        return replace(node, num_hosts=devices // node.devices_per_host, prices=prices)
     nics = max(node.nics_per_host * devices // node.devices_per_host, 1)
     return replace(node, devices_per_host=devices, nics_per_host=nics)
 
 
-def usable_devices(cluster: Mapping[str, Any], node_type: str) -> int | None:
-    """Devices of each node of a type that a plan's spec lets be used; None for all."""
-    own = [node.get("devices") for node in cluster.get("nodes") or () if node["type"] == node_type]
-    return None if not own or own[0] is None else int(own[0])
+def usable_part(cluster: Mapping[str, Any], node: NodeType) -> NodeType:
+    """A node type with the devices of each that a plan's spec lets be used."""
+    own = [one.get("devices") for one in cluster.get("nodes") or () if one["type"] == node.slug]
+    return node if not own or own[0] is None else part_of_node(node, int(own[0]))
 
 
 def with_stated_links(node: NodeType, spec: ClusterSpec) -> NodeType:

@@ -28,7 +28,9 @@ class NodesSpec(SpecModel):
     type: str = Field(description="node type of the catalog, such as dgx-h100", min_length=1)
     count: Annotated[int, Whole(), Field(description="how many")]
     devices: Annotated[int, Whole()] | None = Field(
-        default=None, description="devices of each that may be used, where not all may; a node is paid as a whole"
+        default=None,
+        description="devices of each that may be used, where not all may; a node is paid as a whole, of a rack the "
+        "hosts in use",
     )
 
 

@@ -24,8 +24,9 @@ optional, and a kind without one says so in an error that names those that have 
 ``check(document)``, ``SCHEMA``  of a kind without ``SPEC``: reads an instance or raises, and its JSON Schema
 ============================  ========================================================================================
 
-Its *launch* module (optional) has ``target(plan)`` and ``files(plan, options, catalog)``; its *report* module is the
-command line's view of its plans (``meshplan.cli.reports.plan.Report``), its *summary* module (optional) has
+Its *launch* module (optional) has ``target(plan)``, ``files(plan, target, catalog, options)`` and, where more than the
+plan decides whether there will be files, ``check(spec, catalog, options)``; its *report* module is the command line's
+view of its plans (``meshplan.cli.reports.plan.Report``), its *summary* module (optional) has
 ``first_screen(plan, width=…)`` and ``ticket(plan)`` for plans whose report is longer than a screen. Modules are named,
 not imported: ``--help`` must not pay for a solver.
 """
@@ -38,7 +39,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.catalogs.errors import SpecError, closest_names, did_you_mean
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.reading.doors import SPEC, refuse_other
 
@@ -172,9 +173,9 @@ def kind_of(document: Mapping[str, Any]) -> Kind:
     if isinstance(name, str) and name in KINDS:
         return KINDS[name]
     if name is None:
-        raise SpecError([Problem(path="kind", message=f"is required: one of {', '.join(KINDS)}")])
+        raise SpecError.at("kind", f"is required: one of {', '.join(KINDS)}")
     hint = did_you_mean(closest_names(str(name), KINDS))
-    raise SpecError([Problem(path="kind", message=f"must be one of {', '.join(KINDS)}, not {name!r}{hint}")])
+    raise SpecError.at("kind", f"must be one of {', '.join(KINDS)}, not {name!r}{hint}")
 
 
 def certifier(kind: Kind) -> Any:
@@ -187,7 +188,7 @@ def certifier(kind: Kind) -> Any:
     if function is None:
         known = ", ".join(one.name for one in KINDS.values() if one.offers("certify")) or "none"
         message = f"answers of {kind.name} cannot be checked a second time (--certify); kinds that can: {known}"
-        raise SpecError([Problem(path="kind", message=message)])
+        raise SpecError.at("kind", message)
     return function
 
 
@@ -203,4 +204,4 @@ def offered(plan: Plan, ability: str, what: str) -> Any:
     message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no {what}"
     if function is None:
         message += f"; plans of {' and '.join(name for name, kind in KINDS.items() if kind.offers(ability))} have"
-    raise SpecError([Problem(path="", message=message)], of="the question")
+    raise SpecError.at("", message, of="the question")

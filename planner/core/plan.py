@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypedDict
 
 from meshplan.catalogs.models.attention import AttentionKind, LatentAttention
 from meshplan.catalogs.models.audio import AudioEntry
@@ -55,20 +55,24 @@ def own_version() -> str:
     return version("meshplan")
 
 
-def plan_identity(document: Mapping[str, Any], content: Any) -> dict[str, Any]:
-    """The fields of a plan that name its question: kind, spec and both digests.
+class PlanIdentity(TypedDict):
+    """The fields of a plan that name its question; see :class:`Plan`."""
+
+    kind: str
+    spec: Mapping[str, Any]
+    spec_digest: str
+    catalog_digest: str
+
+
+def plan_identity(document: Mapping[str, Any], content: Any) -> PlanIdentity:
+    """What names the question of a plan.
 
     Args:
         document: the spec as it was asked.
         content: every catalog entry that the answer rests on, as plain JSON, and nothing else.
     """
     spec = dict(document)
-    return {
-        "kind": str(document["kind"]),
-        "spec": spec,
-        "spec_digest": digest(spec),
-        "catalog_digest": digest(content),
-    }
+    return PlanIdentity(kind=str(document["kind"]), spec=spec, spec_digest=digest(spec), catalog_digest=digest(content))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,7 @@ class Plan:
     """One answered question.
 
     Args:
-        kind: ``training``, or a stand-alone problem kind.
+        kind: as in the spec.
         spec: the question as it was asked, as plain JSON.
         spec_digest: digest of ``spec``.
         catalog_digest: digest of every catalog entry that the answer rests on.

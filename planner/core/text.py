@@ -1,4 +1,4 @@
-"""Small pieces of English that messages share."""
+"""Small pieces of text that messages share."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ def counted(count: float, noun: str, plural: str = "") -> str:
     ('1 file', '0 files', '1,024 requests', '2 policies')
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def rounded_up(value: float) -> float:
+    """Three significant digits, never below ``value``: what a message says is enough must be enough.
+
+    >>> rounded_up(1.2341), rounded_up(1.23)
+    (1.24, 1.23)
+    """
+    digits = float(f"{value:.2e}")
+    return digits if digits >= value else float(f"{value * 1.005:.2e}")  # more than rounding takes back

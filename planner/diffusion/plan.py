@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.core.plan import Interval, Plan, own_version, plain
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, own_version, plain
 from meshplan.planner.diffusion.problem.degrees import DiffusionConfig, short_config
 from meshplan.planner.diffusion.problem.problem import DiffusionProblem
 from meshplan.planner.diffusion.problem.spec import DiffusionObjective
@@ -172,7 +172,7 @@ def make_plan(
     index: int,
     *,
     solution: Mapping[str, Any],
-    identity: dict[str, Any],
+    identity: PlanIdentity,
     top: int,
 ) -> Plan:
     """The plan of one candidate.

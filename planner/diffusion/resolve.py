@@ -106,9 +106,9 @@ def _node(spec: DiffusionSpec, catalog: Catalog, problems: Problems) -> tuple[No
     if cluster.nodes is None:
         described = node_in_place(cluster, catalog, problems)
         return described, 1 if cluster.devices is None else cluster.devices.nodes
-    if len(cluster.nodes) > 1:
+    if len({node.type for node in cluster.nodes}) > 1:
         problems.say("cluster.nodes", "one type of node at a time: ask once for each, then compare the plans")
-    return node_of(0, cluster, catalog, problems), cluster.nodes[0].count
+    return node_of(0, cluster, catalog, problems), sum(node.count for node in cluster.nodes)
 
 
 def _job(spec: DiffusionSpec, model: DiffusionModel, problems: Problems) -> Job:

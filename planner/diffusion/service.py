@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.budget import spent
 from meshplan.planner.core.kinds import Question
@@ -80,7 +80,7 @@ def estimate(question: Question) -> Plan:
     searched = search(resolved.problem)
     if searched.found is None:
         reason = next(iter(searched.illegal), "more devices than the cluster has")
-        raise SpecError([Problem(path="fixed", message=reason)])
+        raise SpecError.at("fixed", reason)
     broken = [name for name, mask in searched.broken.items() if mask[0]]
     report: dict[str, Any] = {"status": Status.FEASIBLE.value, "solver": "none: one configuration"}
     report |= {"kept": not broken, "broken": broken}
@@ -128,7 +128,7 @@ def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapp
     resolved = _resolved(spec, catalog)
     found = search(resolved.problem).found
     if found is None:
-        raise SpecError([Problem(path="workload", message="the plan's degrees are not legal with this workload")])
+        raise SpecError.at("workload", "the plan's degrees are not legal with this workload")
     return intervals(resolved.problem, found, 0)
 
 

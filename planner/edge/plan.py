@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.units import format_duration
-from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, own_version, plain, shape_document
+from meshplan.planner.core.plan_document import MAX_NUMBER
 from meshplan.planner.core.text import counted
 from meshplan.planner.edge.options import Options, Priced
 from meshplan.planner.edge.problem import EdgeProblem
@@ -156,13 +157,11 @@ def provenance(problem: EdgeProblem, priced: Priced | None) -> dict[str, Any]:
 
 def content(problem: EdgeProblem) -> Mapping[str, Any]:
     """Every catalog entry that the answer rests on."""
-    kinds = [plain(kind) | {"weights_per_s": min(kind.weights_per_s, 1e30)} for kind in problem.kinds]
+    kinds = [plain(kind) | {"weights_per_s": min(kind.weights_per_s, MAX_NUMBER)} for kind in problem.kinds]
     return {"model": shape_document(problem.shape), "machines": kinds}
 
 
-def make_plan(
-    problem: EdgeProblem, options: Options, *, solution: Mapping[str, Any], identity: Mapping[str, Any]
-) -> Plan:
+def make_plan(problem: EdgeProblem, options: Options, *, solution: Mapping[str, Any], identity: PlanIdentity) -> Plan:
     """The plan of the fastest way."""
     best = options.priced[0]
     machines = config_document(problem, best.group)

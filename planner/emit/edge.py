@@ -15,6 +15,7 @@ from typing import Any
 from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
+from meshplan.planner.edge.spec import EdgeWorkloadSpec
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, commented, stamp
 from meshplan.planner.emit.text import MANIFEST_CHECK, README_FILE, plain
 
@@ -69,9 +70,14 @@ def _others(plan: Plan, variable: str) -> str:
     )
 
 
+def _workload(plan: Plan) -> EdgeWorkloadSpec:
+    return EdgeWorkloadSpec.model_validate(plan.spec.get("workload") or {})
+
+
 def _context(plan: Plan) -> int:
-    workload = plan.spec.get("workload") or {}
-    return int(workload.get("prompt_tokens", 128)) + int(workload.get("generated_tokens", 128))
+    """Tokens of a prompt and its answer."""
+    asked = _workload(plan)
+    return asked.prompt_tokens + asked.generated_tokens
 
 
 def _need(name: str, what: str) -> str:
@@ -129,7 +135,7 @@ def _pipeline(plan: Plan) -> dict[str, str]:
 def _tpi_llm(plan: Plan) -> dict[str, str]:
     number = len(plan.config["machines"])
     variables = f"DMLC_PS_ROOT_PORT={KVSTORE_PORT} DMLC_NUM_WORKER={number} DMLC_NUM_SERVER=1"
-    generated = int((plan.spec.get("workload") or {}).get("generated_tokens", 128))
+    generated = _workload(plan).generated_tokens
     need = _need("ROOT", "address of the master") + f'export DMLC_PS_ROOT_URI="$ROOT" {variables}\n'
     store = need + 'DMLC_ROLE=scheduler python -c "import mxnet" &\nDMLC_ROLE=server exec python -c "import mxnet"\n'
     run = (

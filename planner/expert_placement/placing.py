@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.core.solution import Solution, relative_gap, status_of
 from meshplan.planner.expert_placement.advice.advice import (
@@ -162,7 +162,7 @@ def _with_fewer_visits(
     """The solution with balance given up, down to the floor, for fewer devices per token."""
     if trace is None or problem.objective is not Objective.BALANCE:
         message = "fewer visits need token traces (megatron recordings) and objective 'balance'"
-        raise SpecError([Problem(path="LOADS", message=message)], of="the question")
+        raise SpecError.at("LOADS", message, of="the question")
     if solution.assignment is None or solution.bound is None:
         return solution
     start = solution.assignment.physical_to_logical_map

@@ -286,4 +286,4 @@ def step_effect(
 
 
 def _error(where: str, message: str) -> SpecError:
-    return SpecError([Problem(path=where, message=message)], of="the question")
+    return SpecError.at(where, message, of="the question")

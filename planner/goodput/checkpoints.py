@@ -40,6 +40,8 @@ _GRID, _ROUNDS = 61, 6
 _LONGEST_IN_MTBF = 8.0
 # Longest interval where nothing interrupts or nothing is lost: a month.
 LONGEST_S = 30 * SECONDS_PER_DAY
+# Its exponential and the inverse of that are doubles.
+MOST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ def efficiency(interval_s: FloatArray | float, stops: Interruptions, costs: Chec
     if stops.late_share > 0.0:
         late = _mean_secured_late(period, rate, costs.durable_s, stops.late_s)
         secured = (1.0 - stops.late_share) * secured + stops.late_share * late
-    progress = interval * secured * rate * math.exp(-min(rate * stops.restart_s, 700.0))
+    progress = interval * secured * rate * math.exp(-min(rate * stops.restart_s, MOST_EXPONENT))
     return np.clip(progress, 0.0, 1.0)
 
 

@@ -30,6 +30,7 @@ import numpy as np
 
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.constants import INTERVAL_ENDS
 from meshplan.planner.goodput.conditions import Checkpoints, Interruptions
 from meshplan.planner.goodput.run import LEAST_RATIO, RunSetting
 from meshplan.planner.goodput.spares import MOST_TABLED, SpareWorth, erlang_b, waiting_share
@@ -46,8 +47,10 @@ _NEVER, _SURE = -39.0, 8.5
 _LEAST_ADDED, _MOST_SPREAD = 1e-9, 1e12
 # Halvings of a bracket: to 18 digits.
 _HALVINGS = 60
+# Its exponential is a double, and so is the square of that, which is in variances.
+_MOST_EXPONENT = 300.0
 # Standard deviations from the middle to the end of a 90 % interval.
-_TO_THE_END = _NORMAL.inv_cdf(0.95)
+_TO_THE_END = _NORMAL.inv_cdf(INTERVAL_ENDS[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,7 @@ def _variance(stops: Interruptions, costs: Checkpoints, training_s: float, inter
     shares = (np.arange(_STRETCHES) + 0.5) / _STRETCHES
     stretch = -np.log1p(-shares) / rate
     progress = interval_s * np.maximum(0.0, np.floor((stretch - costs.durable_s) / period))
-    x = min(rate * stops.restart_s, 300.0)
+    x = min(rate * stops.restart_s, _MOST_EXPONENT)
     restart_mean = math.expm1(x) / rate
     restart_variance = (math.exp(2.0 * x) - 1.0 - 2.0 * x * math.exp(x)) / rate**2
     wait = _wait(stops)
@@ -117,7 +120,7 @@ def _wait(stops: Interruptions) -> _Wait:
     if load <= 0.0:
         return _Wait(mean=0.0, variance=0.0)
     # Interruptions from one stretch of training to the next: 1 + those that fall into restarts.
-    count = math.exp(min(stops.per_s * stops.restart_s, 300.0))
+    count = math.exp(min(stops.per_s * stops.restart_s, _MOST_EXPONENT))
     chance = count * stops.broken_share * erlang_b(stops.spares, load)
     length = stops.repair_s / (stops.spares + 1)
     return _Wait(mean=chance * length, variance=max(0.0, 2.0 * chance - chance**2) * length**2)
@@ -153,10 +156,12 @@ def ending(setting: RunSetting, devices: int, training_s: float, *, spread: floa
     def share_by(when: float) -> float:
         return float(np.mean(_ended_by(when, undisturbed, means, deviations)))
 
+    bracket = float(means.min()) * 0.5, float(means.max()) * 2.0
+    low_s, high_s = (_quantile(share_by, share, *bracket) for share in INTERVAL_ENDS)
     return Ending(
         mean_s=training_s / ratio,
-        low_s=_quantile(share_by, 0.05, float(means.min()) * 0.5, float(means.max()) * 2.0),
-        high_s=_quantile(share_by, 0.95, float(means.min()) * 0.5, float(means.max()) * 2.0),
+        low_s=low_s,
+        high_s=high_s,
         by_date=None if setting.finish_by_s is None else share_by(setting.finish_by_s),
         ratio_low=setting.ratio(devices, rate=setting.rate.high, interval_s=interval),
         ratio_high=setting.ratio(devices, rate=setting.rate.low, interval_s=interval),

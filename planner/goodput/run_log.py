@@ -23,16 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.units import SECONDS_PER_DAY
 from meshplan.catalogs.untrusted.documents import DocumentError
 from meshplan.catalogs.untrusted.streams import csv_rows
+from meshplan.planner.core.constants import INTERVAL_ENDS
 from meshplan.planner.goodput.conditions import FailureRate
 
 TRAIN, STOP, NOW = "train", "stop", "now"
 NEEDED, OPTIONAL = ("time_s", "event", "tokens"), ("nodes",)
 MOST_LINES, MOST_NUMBER = 1_000_000, 1e18
-_END = NormalDist().inv_cdf(0.95)
+_END = NormalDist().inv_cdf(INTERVAL_ENDS[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +82,14 @@ def read_run_log(path: Path, *, nodes: float) -> RunLog:
         missing = [name for name in NEEDED if name not in header]
         if missing or unknown:
             message = f"columns must be {', '.join(NEEDED)} and may be {', '.join(OPTIONAL)}, not {', '.join(header)}"
-            raise SpecError([Problem(path="line 1", message=message[:200])], of=where)
+            raise SpecError.at("line 1", message[:200], of=where)
         lines = [
             _line(dict(zip(header, row, strict=False)), number, nodes, where)
             for number, row in enumerate(rows, start=2)
             if row and number <= MOST_LINES
         ]
     except (OSError, DocumentError, UnicodeError) as error:
-        raise SpecError([Problem(path="--run", message=f"{path}: {error}")]) from error
+        raise SpecError.at("--run", f"{path}: {error}") from error
     return _counted(lines, where)
 
 
@@ -114,7 +115,7 @@ def _line(cells: dict[str, str], number: int, nodes: float, where: str) -> _Line
         if found.event not in (TRAIN, STOP, NOW) or not all(0.0 <= value <= MOST_NUMBER for value in numbers):
             raise ValueError(f"event is {TRAIN}, {STOP} or {NOW}, and numbers are not negative")
     except (KeyError, ValueError) as error:
-        raise SpecError([Problem(path=f"line {number}", message=f"{error}: {dict(cells)}"[:200])], of=where) from error
+        raise SpecError.at(f"line {number}", f"{error}: {dict(cells)}"[:200], of=where) from error
     return found
 
 
@@ -139,7 +140,7 @@ def _counted(lines: Sequence[_Line], where: str) -> RunLog:
         stops += line.event == STOP
         began, stopped = None, line if line.event == STOP else stopped
     if training <= 0.0 or done <= 0.0 or lines[-1].time_s <= lines[0].time_s:
-        raise SpecError([Problem(path="", message="no stretch of training with tokens is complete")], of=where)
+        raise SpecError.at("", "no stretch of training with tokens is complete", of=where)
     return RunLog(
         wall_s=lines[-1].time_s - lines[0].time_s,
         training_s=training,
@@ -163,7 +164,7 @@ def _check_order(before: _Line | None, line: _Line, began: _Line | None, where: 
     elif began is not None and line.tokens < began.tokens:
         wrong = f"{line.tokens:g} tokens are fewer than the {began.tokens:g} that the stretch began with"
     if wrong:
-        raise SpecError([Problem(path=f"line {line.number}", message=wrong)], of=where)
+        raise SpecError.at(f"line {line.number}", wrong, of=where)
 
 
 def updated_rate(rate: FailureRate, interruptions: float, node_days: float) -> FailureRate:
@@ -181,8 +182,8 @@ def updated_rate(rate: FailureRate, interruptions: float, node_days: float) -> F
     after, time = shape + interruptions, days + node_days
     return FailureRate(
         per_node_day=after / time,
-        low=gamma_quantile(after, 0.05) / time,
-        high=gamma_quantile(after, 0.95) / time,
+        low=gamma_quantile(after, INTERVAL_ENDS[0]) / time,
+        high=gamma_quantile(after, INTERVAL_ENDS[1]) / time,
         source=f"{interruptions:g} counted in {node_days:,.0f} node-days of this run; before: {rate.source}",
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.planner.core.solution import Status
+from meshplan.planner.core.text import rounded_up
 from meshplan.planner.gpu_allocation.alternatives import scaled
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, FleetProblem
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
@@ -106,7 +107,7 @@ def _eased(compiled: Compiled, index: int, service: Service, beyond: list[int]) 
     for slo in service.slos:
         least = max(curve.least(slo.metric) for curve in nearest)
         if least > slo.limit_s:
-            wanted[slo.key] = _rounded_up(least)
+            wanted[slo.key] = rounded_up(least)
     text = " and ".join(f"slo.{key}: {value:g}" for key, value in wanted.items())
     return [{"change": text, "slo": wanted, "slo_factor": factor, "buckets": beyond}]
 
@@ -135,7 +136,7 @@ def _limits(problem: FleetProblem) -> Iterator[dict[str, Any]]:
         )
         yield {
             "constraint": f"{name}: {limit:g} {unit}, {cheapest - limit:.2f} below the least",
-            "change": f"constraints.{name}: {_rounded_up(cheapest):g}",
+            "change": f"constraints.{name}: {rounded_up(cheapest):g}",
         }
 
 
@@ -206,9 +207,3 @@ def served_fraction(problem: FleetProblem) -> float:
         feasible = solve_fleet(scaled(problem, middle)).status is not Status.INFEASIBLE
         low, high = (middle, high) if feasible else (low, middle)
     return math.floor(low * 1000.0) / 1000.0
-
-
-def _rounded_up(value: float) -> float:
-    """Three significant digits, never below ``value``."""
-    text = float(f"{value:.2e}")
-    return text if text >= value else float(f"{value * 1.005:.2e}")

@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.arrays import BoolArray, IntArray
 from meshplan.planner.core.budget import Budget
+from meshplan.planner.core.constants import STUDENT_95
 from meshplan.planner.gpu_allocation.capacity import Offering, pool_of
 from meshplan.planner.gpu_allocation.interruptions import PoolState, interruptions_per_s, states_of, states_together
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem
@@ -36,8 +37,8 @@ from meshplan.planner.serving.simulation.metrics import QUANTILES, samples_of
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.serving.simulation.slo_attainment import attained, wilson_lower
 
-# Independent runs, and Student's t of their number less one at 97.5 %.
-NUM_RUNS, STUDENT_T = 20, 2.093
+# Independent runs, where the budget lets all be made.
+NUM_RUNS = 20
 # Runs after which a plan that is far from its SLOs is given up.
 NUM_SCREENED = 3
 
@@ -272,7 +273,7 @@ class _Runs:
         )
         if len(prefill) != 1 or len(decode) != 1:
             message = f"{len(prefill)} prefill and {len(decode)} decode kinds: one of each can be replayed"
-            raise SpecError([Problem(path="", message=message)])
+            raise SpecError.at("", message)
         return g, decode[0]
 
     def _states(self, kinds: tuple[int, ...]) -> list[PoolState]:
@@ -375,8 +376,9 @@ def lower_limit(within: Sequence[BoolArray]) -> float:
 
 
 def _half_width(means: NDArray[np.float64]) -> float:
-    """Half the width of Student's interval of the mean of independent runs."""
-    return STUDENT_T * float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.inf
+    """Half the width of Student's 95 % interval of the mean of independent runs."""
+    num = len(means)
+    return STUDENT_95[num - 2] * float(means.std(ddof=1)) / math.sqrt(num) if num > 1 else math.inf
 
 
 def with_headroom(problem: FleetProblem, more: Mapping[int, float]) -> FleetProblem:

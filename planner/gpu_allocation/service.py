@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import Problem, UnknownEntryError
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
-from meshplan.planner.core.plan import Interval, Plan, own_version, plain, plan_identity, shape_document
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, own_version, plain, plan_identity, shape_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.core.stand_alone import answer_plan
@@ -54,14 +54,13 @@ def _plan_market(question: Question) -> Plan:
     compiled = compile_question(asked)
     searched = search_allocation(compiled, seed=question.seed, budget=question.budget, on_progress=question.on_progress)
     report = solution_document(searched.solution, question.seed)
-    common = {
-        **_identity(question.document, asked),
-        "rejected": tuple(
-            {"reason": reason, "count": count, "example": None} for reason, count in compiled.rejected.most_common()
-        ),
-    }
+    rejected = tuple(
+        {"reason": reason, "count": count, "example": None} for reason, count in compiled.rejected.most_common()
+    )
+    identity, provenance = _identity(question.document, asked), _provenance(asked)
     if searched.solution.assignment is None:
-        return Plan(config={}, predicted={}, solution={**report, **explain_allocation(searched.compiled)}, **common)
+        report |= explain_allocation(searched.compiled)
+        return Plan(config={}, predicted={}, solution=report, rejected=rejected, provenance=provenance, **identity)
     judged = searched.replays and not searched.solution.stopped  # a replay that was cut short judges nothing
     report["kept"] = all(one.is_kept for one in searched.replays) if judged else None
     return Plan(
@@ -69,7 +68,9 @@ def _plan_market(question: Question) -> Plan:
         predicted=_predicted(searched),
         solution=report,
         answer=answer_document(searched, seed=question.seed),
-        **common,
+        rejected=rejected,
+        provenance=provenance,
+        **identity,
     )
 
 
@@ -102,27 +103,33 @@ def _predicted(searched: Searched) -> dict[str, Interval]:
     return {"usd_per_hour": Interval(value=usd, low=usd, high=usd)}
 
 
-def _identity(document: Mapping[str, Any], question: AllocationQuestion) -> dict[str, Any]:
-    calibrations = {
+def _calibrations(question: AllocationQuestion) -> dict[str, dict[str, Any]]:
+    """The constants of each service on each node type."""
+    return {
         f"{service.name} on {name}": calibration.to_document()
         for service in question.services
         for name, calibration in service.problem.calibrations.items()
     }
+
+
+def _identity(document: Mapping[str, Any], question: AllocationQuestion) -> PlanIdentity:
     content = {
         "machines": [plain(service.problem.machines) for service in question.services],
         "models": [shape_document(service.problem.shape) for service in question.services],
         "prices": plain(dict(question.prices)),
-        "calibrations": calibrations,
+        "calibrations": _calibrations(question),
     }
+    return plan_identity(document, content)
+
+
+def _provenance(question: AllocationQuestion) -> dict[str, Any]:
+    """What the numbers rest on."""
     return {
-        **plan_identity(document, content),
-        "provenance": {
-            "meshplan": own_version(),
-            "sources": dict(question.sources),
-            "calibration": {
-                name: {"num_runs": item["num_runs"], "error_p90": item["error_p90"]}
-                for name, item in calibrations.items()
-            },
-            "models": {service.name: shape_document(service.problem.shape) for service in question.services},
+        "meshplan": own_version(),
+        "sources": dict(question.sources),
+        "calibration": {
+            name: {"num_runs": item["num_runs"], "error_p90": item["error_p90"]}
+            for name, item in _calibrations(question).items()
         },
+        "models": {service.name: shape_document(service.problem.shape) for service in question.services},
     }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,8 @@ def _unknown(given: Given, where: Callable[[str], str]) -> str:
         return "no command stands here that starts a framework"
     flags = [where(word) for word in words[1:] if word.startswith("-")]
     arguments = f", nor its arguments ({', '.join(flags[:_MOST_LISTED])}{' …' if len(flags) > _MOST_LISTED else ''})"
-    return f"{shlex.quote(words[0])} is nothing that is known{arguments if flags else ''}"
+    subcommands = itertools.takewhile(str.isalpha, words[1:])
+    return f"{shlex.join([words[0], *subcommands])} is nothing that is known{arguments if flags else ''}"
 
 
 def _with_variable(problem: Problem) -> Problem:
@@ -112,41 +114,66 @@ def _missing_configuration(given: Given) -> str:
     return next((str(value) for value in (*named, *files) if value and not _is_file(str(value))), "")
 
 
+@dataclass(slots=True, kw_only=True)
+class _Content:
+    """What the named files hold, or the command that stands in their place.
+
+    Args:
+        text: of the last script, whose lines messages name.
+        script: its statements.
+        servers: what the files beside a launch script of ours say.
+        deployed: commands of containers.
+        documents: keys of configurations.
+        known: choices out of a configuration of ours.
+    """
+
+    text: str = ""
+    script: Script = field(default_factory=lambda: Script(statements=()))
+    servers: OwnServers | None = None
+    deployed: list[Statement] = field(default_factory=list)
+    documents: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, path: Path, variables: Mapping[str, str]) -> None:
+        """Take what one file holds.
+
+        Raises:
+            SpecError: it is no document that a framework reads, or its containers do not say what they run.
+        """
+        content = _read(path)
+        if isinstance(content, str):
+            self.text = content
+            self.script, self.servers = _script(content, path.parent, variables)
+        elif (task := task_of(content)) is not None:
+            self.script = read_script(task[0], {**task[1], **variables})
+        elif is_manifest(content):
+            self.deployed += [
+                Statement(line=1, words=one.words, num_hosts=one.num_hosts, num_replicas=one.num_replicas)
+                for one in commands_of(content, variables)
+            ]
+            if not self.deployed and (images := silent_images(content)):
+                raise _refused(f"no container says what it runs, and what its image starts is not known ({images})")
+        elif _OURS in content and isinstance(content.get("config"), dict):
+            choices = content["config"].items()
+            self.known |= {name: value for name, value in choices if isinstance(value, str | int | bool)}
+        else:
+            refuse_other(content, "", name=str(path), means="what a framework reads")
+            self.documents |= flattened(content)
+
+
 def _given(
     inputs: Sequence[str], source: str | None, variables: Mapping[str, str]
 ) -> tuple[Given, list[Assumption], tuple[str, ...], Callable[[str], str]]:
     """Documents and command lines of everything that is named; and how a flag is told with its line."""
-    documents: dict[str, Any] = {}
-    known: dict[str, Any] = {}
-    deployed: list[Statement] = []
-    text = ""
-    script = Script(statements=())
-    servers: OwnServers | None = None
+    found = _Content()
     are_files = bool(inputs) and all(_is_file(word) for word in inputs)
     folders = (Path(), *(Path(word).parent for word in inputs if are_files))
     for path in map(Path, inputs) if are_files else ():
-        content = _read(path)
-        if isinstance(content, str):
-            text = content
-            script, servers = _script(content, path.parent, variables)
-        elif (task := task_of(content)) is not None:
-            script = read_script(task[0], {**task[1], **variables})
-        elif is_manifest(content):
-            deployed += [
-                Statement(line=1, words=one.words, num_hosts=one.num_hosts, num_replicas=one.num_replicas)
-                for one in commands_of(content, variables)
-            ]
-            if not deployed and (images := silent_images(content)):
-                raise _refused(f"no container says what it runs, and what its image starts is not known ({images})")
-        elif _OURS in content and isinstance(content.get("config"), dict):
-            known |= {name: value for name, value in content["config"].items() if isinstance(value, str | int | bool)}
-        else:
-            refuse_other(content, "", name=str(path), means="what a framework reads")
-            documents |= flattened(content)
+        found.add(path, variables)
     if not are_files:
-        script = _command(inputs, variables)
-    script = replace(script, statements=tuple(expanded((*script.statements, *deployed), variables)))
-    statement, notes = _statement(script, source, documents)
+        found.script = _command(inputs, variables)
+    script = replace(found.script, statements=tuple(expanded((*found.script.statements, *found.deployed), variables)))
+    statement, notes = _statement(script, source, found.documents)
     words = statement.words if statement is not None else ()
     hosts = (f"--nodes={statement.num_hosts}",) if statement is not None and statement.num_hosts > 1 else ()
     launch = read_launch(words, (*script.batch_options, *hosts))
@@ -156,17 +183,16 @@ def _given(
         *(Assumption(term=f"${name}", value=value, why=_DEFAULT) for name, value in script.defaults.items()),
         *(Assumption(term=flag, value=flags[flag], why=_TWICE) for flag in repeated_flags(arguments)),
     ]
-    documents = documents or _named_configuration(launch, flags, folders)
     given = Given(
         arguments=flags,
-        document=documents,
+        document=found.documents or _named_configuration(launch, flags, folders),
         launch=launch,
-        known=known,
+        known=found.known,
         loose=tuple(loose),
         num_replicas=1 if statement is None else statement.num_replicas,
-        servers=servers,
+        servers=found.servers,
     )
-    return given, notes, script.unknown, located(text, 1 if statement is None else statement.line)
+    return given, notes, script.unknown, located(found.text, 1 if statement is None else statement.line)
 
 
 def _named_configuration(launch: Launch, flags: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
@@ -307,4 +333,4 @@ def _read(path: Path) -> dict[str, Any] | str:
 
 
 def _refused(message: str) -> SpecError:
-    return SpecError([Problem(path="", message=message)], of="what is imported")
+    return SpecError.at("", message, of="what is imported")

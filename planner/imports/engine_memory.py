@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from meshplan.planner.emit.serving.terms import MEMORY_SHARES
 from meshplan.planner.serving.estimator.memory import share_of_device, worker_memory
 from meshplan.planner.serving.problem.config import Layout
-from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
-from meshplan.planner.serving.problem.quantization import checkpoint_formats
+from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.quantization import checkpoint_formats, published_formats
 
 if TYPE_CHECKING:
     from meshplan.catalogs.hardware import Device
@@ -58,8 +58,10 @@ def _share_of_device(
     spread = 1 if shape.moe is None else max(layout.devices_per_stage // experts, 1)
     layout = replace(layout, expert_parallel=experts, expert_tensor_parallel=spread)
     limits = ENGINES[reading.target].default_limits(device)
-    stated = {name: values[name] for name in ("max_num_seqs", "max_batched_tokens") if name in values}
-    limits = replace(limits, **stated, memory_fraction=1.0)
-    scheme = str(values.get("quantization", PUBLISHED_SCHEMES.get(shape.family, "bf16")))
-    formats = checkpoint_formats(shape, scheme, str(values.get("kv_cache", "bf16")))
+    pinned = {name: values[name] for name in ("max_num_seqs", "max_batched_tokens") if name in values}
+    limits = replace(limits, **pinned, memory_fraction=1.0)
+    cache = str(values.get("kv_cache", "bf16"))
+    published = None if "quantization" in values else published_formats(shape)
+    named = checkpoint_formats(shape, str(values.get("quantization", "bf16")), cache)
+    formats = published.with_cache(cache) if published is not None else named
     return share_of_device(worker_memory(shape, device, layout, limits, formats, context=context), share, of)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshplan.catalogs.errors import Problem, SpecError, why
+from meshplan.catalogs.errors import SpecError, why
 from meshplan.catalogs.untrusted.documents import read_text
 from meshplan.catalogs.untrusted.limits import MAX_YAML_BYTES
 from meshplan.planner.emit.serving.script import WORKERS_FILE
@@ -86,4 +86,4 @@ def _stated(lines: list[str]) -> dict[str, Any]:
 
 
 def _refused(message: str) -> SpecError:
-    return SpecError([Problem(path="", message=message)], of="what is imported")
+    return SpecError.at("", message, of="what is imported")

@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, cast
 
-from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.catalogs.errors import SpecError, closest_names, did_you_mean
 from meshplan.planner.imports.reading import Given, Reading
 
 _PACKAGE = "meshplan.planner.imports.sources"
@@ -71,5 +71,5 @@ def source_of(given: Given, name: str | None = None) -> Source | None:
         names = [source.name for source in SOURCES]
         hint = did_you_mean(closest_names(name, names))
         message = f"unknown source {name!r}{hint}; known: {', '.join(names)}"
-        raise SpecError([Problem(path="--from", message=message)], of="the command")
+        raise SpecError.at("--from", message, of="the command")
     return found

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 
 # The longest command line that Linux takes has 2 MiB; expansions may not make more of a script than these.
 MAX_WORDS = 100_000  # of one command or array
@@ -60,7 +60,7 @@ class Word:
 
 def refused(message: str) -> SpecError:
     """The error of a script that cannot be read."""
-    return SpecError([Problem(path="", message=message)], of="the launch script")
+    return SpecError.at("", message, of="the launch script")
 
 
 def whole_number(expression: str, variables: Mapping[str, str]) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError, closest_names
+from meshplan.catalogs.errors import SpecError, closest_names
 from meshplan.catalogs.hardware import NodeType
 from meshplan.planner.emit.serving.terms import POOLED
 from meshplan.planner.emit.training.megatron.hybrid import letters
@@ -324,24 +324,28 @@ def _devices(reading: Reading) -> int:
 
 
 def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
-    slugs = [str(row["slug"]) for row in catalog.models()]
+    """Catalog name or path of the model: as it is named, else by its sizes; None after reporting a problem."""
     written = answers.model or reading.model
-    if written:
-        name = catalog.model_name(written)
-        if name is not None:
-            slug = name.slug
-            if reading.model_arguments:
-                for mismatch in models.mismatches(reading.model_arguments, catalog.model_shape(slug)):
-                    reading.report("model", f"{slug}: {mismatch}")
-                _list_model_arguments(reading, slug, catalog)
-            return slug
-        if answers.model is not None and Path(answers.model).exists():
-            return str(Path(answers.model).resolve())  # a spec may be written anywhere
-        close = closest_names(written.rstrip("/").rsplit("/", 1)[-1], slugs)
-        hint = f" (close: {', '.join(close)})" if close else ""
-        reading.report("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
-        return None
-    shapes = (catalog.model_shape(slug) for slug in slugs)
+    if not written:
+        return _model_of_sizes(reading, catalog)
+    name = catalog.model_name(written)
+    if name is not None:
+        if reading.model_arguments:
+            for mismatch in models.mismatches(reading.model_arguments, catalog.model_shape(name.slug)):
+                reading.report("model", f"{name.slug}: {mismatch}")
+            _list_model_arguments(reading, name.slug, catalog)
+        return name.slug
+    if answers.model is not None and Path(answers.model).exists():
+        return str(Path(answers.model).resolve())  # a spec may be written anywhere
+    close = closest_names(written.rstrip("/").rsplit("/", 1)[-1], _slugs(catalog))
+    hint = f" (close: {', '.join(close)})" if close else ""
+    reading.report("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
+    return None
+
+
+def _model_of_sizes(reading: Reading, catalog: Catalog) -> str | None:
+    """The first model of the catalog with the sizes of the flags; the others with these are named."""
+    shapes = (catalog.model_shape(slug) for slug in _slugs(catalog))
     found = models.models_of_size(reading.model_arguments, shapes, num_positions=reading.num_positions)
     if not found:
         sizes = ", ".join(
@@ -354,6 +358,10 @@ def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
     reading.assumed.append(Assumption(term="model", value=found[0].slug, why=why))
     _list_model_arguments(reading, found[0].slug, catalog)
     return found[0].slug
+
+
+def _slugs(catalog: Catalog) -> list[str]:
+    return [str(row["slug"]) for row in catalog.models()]
 
 
 def _list_model_arguments(reading: Reading, slug: str, catalog: Catalog) -> None:
@@ -399,9 +407,8 @@ def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
         _weighted_layers(reading, layers, per_stage, ends)
     chunks = values.get("layers_per_chunk")
     if chunks is not None and sum(chunks) != layers:
-        raise SpecError(
-            [Problem(path="model", message=f"the layout places {sum(chunks)} layers, {model} has {layers}")],
-            of="what is imported",
+        raise SpecError.at(
+            "model", f"the layout places {sum(chunks)} layers, {model} has {layers}", of="what is imported"
         )
 
 
@@ -413,7 +420,7 @@ def _layers_of_blocks(shape: ModelShape, blocks_per_chunk: Sequence[int]) -> tup
             message = (
                 f"the pattern ends a chunk after {blocks} blocks, within a layer of {shape.slug} or beyond its last"
             )
-            raise SpecError([Problem(path="model", message=message)], of="what is imported")
+            raise SpecError.at("model", message, of="what is imported")
         layers.append(ends.index(blocks) + 1 if blocks else 0)
     return tuple(after - before for before, after in itertools.pairwise((0, *layers)))
 
@@ -428,7 +435,7 @@ def _weighted_layers(reading: Reading, layers: int, per_stage: int | None, ends:
     split = layers_by_weights(layers, chunks, *ends) if chunks % stages == 0 else None
     if split is None:
         message = f"{layers} layers in {chunks} chunks on {stages} stages, the ends counting as {ends[0]} and {ends[1]}"
-        raise SpecError([Problem(path="fixed.pipeline_parallel", message=f"TorchTitan has no split of {message}")])
+        raise SpecError.at("fixed.pipeline_parallel", f"TorchTitan has no split of {message}")
     values["virtual_pipeline_stages"] = chunks // stages
     if len(set(split)) > 1:
         values["layers_per_chunk"] = list(split)

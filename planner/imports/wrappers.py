@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from meshplan.catalogs.errors import Problem, SpecError, why
+from meshplan.catalogs.errors import SpecError, why
 from meshplan.catalogs.untrusted.documents import read_text
 from meshplan.catalogs.untrusted.limits import MAX_YAML_BYTES
 from meshplan.planner.imports.containers import inside_docker, inside_image_file
@@ -134,4 +134,4 @@ def with_flags(script: str, folder: Path) -> str:
 
 
 def _refused(message: str) -> SpecError:
-    return SpecError([Problem(path="", message=message)], of="what is imported")
+    return SpecError.at("", message, of="what is imported")

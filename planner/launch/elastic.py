@@ -56,12 +56,12 @@ class OnNodes:
     emitted: EmittedPlan
 
 
-def elastic_files(found: Sequence[OnNodes], night: str) -> tuple[Artifact, ...]:
+def elastic_files(found: Sequence[OnNodes], runbook: str) -> tuple[Artifact, ...]:
     """Launcher files of a job on a changing number of nodes.
 
     Args:
         found: plans by number of nodes; each uses all devices of its nodes.
-        night: what an operator does when, as text.
+        runbook: what an operator does when, as text.
 
     Raises:
         EmitError: fewer than two numbers of nodes, a gap between them, or scripts that no agent can stand over.
@@ -84,7 +84,7 @@ def elastic_files(found: Sequence[OnNodes], night: str) -> tuple[Artifact, ...]:
     ]
     usual = _settings(rows)
     return (
-        operators_page(night),
+        operators_page(runbook),
         Artifact(path=PurePosixPath("elastic.sh"), content=_agent("torchrun", usual), executable=True),
         Artifact(path=PurePosixPath("elastic_nvrx.sh"), content=_agent("ft_launcher", usual), executable=True),
         Artifact(path=PurePosixPath("rank.sh"), content=_RANK, executable=True),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
-from meshplan.planner.cluster.lookup import usable_devices
+from meshplan.planner.cluster.lookup import usable_part
 from meshplan.planner.core.plan import Plan, shape_from_document
 from meshplan.planner.emit.hosts import HostPool
 from meshplan.planner.emit.training import flagscale, own_script
@@ -43,7 +43,7 @@ def flagscale_files(plan: Plan, catalog: Catalog) -> EmittedPlan:
         used[stage["node_type"]] = used.get(stage["node_type"], 0) + stage["tensor_parallel"] * stage["data_parallel"]
     nodes = []
     for name, devices in used.items():
-        per_host = usable_devices(plan.spec["cluster"], name) or catalog.node_type(name).devices_per_host
+        per_host = usable_part(plan.spec["cluster"], catalog.node_type(name)).devices_per_host
         nodes.append(flagscale.NodeHosts(node_type=name, devices=devices, devices_per_host=per_host))
     return flagscale.files(plan, shape, _like_the_first(plan.config), nodes)
 
@@ -56,7 +56,7 @@ def host_pools(plan: Plan, catalog: Catalog) -> tuple[HostPool, ...]:
     used = {host for host, _ in plan.rank_table or ()}
     pools, first = [], 0
     for name, count in counts.items():
-        node_type = catalog.node_type(name)
+        node_type = usable_part(plan.spec["cluster"], catalog.node_type(name))
         numbers = range(first, first + count * node_type.num_hosts)
         first = numbers.stop
         if hosts := tuple(host for host in numbers if host in used):
@@ -64,7 +64,7 @@ def host_pools(plan: Plan, catalog: Catalog) -> tuple[HostPool, ...]:
                 HostPool(
                     node_type=name,
                     device=node_type.device,
-                    devices_per_host=usable_devices(plan.spec["cluster"], name) or node_type.devices_per_host,
+                    devices_per_host=node_type.devices_per_host,
                     hosts=hosts,
                 )
             )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
-from meshplan.planner.cluster.lookup import usable_devices
+from meshplan.planner.cluster.lookup import usable_part
 from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.serving.load import Load, with_room
@@ -89,11 +89,10 @@ def host_type(node_type: str, catalog: Catalog, cluster: Mapping[str, Any] | Non
     try:
         if devices := cluster.get("devices"):
             return HostType(devices_per_host=int(devices["per_node"]), device=catalog.device(str(devices["type"])))
-        node = catalog.node_type(node_type)
+        node = usable_part(cluster, catalog.node_type(node_type))
     except UnknownEntryError as error:
         raise EmitError(f"the catalog no longer knows the hosts of this plan: {error}") from error
-    per_host = usable_devices(cluster, node_type) or node.devices_per_host
-    return HostType(devices_per_host=per_host, device=node.device)
+    return HostType(devices_per_host=node.devices_per_host, device=node.device)
 
 
 def _pooled_length(workload: Mapping[str, Any]) -> int | None:

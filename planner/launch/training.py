@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
-from meshplan.planner.cluster.lookup import usable_devices
+from meshplan.planner.cluster.lookup import usable_part
 from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.training import flagscale, own_script, torchtune
@@ -152,8 +152,8 @@ def _hardware(spec: Mapping[str, Any], catalog: Catalog) -> tuple[Device | None,
     try:
         if cluster.get("nodes"):
             name = cluster["nodes"][0]["type"]
-            node = catalog.node_type(name)
-            return node.device, usable_devices(cluster, name) or node.devices_per_host
+            node = usable_part(cluster, catalog.node_type(name))
+            return node.device, node.devices_per_host
         return catalog.device(cluster["devices"]["type"]), 0
     except UnknownEntryError:
         return None, 0

@@ -38,7 +38,7 @@ def packed_documents(spec: SequenceLengthsSpec, sequence_length: int, base: Path
     table = _of_histogram(spec.histogram or ()) if spec.file is None else table_of(read_lengths(base / spec.file))
     if spec.longer == DROP and table.lengths[0] > sequence_length:
         message = f"drop leaves no document: the shortest has {table.lengths[0]} tokens, a sequence {sequence_length}"
-        raise SpecError([Problem(path="workload.sequence_lengths.longer", message=message)])
+        raise SpecError.at("workload.sequence_lengths.longer", message)
     return PackedDocuments(
         table=table,
         sequence_length=sequence_length,
@@ -62,7 +62,7 @@ def read_lengths(path: Path) -> IntArray:
             return _checked(list(_numbered(_of_json(path, where), "entry")), where)
         return _checked(list(_of_csv(path, where)), where)
     except (OSError, DocumentError) as error:
-        raise SpecError([Problem(path="", message=f"cannot be read: {error}")], of=where) from error
+        raise SpecError.at("", f"cannot be read: {error}", of=where) from error
 
 
 def _of_histogram(bins: Sequence[BinSpec]) -> LengthTable:
@@ -93,7 +93,7 @@ def _of_json(path: Path, where: str) -> Sequence[Any]:
     document = parse(read_text(path, MAX_JSON_BYTES), is_json=True, name=str(path))
     values = document.get("lengths") if isinstance(document, dict) else document
     if not isinstance(values, list):
-        raise SpecError([Problem(path="", message="must be a list of lengths, or an object with 'lengths'")], of=where)
+        raise SpecError.at("", "must be a list of lengths, or an object with 'lengths'", of=where)
     return values
 
 
@@ -108,7 +108,7 @@ def _of_csv(path: Path, where: str) -> Iterator[tuple[str, Any]]:
         column = first.index(COLUMN)
     else:
         message = f"has no column {COLUMN!r} but {', '.join(map(repr, first)) or 'nothing'}"
-        raise SpecError([Problem(path="line 1", message=message)], of=where)
+        raise SpecError.at("line 1", message, of=where)
     for line, row in enumerate(rows, start=2):
         if row:
             yield f"line {line}", row[column].strip() if column < len(row) else ""
@@ -120,12 +120,12 @@ def _of_arrays(path: Path, where: str) -> IntArray:
     if found is None and len(arrays) == 1:
         found = next(iter(arrays.values()))
     if found is None or found.ndim != 1 or found.dtype.kind not in "iu":
-        raise SpecError([Problem(path="", message="must hold one array of whole numbers, named 'lengths'")], of=where)
+        raise SpecError.at("", "must hold one array of whole numbers, named 'lengths'", of=where)
     if len(found) > MAX_ROWS:
-        raise SpecError([Problem(path="", message=f"has {len(found)} lengths; at most {MAX_ROWS} are read")], of=where)
+        raise SpecError.at("", f"has {len(found)} lengths; at most {MAX_ROWS} are read", of=where)
     if not len(found) or found.min() < 1 or found.max() > MAX_DOCUMENT_TOKENS:
         message = f"lengths must be 1 to {MAX_DOCUMENT_TOKENS} tokens, at least one of them"
-        raise SpecError([Problem(path="", message=message)], of=where)
+        raise SpecError.at("", message, of=where)
     return np.asarray(found.astype(np.int64))
 
 

@@ -21,6 +21,8 @@ from meshplan.planner.rank_mapping.objective import MAX_EXACT_RING_NODES, LinkCo
 MAX_SUBGRADIENT_STEPS = 150
 # Prim's tree costs n vector operations of length n; this keeps 1,024 nodes at a few seconds.
 SUBGRADIENT_NODE_STEPS = 60_000
+# Length of a subgradient step over that of the one before.
+STEP_DECAY = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ def _mean_pipeline_s(costs: LinkCosts, parts: IntArray) -> float:
         degree = np.bincount(left, minlength=nodes) + np.bincount(right, minlength=nodes)
         slope = np.where(price > 0.0, degree - 2, np.where(price < 0.0, degree - 1, np.clip(0, degree - 2, degree - 1)))
         short = needed - int(crossing[left, right].sum())
-        length = stride * 0.97**step
+        length = stride * STEP_DECAY**step
         price = price + length * slope / max(1.0, float(np.sqrt((slope**2).mean())))
         reward = max(0.0, reward + length * float(np.sign(short)))
     return best / pipelines

@@ -25,6 +25,9 @@ MAX_PARTNERS, LEAST_PARTNERS = 64, 16
 PARTNER_NODES = 16_384
 NUM_SEGMENTS, NUM_RING_RUNS = 48, 48
 
+# Of the steps, where all kinds of moves are possible; shares of those that are not go to the others.
+NODES_SHARE, SEGMENTS_SHARE, RING_RUNS_SHARE = 0.6, 0.2, 0.2
+
 COIN = 0.5
 NEAR_CUT_PLACES = 3  # largest distance of the second cut from the slowest link, in half of the cases
 
@@ -36,11 +39,11 @@ def available_moves(costs: LinkCosts) -> dict[Move, float]:
     lines, rings = costs.num_stages > 1, costs.num_pipelines > NUM_NODES_WITH_ONE_RING
     shares: dict[Move, float] = {}
     if lines:
-        shares[exchange_nodes] = 0.6
+        shares[exchange_nodes] = NODES_SHARE
         if costs.num_pipelines > 1:
-            shares[exchange_segments] = 0.2
+            shares[exchange_segments] = SEGMENTS_SHARE
     if rings:
-        shares[exchange_ring_runs] = 0.2
+        shares[exchange_ring_runs] = RING_RUNS_SHARE
     total = sum(shares.values())
     return {move: share / total for move, share in shares.items()}
 

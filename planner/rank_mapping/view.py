@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.units import format_duration
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.rank_mapping.pictures import Link, MappingView
@@ -25,7 +25,7 @@ def training_view(plan: Plan, network: Network | None) -> MappingView:
     mapping = plan.mapping
     if mapping is None or network is None:
         message = f"plan {plan.plan_id} has no mapping to draw: all links of its cluster are alike"
-        raise SpecError([Problem(path="", message=message)], of="the question")
+        raise SpecError.at("", message, of="the question")
     nodes, stages = np.array(mapping["nodes"], dtype=np.int64), int(plan.config["pipeline_parallel"])
     world = int(plan.config["world_size"])
     per_node, per_stage = -(-world // len(nodes)), world // stages

@@ -20,6 +20,7 @@ from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.search.branch import Simulated
 from meshplan.planner.serving.search.cache_shapes import simulated_shapes
 from meshplan.planner.serving.search.candidates import layout_label
+from meshplan.planner.serving.search.deployment import slowest_front_ends
 from meshplan.planner.serving.search.pareto import pareto_front, useful_batch
 from meshplan.planner.serving.search.search import ServingReport, sustainable_rate
 from meshplan.planner.serving.search.slo_judgement import RATE_KEY, Judged, judge
@@ -39,10 +40,13 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
 
     Returns:
         ``pareto`` (closed form, including points that violate SLOs), ``num_running``, ``useful_batch``, ``sensitivity``
-        (the chosen deployment under other requests), ``experts`` where the question says how they are routed, and,
+        (the chosen deployment under other requests), ``most_passed_on_per_s`` (requests/s that its API servers let
+        pass; where there are some), ``experts`` where the question says how they are routed, and,
         where a rate is given, ``max_request_rate_per_s`` within the SLOs.
     """
     last = chosen.candidate.parts[-1][0]
+    passed, messages = slowest_front_ends(problem.site, chosen.candidate.config, problem.workload)
+    between_s = passed.request_s(messages)
     found: dict[str, Any] = {
         "pareto": [
             {
@@ -65,6 +69,8 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
         "what_if_simulated": _shapes(problem, chosen, seed),
         **_idle(problem, chosen),
     }
+    if between_s:
+        found["most_passed_on_per_s"] = 1.0 / between_s
     if last.placed.role is not Role.PREFILL:
         found["useful_batch"] = useful_batch(last)
     if problem.experts is not None:

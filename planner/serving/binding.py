@@ -20,16 +20,17 @@ from meshplan.planner.serving.problem.config import Layout, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival
-from meshplan.planner.serving.search.branch import Simulated, full_counts
-from meshplan.planner.serving.search.candidates import candidate_of, config_label, layout_label, overload
-from meshplan.planner.serving.search.families import Family, families
-from meshplan.planner.serving.search.layouts import default_limits, layouts, tokens_held
-from meshplan.planner.serving.search.search import ServingReport
+from meshplan.planner.serving.search.branch import Simulated
+from meshplan.planner.serving.search.candidates import candidate_of, config_label, full_counts, layout_label, overload
+from meshplan.planner.serving.search.families import Family
+from meshplan.planner.serving.search.layouts import default_limits, layouts, refusal, tokens_held
+from meshplan.planner.serving.search.search import ServingReport, families
 from meshplan.planner.serving.search.trials import DECISIVE
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
 DEVICES, RULE, MEMORY, ALONE = "devices", "rule", "memory", "alone"
 CAPACITY, OVERLOAD, LIMIT, LOAD = "capacity", "overload", "limit", "load"
+PASSED_ON = 0.99  # of the rate that API servers let pass, from which on they bind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Binding:
         shortage: memory that is needed over memory that there is, where that is short.
         finished_per_s: most requests/s that a simulated deployment finishes within the SLOs while its queue grows; 0
             where none does.
+        is_passed_on: ``capacity_per_s`` is what API servers let pass.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Binding:
     capacity_per_s: float = 0.0
     shortage: float = 1.0
     finished_per_s: float = 0.0
+    is_passed_on: bool = False
 
 
 def binding_constraint(problem: ServingProblem, report: ServingReport) -> Binding:
@@ -65,10 +68,15 @@ def binding_constraint(problem: ServingProblem, report: ServingReport) -> Bindin
     if all(misfits):
         return Binding(kind=RULE, text=f"experts: {misfits[0]}")
     legal = [one for one, misfit in zip(legal, misfits, strict=True) if misfit is None]
+    refusals = [refusal(problem, problem.machines[one[0]], *one[1:]) for one in legal]
+    if all(refusals):  # no network, several hosts, drafts
+        return Binding(kind=RULE, text=_with_pins(problem, str(refusals[0])))
+    legal = [one for one, reason in zip(legal, refusals, strict=True) if reason is None]
     missing = [_missing(problem, role, *one) for one in legal]
     if min(missing)[0] > 0.0:
         _, text, shortage = min(missing)
-        return Binding(kind=MEMORY, text=text + _on_host(report), shortage=shortage)
+        beside = next((f"; of other layouts: {reason}" for reason in refusals if reason), "")
+        return Binding(kind=MEMORY, text=text + _on_host(report) + beside, shortage=shortage)
     kinds = _kinds(problem, role)
     if not kinds:
         return Binding(kind=ALONE, text=_alone(problem, role))
@@ -80,7 +88,10 @@ def binding_constraint(problem: ServingProblem, report: ServingReport) -> Bindin
             f"capacity: {counted(problem.num_devices, 'device')} {verb} at most {most:.3g} requests/s"
             f"{' within the SLOs' if problem.slos else ''}, asked are {rate:g}"
         )
-        return Binding(kind=CAPACITY, text=text, capacity_per_s=most)
+        fastest = max(kinds, key=lambda kind: kind.best_rate_per_s)
+        is_passed_on = fastest.best_rate_per_s * fastest.cost.request_s > PASSED_ON
+        text += "; no more pass their API servers" if is_passed_on else ""
+        return Binding(kind=CAPACITY, text=text, capacity_per_s=most, is_passed_on=is_passed_on)
     return _of_loads(problem, report, kinds)
 
 
@@ -143,8 +154,12 @@ def _binding_rule(problem: ServingProblem, considered: list[tuple[str, Layout, Q
     broken = [list(_violated(problem, layout, quantization)) for _, layout, quantization in considered]
     everywhere = [rule for rule in broken[0] if all(rule in others for others in broken[1:])]
     binding = everywhere[0] if everywhere else min(broken, key=len)[0]
+    return _with_pins(problem, f"{problem.rules.name}: {binding.message}")
+
+
+def _with_pins(problem: ServingProblem, text: str) -> str:
     pins = _pins_text(problem, Role.MIXED)
-    return f"{problem.rules.name}: {binding.message}" + (f" (pinned: {pins})" if pins else "")
+    return text + (f" (pinned: {pins})" if pins else "")
 
 
 def _missing(
@@ -180,10 +195,7 @@ def _alone(problem: ServingProblem, role: Role) -> str:
     }
     least["itl"] = least["tpot"]
     late = [slo for slo in problem.slos if least[slo.metric] > slo.limit_s]
-    texts = [
-        f"{slo.key}: SLO {slo.limit_s:g} s, one request alone takes at least {format_duration(least[slo.metric])}"
-        for slo in late
-    ]
+    texts = [f"{slo.limit_text}, one request alone takes at least {format_duration(least[slo.metric])}" for slo in late]
     together = " and ".join(slo.limit_text for slo in problem.slos)
     return "; ".join(texts) or f"{together}: no worker meets them together with one request running"
 

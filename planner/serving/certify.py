@@ -80,6 +80,7 @@ def _replayed(
 
 
 def _figures(seconds: FloatArray) -> tuple[float, float]:
+    """The :data:`LATENCIES` of some requests, s."""
     return (float(seconds.mean()), float(np.quantile(seconds, 0.99))) if len(seconds) else (0.0, 0.0)
 
 

@@ -169,6 +169,7 @@ def check_choices(
     _check_caps(spec, machines, problems)
     _check_separation(spec, shape, problems)
     _check_arrivals(spec, problems)
+    _check_streaming(spec, ENGINES[spec.constraints.target], problems)
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
     if needs_rate:
         problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
@@ -200,6 +201,21 @@ def _check_arrivals(spec: ServingSpec, problems: Problems) -> None:
     at_rate = workload.process in (Arrival.POISSON, Arrival.GAMMA, Arrival.TRACE)
     if workload.num_requests == 1 and (at_rate or (workload.process is None and finds_rate)):
         problems.say("workload.num_requests", "1: a rate is one over the gaps between arrivals: give at least 2")
+
+
+def _check_streaming(spec: ServingSpec, rules: EngineRules, problems: Problems) -> None:
+    """Tokens that are sent together, where the engine has no flag for it or something asks for each by itself."""
+    gaps = ", ".join(slo.key for slo in spec.slos if slo.metric == "itl")
+    parts = {"fixed": spec.fixed, "fixed.prefill": spec.fixed.prefill, "fixed.decode": spec.fixed.decode}
+    for path, interval in ((f"{name}.stream_interval", part.stream_interval) for name, part in parts.items()):
+        if interval is None or interval == 1:
+            continue
+        if not rules.streams_in_intervals:
+            problems.say(path, f"{interval}: {rules.name} has no flag for it and sends every token by itself")
+        elif spec.workload.task != "generate":
+            problems.say(path, f"{interval}: {spec.workload.task} streams no tokens")
+        elif gaps:
+            problems.say(path, f"{interval}: clients see {interval} tokens at once, so {gaps} has no meaning: say 1")
 
 
 def _check_no_experts(fixed: ServingFixedSpec, problems: Problems) -> None:

@@ -53,6 +53,8 @@ def _sound_limits(limits: EngineLimits) -> EngineLimits:
         raise ValueError(f"max_num_seqs and max_batched_tokens must be within 1 and {_MAX_BATCH}")
     if not 0.0 < limits.memory_fraction <= 1.0:
         raise ValueError(f"memory_fraction is {limits.memory_fraction}, not above 0 and at most 1")
+    if not 1 <= limits.stream_interval <= _MAX_BATCH:
+        raise ValueError(f"stream_interval is {limits.stream_interval}, not within 1 and {_MAX_BATCH}")
     return limits
 
 

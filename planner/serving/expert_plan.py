@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.expert_placement.placing import Placed, keep_current, place
@@ -224,4 +224,4 @@ def serve_experts(
 
 
 def _error(message: str) -> SpecError:
-    return SpecError([Problem(path="PLAN", message=message)], of="the question")
+    return SpecError.at("PLAN", message, of="the question")

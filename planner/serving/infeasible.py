@@ -15,6 +15,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.budget import Budget
+from meshplan.planner.core.text import rounded_up
 from meshplan.planner.serving.advice import what_if_rows
 from meshplan.planner.serving.binding import (
     ALONE,
@@ -28,13 +29,13 @@ from meshplan.planner.serving.binding import (
     binding_constraint,
     nearest_row,
 )
-from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.config import Role, pins_text
 from meshplan.planner.serving.problem.problem import Pinned, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import SCHEMES, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.search.branch import Simulated, full_counts, judge_once
-from meshplan.planner.serving.search.candidates import candidate_of, config_label
+from meshplan.planner.serving.search.branch import Simulated, judge_once
+from meshplan.planner.serving.search.candidates import candidate_of, config_label, full_counts
 from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.max_rate import DOWN, MAX_DOWN
 from meshplan.planner.serving.search.search import ServingReport, search_serving
@@ -57,6 +58,8 @@ MOST_FORMATS = 2
 NEAR_ENOUGH = 0.25
 # Requests in flight that are tried first.
 FEW_IN_FLIGHT = 8
+# Tokens that are sent at once where API servers bind: with more, requests themselves are most of their work.
+AT_ONCE = 10
 # Arrivals that no rate serves are made more even by these factors until one does; the last is Poisson's.
 LESS_BURSTY = (2.0, 4.0, math.inf)
 # Limits on latencies of such arrivals that are tried, over the latency of one run.
@@ -123,6 +126,8 @@ class _Changes:
             yield from self._slos()
         if kind == CAPACITY or self.binding.finished_per_s:
             yield from self._lower_rate()
+        if self.binding.is_passed_on:
+            yield from self._fewer_messages()
         if kind == OVERLOAD:
             yield from self._fewer_in_flight()
             if not self.carried and self.problem.slos:  # however few: what is asked of each is too much
@@ -172,7 +177,7 @@ class _Changes:
                 is_any = True
                 yield {
                     "constraint": slo.limit_text,
-                    "change": f"{slo.key}: {_rounded_up(value):g}",
+                    "change": f"{slo.key}: {rounded_up(value):g}",
                     "reached": value,
                     "label": label,
                 }
@@ -187,7 +192,7 @@ class _Changes:
                 return
             yield {
                 "constraint": " and ".join(slo.limit_text for slo in late),
-                "change": " and ".join(f"{slo.key}: {_rounded_up(run.shown_s(slo)):g}" for slo in late),
+                "change": " and ".join(f"{slo.key}: {rounded_up(run.shown_s(slo)):g}" for slo in late),
                 "label": label,
             }
 
@@ -243,6 +248,20 @@ class _Changes:
             least = f"request_rate_per_s: {float(f'{0.995 * rate:.3g}'):g}"
             yield _change(f"request_rate_per_s: {workload.request_rate_per_s:g}", least, found)
 
+    def _fewer_messages(self) -> Iterator[dict[str, Any]]:
+        """Several tokens sent to a client at once, where the engine does so and no SLO is on each of them."""
+        problem, pinned = self.problem, self.problem.pinned
+        if "stream_interval" in pinned.of(Role.MIXED) or not problem.rules.streams_in_intervals:
+            return
+        if any(slo.metric == "itl" for slo in problem.slos):
+            return
+        self.tried.append(f"{AT_ONCE} tokens sent at once")
+        common = {**pinned.by_role.get(Role.MIXED, {}), "stream_interval": AT_ONCE}
+        more = replace(pinned, by_role={**pinned.by_role, Role.MIXED: common})
+        found = self._best(replace(problem, pinned=more))
+        if found is not None:
+            yield _change("every token is sent by itself", f"fixed.stream_interval: {AT_ONCE}", found)
+
     def _fewer_in_flight(self) -> Iterator[dict[str, Any]]:
         """The most requests in flight within the SLOs: doubled while there is a plan, then between that and its double,
         within :data:`NEAR_ENOUGH`. Few requests in flight are soon simulated.
@@ -280,9 +299,10 @@ class _Changes:
         for size in sizes:
             found = self._best(self._of_size(size))
             if found is not None:
-                yield _change(
-                    f"devices: {have}", f"{found.candidate.config.num_devices} devices instead of {have}", found
-                )
+                need = found.candidate.config.num_devices
+                more = f"{need} devices instead of {have}"
+                # The search of the question itself ended before it.
+                yield _change(f"devices: {have}", more if need > have else pins_text(found.candidate.config), found)
                 return
 
     def _factors(self) -> list[int]:
@@ -402,7 +422,7 @@ class _Changes:
             found = self._best(replace(self.problem, limits=lifted))
             if found is not None:
                 used = found.candidate.usd_per_hour if lifted is money else found.candidate.power_w
-                yield _change(f"{name}: {limit:g} {unit}", f"{name}: {_rounded_up(used or 0.0):g}", found)
+                yield _change(f"{name}: {limit:g} {unit}", f"{name}: {rounded_up(used or 0.0):g}", found)
 
     def _best(self, problem: ServingProblem) -> Simulated | None:
         """The best deployment of another question; None where there is none, or no time for it."""
@@ -438,9 +458,3 @@ def _first_token(kind: PricedWorker) -> float:
 
 def _between_tokens(kind: PricedWorker) -> float:
     return float(kind.steady.tpot_s[0])
-
-
-def _rounded_up(value: float) -> float:
-    """Three significant digits, never below ``value``."""
-    text = float(f"{value:.2e}")
-    return text if text >= value else float(f"{value * 1.005:.2e}")

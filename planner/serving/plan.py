@@ -10,7 +10,7 @@ from typing import Any
 from meshplan.catalogs.models.layers.naming import describe_blocks
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.surfaces.recurrent import KERNELS
-from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, own_version, plain, shape_document
 from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
 from meshplan.planner.serving.estimator.instances import share_doubt, share_error_p90
@@ -38,7 +38,7 @@ def make_serving_plan(
     report: ServingReport,
     *,
     solution: Mapping[str, Any],
-    identity: Mapping[str, Any],
+    identity: PlanIdentity,
     top: int,
     beyond: bool = True,
 ) -> Plan:

@@ -245,6 +245,7 @@ class _Answer(Section):
     useful_batch: Count | None = None
     experts: tuple[_Experts, ...] = ()
     max_request_rate_per_s: Number | None = None
+    most_passed_on_per_s: Number | None = None
     speculation: _SpeculationAnswer | Nothing = Nothing()
     kv_stores: tuple[_KvStore, ...] = ()
     images: _ImagesAnswer | Nothing = Nothing()

@@ -29,10 +29,10 @@ from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.checks import check_choices, check_formats, served_shape, share_options
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.problem.config import KvConnector, Role, Speculation
-from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
+from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingProblem
-from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats
+from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats, named_formats
 from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, Sampling, ServingWorkload, Task
 from meshplan.planner.serving.problem.spec import ServingSpec
 from meshplan.planner.serving.problem.speculation import speculation_options
@@ -234,10 +234,11 @@ def _formats(
         return (Quantization(**parts, kv_cache=spec.kv_cache),)
     if spec.fixed.quantization is not None:
         schemes: Sequence[str] = (str(spec.fixed.quantization),)
+    elif spec.quantization:
+        schemes = spec.quantization
     else:
         name = catalog.model_name(spec.model)
-        written = name.scheme if name is not None else ""
-        schemes = spec.quantization or (written or PUBLISHED_SCHEMES.get(shape.family, "bf16"),)
+        return (named_formats(spec.model, name.scheme if name is not None else "", shape, spec.kv_cache),)
     return tuple(checkpoint_formats(shape, scheme, spec.kv_cache) for scheme in schemes)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.cluster.identity import cluster_identity
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.certificate import Certificate
@@ -128,7 +128,7 @@ def estimate(question: Question) -> Plan:
     try:
         simulated, search = estimate_pinned(resolved.problem, seed=question.seed)
     except ValueError as error:
-        raise SpecError([Problem(path="fixed", message=str(error))]) from error
+        raise SpecError.at("fixed", str(error)) from error
     judged = simulated.judged
     report: dict[str, Any] = {"status": "feasible", "solver": "none: one configuration", "kept": judged.is_met}
     if not judged.is_met:
@@ -194,6 +194,7 @@ def _pins(pools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "max_batched_tokens": pool["limits"]["max_batched_tokens"],
             "memory_fraction": pool["limits"]["memory_fraction"],
             "num_workers": pool["num_workers"],
+            "stream_interval": pool["limits"].get("stream_interval", 1),
         }
         for pool in pools
     }

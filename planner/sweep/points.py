@@ -72,7 +72,7 @@ def questions_of(sweep: SweepSpec, spec: Mapping[str, Any], base: Path, *, catal
     number = max(len(sweep.points), 1) * math.prod(len(values) for values in sweep.over.values())
     if number > MAX_POINTS:
         message = f"{number} points, at most {MAX_POINTS} are taken: vary fewer fields or values"
-        raise SpecError([Problem(path="over", message=message)], of="the sweep")
+        raise SpecError.at("over", message, of="the sweep")
     options = _search_options(sweep)
     rest = {"ask": sweep.ask, "options": options, "catalog": catalog_state, "meshplan": own_version()}
     problems: dict[Problem, None] = {}

@@ -4,7 +4,8 @@ Each alternative is the same question with one choice pinned: the search finds t
 comparison is with that choice at its best, not with the chosen plan bent. The table of well-known choices compares the
 usual splits of the layers, and begins with the best that the search of the answer has priced. Where links differ it
 searches under the chosen plan's mapping and under rates that no mapping beats, and maps those of the best few of both
-whose mapping could be seen in the comparison; a question of its own is searched as a whole.
+whose mapping could be seen in the comparison. A choice that a user asks about is the question with it pinned, answered
+as any (:func:`meshplan.planner.training.service.instead`).
 
 One choice is the other way round: DeepEP carries tokens to experts faster than the all-to-all, but has to be installed.
 It is no plan until somebody says that it is there; what it would gain is told of the chosen plan as it is.
@@ -26,7 +27,7 @@ from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.switches import ALL_TO_ALL, DEEPEP
 from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
-from meshplan.planner.training.search.joint import place_config, search_plans
+from meshplan.planner.training.search.joint import place_config
 from meshplan.planner.training.search.mapping.placement import placed_problem, under_links
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import LIMITS, SearchReport
@@ -137,34 +138,24 @@ def instead(
     chosen: Priced | None,
     choices: Choices,
     *,
+    search: DegreeSearch,
     name: str = "",
-    search: DegreeSearch | None = None,
     budget: Budget | None = None,
 ) -> Alternative:
-    """The best plan with ``choices`` pinned, compared with the chosen one.
+    """The best plan with ``choices`` pinned and the usual splits of the layers, compared with the chosen one.
 
     Args:
         problem: the question.
         chosen: its answer; None where there is none to compare with.
         choices: choice → value.
         name: what the choice is called; its values where empty.
-        search: the search of the answer, part of whose space is looked through; None to make a space.
+        search: the search of the answer, part of whose space is looked through.
         budget: what the search may spend.
     """
     label = name or ", ".join(f"{key}={value}" for key, value in choices.items())
     pinned = problem.with_fixed({**problem.fixed, **choices})
-    if search is not None:
-        own = search.space.pinned(pinned, choices)
-        pinned, config, report = _best_of(own, pinned, search.incumbents.seen.part(own.splits, choices), budget)
-    elif problem.machine.network_model is None:
-        solution, alone = search_degrees(pinned, keep=1, budget=budget)
-        report, config = alone.report, None if solution.assignment is None else solution.assignment.config
-    else:
-        found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES, budget=budget)
-        report = found.search.report
-        config = None if found.solution.assignment is None else found.solution.assignment.config
-        if found.placement is not None:
-            pinned = placed_problem(pinned, found.placement.order)
+    own = search.space.pinned(pinned, choices)
+    pinned, config, report = _best_of(own, pinned, search.incumbents.seen.part(own.splits, choices), budget)
     if config is None:
         return Alternative(name=label, choices=choices, priced=None, reason=why_nothing_fits(pinned, report))
     other = price(pinned, config)
@@ -256,11 +247,11 @@ def why_slower(chosen: Priced, other: Priced) -> str:
     names = dict.fromkeys([*chosen.breakdown_s, *other.breakdown_s])
     deltas = {name: other.breakdown_s.get(name, 0.0) - chosen.breakdown_s.get(name, 0.0) for name in names}
     floor = NAMED_SHARE * chosen.step_s
-    more = [name for name in sorted(deltas, key=lambda key: -deltas[key]) if deltas[name] > floor][:2]
-    less = [name for name in sorted(deltas, key=lambda key: deltas[key]) if deltas[name] < -floor][:1]
-    parts = [f"{name} {_signed(deltas[name])}" for name in (*more, *less)]
-    fewer = chosen.config.world_size - other.config.world_size
-    devices = f" on {fewer} fewer devices" if fewer > 0 else ""
+    longer = [name for name in sorted(deltas, key=lambda key: -deltas[key]) if deltas[name] > floor][:2]
+    shorter = [name for name in sorted(deltas, key=lambda key: deltas[key]) if deltas[name] < -floor][:1]
+    parts = [f"{name} {_signed(deltas[name])}" for name in (*longer, *shorter)]
+    more = other.config.world_size - chosen.config.world_size
+    devices = f" on {abs(more)} {'more' if more > 0 else 'fewer'} devices" if more else ""
     detail = f": {', '.join(parts)}" if parts else ""
     return f"{change:+.1%} step time{devices}{detail}"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshplan.catalogs.constants.training import Basis
 from meshplan.catalogs.units import format_bytes
-from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.plan import Plan, shape_from_document
 from meshplan.planner.core.text import counted
 from meshplan.planner.training.problem.frameworks.table import framework_rules
 from meshplan.planner.training.problem.spec import target_of
@@ -158,11 +158,16 @@ def calibration(plan: Plan) -> str:
     return f"constants of the literature, not calibrated on runs; {width} is assumed"
 
 
-def may_split_layers(plan: Plan) -> bool:
-    """Whether tensor parallelism is legal for the plan's framework and weights, as far as flags tell."""
+def may_choose(plan: Plan, choices: Mapping[str, Any]) -> bool:
+    """Whether the plan's framework takes a choice for its model and weights, as far as that choice alone tells.
+
+    Args:
+        plan: the plan.
+        choices: name of the configuration's field → value.
+    """
     rules = framework_rules(target_of(plan.spec))
-    is_refused = rules is not None and any(rule.name.endswith("_has_no_tensor_parallel") for rule in rules.rules)
-    return not is_refused and not plan.config.get("quantised_weights")
+    weights = {"quantised_weights": plan.config.get("quantised_weights", False)}
+    return rules is None or not rules.refuses({**weights, **choices}, shape_from_document(plan.provenance["model"]))
 
 
 def width_text(spread: float) -> str:

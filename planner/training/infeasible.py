@@ -26,6 +26,9 @@ from meshplan.planner.core.solution import tried
 from meshplan.planner.goodput.run import RunSetting, Stretches
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.plan import config_document
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import (
     OFFLOADED_LAYERS,
     OFFLOADS,
@@ -77,7 +80,7 @@ def _attempts(
     problem: TrainingProblem, last_limit: str | None
 ) -> Iterator[tuple[str, Callable[[], dict[str, Any] | None]]]:
     """What is tried, each by itself: a limit lifted, a pin dropped, a network, more devices, states off the devices;
-    smaller gradients where the devices' memory is the limit that refused the last.
+    smaller gradients where the devices' memory is the limit that refused the last, another framework where no limit is.
     """
     if problem.run is not None and _never_ends(problem):
         yield "fewer interruptions", partial(_with_fewer_interruptions, problem, problem.run.setting)
@@ -88,6 +91,9 @@ def _attempts(
         yield f"fixed.{name} dropped", partial(_without_pin, problem, name)
     if not problem.machine.is_joined and problem.machine.num_devices > problem.machine.domain_size:
         yield "a network between the nodes", partial(_with_network, problem)
+    if last_limit is None:
+        others = [rules for rules in FRAMEWORKS.values() if rules not in (problem.rules, ANY_FRAMEWORK)]
+        yield f"targets {', '.join(rules.name for rules in others)}", partial(_with_another_framework, problem, others)
     if problem.machine.is_joined and not _beyond_any_budget(problem):
         yield f"up to {_most_devices(problem)} devices", partial(_devices_needed, problem)
     if last_limit == DEVICE_MEMORY and _may_shrink_gradients(problem):
@@ -266,6 +272,13 @@ def _may_offload(problem: TrainingProblem) -> bool:
     return not problem.limits.offload and not any(
         choice in problem.fixed for choice in (*OFFLOADS.values(), OFFLOADED_LAYERS)
     )
+
+
+def _with_another_framework(problem: TrainingProblem, others: Sequence[FrameworkRules]) -> dict[str, Any] | None:
+    """The first framework that takes the question, by the memory of the one that does not."""
+    found = next((rules for rules in others if has_plan(replace(problem, rules=rules))), None)
+    change = None if found is None else f"constraints.target: {found.name}"
+    return None if change is None else {"constraint": f"constraints.target: {problem.rules.name}", "change": change}
 
 
 def _with_offload(problem: TrainingProblem) -> dict[str, Any] | None:

@@ -76,7 +76,7 @@ def _layers(problem: TrainingProblem, chunks: int) -> tuple[int, ...]:
     usual = problem.rules.usual_layers(layers, chunks)
     if usual is None:
         message = f"{problem.rules.name} cannot split {layers} layers into {chunks} chunks: give another number"
-        raise SpecError([Problem(path="fixed.pipeline_parallel", message=message)])
+        raise SpecError.at("fixed.pipeline_parallel", message)
     return usual
 
 
@@ -106,7 +106,7 @@ def _schedule(problem: TrainingProblem, pipeline: int, chunks: int) -> str:
         f"{problem.rules.name} runs {pipeline} stages of {chunks} chunks as {' or '.join(map(repr, usual))}, "
         f"not as {pinned!r}"
     )
-    raise SpecError([Problem(path="fixed.pipeline_schedule", message=message)])
+    raise SpecError.at("fixed.pipeline_schedule", message)
 
 
 def _impossible(problem: TrainingProblem, devices: int, per_pass: int, chunks: int) -> list[Problem]:

@@ -13,9 +13,17 @@ from meshplan.catalogs.constants.power import PowerCalibration, power_calibratio
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.plan import Interval, Plan, own_version, plain, shape_document
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, own_version, plain, shape_document
+from meshplan.planner.training.admission import peak_interval
 from meshplan.planner.training.alternatives import Alternative
-from meshplan.planner.training.estimator.assembly import WAITING
+from meshplan.planner.training.estimator.assembly import (
+    ACTIVATION_OFFLOAD,
+    ENDS,
+    EXCHANGES,
+    OPTIMIZER,
+    PRODUCTS,
+    WAITING,
+)
 from meshplan.planner.training.estimator.energy import energy_j
 from meshplan.planner.training.estimator.operators.products import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
@@ -35,9 +43,6 @@ if TYPE_CHECKING:
 # Added to the interval of a schedule, or of vocabulary parallelism, that no measured run has confirmed. Assumed: what
 # is at stake, a few per cent to a fifth of a step, may be missed altogether.
 UNMEASURED_SCHEDULE_ERROR = 0.15
-# Of 363 measured peaks, each source held out, 5 % lay below this share of the typical figure (1 % below 0.68). Since
-# the moments of a step are told apart it is 5 % below 0.84 (`tests/benchmarks/training_memory.py`); the wider is kept.
-PEAK_AT_LEAST = 0.82
 # Values of one illegal choice that are listed by name; the others are counted.
 LISTED_EXAMPLES = 6
 
@@ -106,9 +111,7 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
         from meshplan.planner.goodput.report import run_metrics  # start-up, as in _run_ending
 
         metrics |= run_metrics(problem.run.setting, devices, end, price)
-    metrics["peak_memory_bytes"] = Interval(
-        value=priced.typical_bytes, low=priced.typical_bytes * PEAK_AT_LEAST, high=priced.safe_bytes
-    )
+    metrics["peak_memory_bytes"] = peak_interval(priced.typical_bytes, priced.safe_bytes)
     if price is not None:
         metrics["usd_per_hour"] = Interval(value=price * devices, low=price * devices, high=price * devices)
     return metrics
@@ -200,15 +203,12 @@ def _stage_row(stage: StageBytes) -> dict[str, Any]:
 
 def evidence_of(problem: TrainingProblem, term: str, *, optimizer_offload: bool = False) -> EvidenceLevel:
     """How well the rate behind a part of the step is known."""
-    if term == "activation offload" or (term == "optimizer step" and optimizer_offload):
+    if term in {ACTIVATION_OFFLOAD, WAITING} or (term == OPTIMIZER and optimizer_offload):
         return EvidenceLevel.ASSUMED
-    if term == WAITING:
-        return EvidenceLevel.ASSUMED
-    products = {"matrix products", "experts", "recompute", "embedding, LM head and loss"}
-    if term in products:
+    if term in {*PRODUCTS, ENDS}:
         fitted = gemm_curve(problem.machine.device, problem.workload.precision).is_fitted
         return EvidenceLevel.FITTED if fitted else EvidenceLevel.DATASHEET
-    if "communication" in term or "messages" in term:
+    if term in EXCHANGES:
         return problem.machine.link_level
     return EvidenceLevel.FITTED if problem.calibration.num_runs else EvidenceLevel.ASSUMED
 
@@ -379,22 +379,25 @@ def make_training_plan(
     priced: Priced,
     *,
     solution: Mapping[str, Any],
-    alternatives: tuple[Mapping[str, Any], ...],
-    rejected: tuple[Mapping[str, Any], ...],
-    kind: str,
-    spec: Mapping[str, Any],
-    spec_digest: str,
-    catalog_digest: str,
-    placement: Placement | None = None,
+    identity: PlanIdentity,
+    placement: Placement | None,
+    alternatives: tuple[Mapping[str, Any], ...] = (),
+    rejected: tuple[Mapping[str, Any], ...] = (),
 ) -> Plan:
-    """Put the parts of a training plan together; ``resolved`` prices under the placement, where there is one."""
+    """Put the parts of a training plan together.
+
+    Args:
+        resolved: the problem, priced under the placement, and its sources.
+        priced: the chosen configuration.
+        solution: the solver's report.
+        identity: kind, spec and digests (:func:`~meshplan.planner.core.plan.plan_identity`).
+        placement: of the ranks; None where all mappings are alike.
+        alternatives: rows of other choices.
+        rejected: rows of what was ruled out.
+    """
     order = None if placement is None else placement.order
     metrics = predicted(resolved, priced)
     return Plan(
-        kind=kind,
-        spec=spec,
-        spec_digest=spec_digest,
-        catalog_digest=catalog_digest,
         config=config_document(priced.config),
         predicted=metrics,
         solution=solution,
@@ -409,4 +412,5 @@ def make_training_plan(
         rejected=rejected,
         run=_run_section(resolved, metrics["iteration_s"], priced.config),
         lengths=_lengths_section(resolved.problem, priced),
+        **identity,
     )

@@ -357,6 +357,10 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster
 def _limits(
     spec: TrainingSpec, machine: Machine, workload: TrainingWorkload, price: Price | None, problems: Problems
 ) -> TrainingLimits:
+    """The limits in the estimator's terms; those that nothing can meet, or that need a price or power, are problems.
+
+    A limit on the run's time is one on the step's, where all tokens of the run are known; the tighter of both holds.
+    """
     wanted = spec.constraints
     most = min(machine.num_devices, wanted.max_devices or machine.num_devices)
     if wanted.min_devices is not None and wanted.min_devices > min(most, machine.joined_devices):

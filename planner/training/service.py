@@ -7,16 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
-from meshplan.planner.core.plan import Interval, Plan, plan_identity, shape_from_document
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, plan_identity, shape_from_document
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.training.admission import admission, admitted_by, by_typical_figure, pinned_report
-from meshplan.planner.training.alternatives import alternatives
-from meshplan.planner.training.alternatives import instead as best_instead
+from meshplan.planner.training.alternatives import alternatives, why_nothing_fits, why_slower
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.plan import (
@@ -82,11 +81,11 @@ def resolve(
         SpecError: malformed, of another kind, or with unknown names.
     """
     if document.get("kind") != "training":
-        raise SpecError([Problem(path="kind", message=f"must be training here, not {document.get('kind')}")])
+        raise SpecError.at("kind", f"must be training here, not {document.get('kind')}")
     spec = read_with_names(read_training_spec, document, lambda: unknown_names(document, catalog))
     if spec.workload.has_open_batch:
         message = "auto compares plans at several batches: ask meshplan plan"
-        raise SpecError([Problem(path="workload.global_batch_size", message=message)])
+        raise SpecError.at("workload.global_batch_size", message)
     return resolve_training(spec, catalog, base, shape=shape)
 
 
@@ -103,29 +102,62 @@ def plan(question: Question) -> Plan:
         return plan_with_batch(question, plan, lambda document: resolve(document, question.catalog, question.base))
     resolved = resolve(question.document, question.catalog, question.base)
     problem, found = _searched(question, resolved)
-    solution, search = found.solution, found.search.report
-    rejected = tuple(rejected_rows(search, is_found=solution.assignment is not None))
-    common: dict[str, Any] = {**_identity(question.document, resolved), "rejected": rejected}
-    report = {**solution_document(solution, question.seed), "num_candidates": search.considered, "tie_width": TIE_WIDTH}
-    if solution.assignment is None:
+    best = found.solution.assignment
+    if best is None:
         # start-up: most questions have a plan
         from meshplan.planner.training.infeasible import explain_infeasible
 
-        return Plan(config={}, predicted={}, solution={**report, **explain_infeasible(problem, search)}, **common)
-    common["placement"] = found.placement
+        search = found.search.report
+        return Plan(
+            config={},
+            predicted={},
+            solution={**_report(question, found), **explain_infeasible(problem, search)},
+            rejected=tuple(rejected_rows(search, is_found=False)),
+            **_identity(question.document, resolved),
+        )
+    resolved, made = _made(question, resolved, problem, found, best.config)
+    return _under_availability(question, resolved, made)
+
+
+def _made(
+    question: Question, resolved: Resolved, problem: TrainingProblem, found: JointResult, config: TrainingConfig
+) -> tuple[Resolved, Plan]:
+    """The plan of a search that found one, and the question under the mapping of that plan.
+
+    Args:
+        question: what was asked.
+        resolved: it with names looked up.
+        problem: what the search answers: see :mod:`.admission`.
+        found: its result.
+        config: the configuration that it found.
+    """
     is_generous = problem is not resolved.problem
     problem = placed(problem, found.placement)
     resolved = replace(resolved, problem=placed(resolved.problem, found.placement))
-    chosen = price(resolved.problem, solution.assignment.config)
+    chosen = price(resolved.problem, config)
     best = _with_safe_bounds(resolved.problem, found.best) if is_generous else found.best
     rows = runner_up_rows(best, problem.objective, top=question.top)
-    judged = price(problem, solution.assignment.config)
+    judged = price(problem, config)
     if question.beyond:
         others = alternatives(problem, judged, search=found.search, budget=question.budget)
         rows += alternative_rows(judged, others, Objective(problem))
-    report |= admitted_by(admission(resolved.problem, chosen))
-    made = make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
-    return _under_availability(question, resolved, made)
+    report = _report(question, found) | admitted_by(admission(resolved.problem, chosen))
+    made = make_training_plan(
+        resolved,
+        chosen,
+        solution=report,
+        identity=_identity(question.document, resolved),
+        placement=found.placement,
+        alternatives=tuple(rows),
+        rejected=tuple(rejected_rows(found.search.report, is_found=True)),
+    )
+    return resolved, made
+
+
+def _report(question: Question, found: JointResult) -> dict[str, Any]:
+    """How good the answer is known to be, and what was looked at."""
+    counted = {"num_candidates": found.search.report.considered, "tie_width": TIE_WIDTH}
+    return {**solution_document(found.solution, question.seed), **counted}
 
 
 def _under_availability(question: Question, resolved: Resolved, made: Plan) -> Plan:
@@ -183,18 +215,18 @@ def estimate(question: Question) -> Plan:
         return mixed().estimate(question)
     if by_nodes().steady(question.document) != question.document:
         message = "needs plans for other numbers of nodes: ask meshplan plan"
-        raise SpecError([Problem(path="run.availability", message=message)])
+        raise SpecError.at("run.availability", message)
     # start-up: a plan is found without it
     from meshplan.planner.training.pinned import fixed_config
 
     resolved = resolve(question.document, question.catalog, question.base)
-    common: dict[str, Any] = _identity(question.document, resolved)
+    identity = _identity(question.document, resolved)
     config = fixed_config(resolved.problem)
-    resolved, common["placement"] = _placed_config(resolved, config)
+    resolved, placement = _placed_config(resolved, config)
     priced = price(resolved.problem, config)
     limit = resolved.problem.limits.memory_bytes
     report = pinned_report(admission(resolved.problem, priced), safe_bytes=priced.safe_bytes, limit_bytes=limit)
-    return make_training_plan(resolved, priced, solution=report, alternatives=(), rejected=(), **common)
+    return make_training_plan(resolved, priced, solution=report, identity=identity, placement=placement)
 
 
 def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapping[str, Interval]:
@@ -227,18 +259,15 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
         return mixed().instead(made, plan(Question(document=spec, catalog=catalog)))
     resolved = resolve(spec, catalog, shape=shape_from_document(made.provenance["model"]))
     config = config_from_document(made.config)
-    common: dict[str, Any] = _identity(spec, resolved)
-    resolved, _ = _placed_config(resolved, config)
-    free = resolved.problem.with_fixed(made.spec.get("fixed", {}))
-    other = best_instead(free, price(free, config), choices)
-    if other.priced is None:
-        return None, other.reason
-    resolved, common["placement"] = _placed_config(resolved, other.priced.config)
-    report = {"status": "feasible", "solver": "pinned choices"}
-    return (
-        make_training_plan(resolved, other.priced, solution=report, alternatives=(), rejected=(), **common),
-        other.reason,
-    )
+    own, _ = _placed_config(resolved, config)
+    chosen = price(own.problem.with_fixed(made.spec.get("fixed", {})), config)
+    question = Question(document=spec, catalog=catalog, seed=made.solution.get("seed", 0), top=1, beyond=False)
+    problem, found = _searched(question, resolved)
+    best = found.solution.assignment
+    if best is None:
+        return None, why_nothing_fits(problem, found.search.report)
+    resolved, other = _made(question, resolved, problem, found, best.config)
+    return other, why_slower(chosen, price(resolved.problem, best.config))
 
 
 def certify(question: Question, made: Plan) -> Certificate:
@@ -390,8 +419,8 @@ def far_apart() -> Any:
 
 
 def _only_planned(what: str) -> SpecError:
-    return SpecError([Problem(path="far_apart", message=what)])
+    return SpecError.at("far_apart", what)
 
 
-def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:
+def _identity(document: Mapping[str, Any], resolved: Resolved) -> PlanIdentity:
     return plan_identity(document, catalog_content(resolved))

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 from meshplan.catalogs.models.layers.naming import describe_blocks
 from meshplan.catalogs.units import format_bandwidth
-from meshplan.planner.training.estimator.assembly import WAITING
+from meshplan.planner.training.estimator.assembly import (
+    ACTIVATION_OFFLOAD,
+    ATTENTION,
+    DATA_COMMUNICATION,
+    EXPERT_COMMUNICATION,
+    EXPERTS,
+    OPTIMIZER,
+    PRODUCTS,
+    WAITING,
+)
 from meshplan.planner.training.estimator.exchange.offload import nvme_bytes_per_s
 from meshplan.planner.training.estimator.priced import Priced
 from meshplan.planner.training.problem.choices import ALL_STATES
@@ -29,8 +38,6 @@ UNMASKED = (
     "waiting for longer documents: no measured run has documents of known lengths; the loader must pack them and mask "
     "attention by document, which launcher files do not set"
 )
-# Parts of a step that run in the precision of the workload.
-PRODUCTS = ("matrix products", "experts", "recompute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +95,7 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
     if imbalance > 1 and not problem.workload.drops_tokens:
         yield Unconfirmed(
             what=f"experts {imbalance:g} times the mean on the busiest rank, in every layer: no run states it",
-            share=_share(priced, "experts", "expert-parallel communication") * (1.0 - 1.0 / imbalance),
+            share=_share(priced, EXPERTS, EXPERT_COMMUNICATION) * (1.0 - 1.0 / imbalance),
         )
     if config.precision in {"mxfp8", "nvfp4"}:
         yield _block_scaled(problem, priced)
@@ -96,14 +103,14 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
         yield Unconfirmed(
             what=f"{describe_blocks(problem.shape)}: time and memory follow the papers' arithmetic, recurrences timed "
             "forward kernels; few measured runs of such models are in the fit",
-            share=_share(priced, "attention"),
+            share=_share(priced, ATTENTION),
         )
 
     if problem.shape.encoder is not None:
         yield Unconfirmed(
             what="an encoder–decoder: no measured run; its layers are priced as those of language models, attention "
             "with learned biases of positions at the rate of fused kernels",
-            share=_share(priced, "attention"),
+            share=_share(priced, ATTENTION),
         )
 
 
@@ -120,25 +127,25 @@ def _offloads(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]
         part = "" if percent == ALL_STATES else f"{percent} % of the "
         yield Unconfirmed(
             what=f"{part}optimizer states in {place}: no measured run; rates of host and link are assumed",
-            share=_share(priced, "optimizer step"),
+            share=_share(priced, OPTIMIZER),
         )
     if config.parameter_offload:
         yield Unconfirmed(
             what=f"parameters in {place}: no measured run; what hides behind compute is assumed",
-            share=_share(priced, "data-parallel communication"),
+            share=_share(priced, DATA_COMMUNICATION),
         )
     if config.activation_offload:
         hides = problem.calibration.recipe.overlaps_activation_offload
         how = "compute hides it, as in torchtune's two published runs" if hides else "nothing hides it"
         yield Unconfirmed(
             what=f"kept activations in host memory: no measured run of the plan; the link's rate is assumed, {how}",
-            share=_share(priced, "activation offload"),
+            share=_share(priced, ACTIVATION_OFFLOAD),
         )
     if layers := config.activation_offload_num_layers:
         yield Unconfirmed(
             what=f"activations of {layers} layers in {place}: no measured run; the rate is assumed, compute hides the "
             "copies of all but two layers",
-            share=max(_share(priced, "activation offload"), UNMEASURED_COPIES),
+            share=max(_share(priced, ACTIVATION_OFFLOAD), UNMEASURED_COPIES),
         )
 
 

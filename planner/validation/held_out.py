@@ -13,6 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from meshplan.planner.core.constants import INTERVAL_SHARE
+
 Key = tuple[str, str]  # framework or engine, hardware generation
 Constants = TypeVar("Constants")
 Row = TypeVar("Row")
@@ -156,7 +158,7 @@ def p90(samples: Iterable[Sequence[float]], *, fewest: int, otherwise: float) ->
     """
     for sizes in samples:
         if len(sizes) >= fewest:
-            return round(float(np.quantile(sizes, 0.9)), 4)
+            return round(float(np.quantile(sizes, INTERVAL_SHARE)), 4)
     return otherwise
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError, why
+from meshplan.catalogs.errors import SpecError, why
 from meshplan.catalogs.hardware import NodeType
 from meshplan.catalogs.untrusted.documents import DocumentError, parse
 from meshplan.catalogs.untrusted.streams import long_lines
@@ -35,7 +35,7 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     """
     if path.is_dir():
         message = f"is a folder; give its files of measured runs, such as {path / '*.jsonl'}"
-        raise SpecError([Problem(path=str(path), message=message)], of=ROWS)
+        raise SpecError.at(str(path), message, of=ROWS)
     if path.suffix in _DOCUMENTS and path.is_file():
         try:
             document = read_document(path)
@@ -63,11 +63,11 @@ def rows_of(lines: Iterable[str], *, name: str) -> Iterator[Mapping[str, Any]]:
                 continue
             row = parse(line, is_json=True, name="the line")
             if not isinstance(row, dict):
-                raise SpecError([Problem(path=f"{name}:{number}", message="not a JSON object")], of=ROWS)
+                raise SpecError.at(f"{name}:{number}", "not a JSON object", of=ROWS)
             yield row
     except (OSError, DocumentError) as error:
         place = f"{name}:{number}" if number else name
-        raise SpecError([Problem(path=place, message=f"cannot be read: {why(error)}")], of=ROWS) from error
+        raise SpecError.at(place, f"cannot be read: {why(error)}", of=ROWS) from error
 
 
 # Keys of ``hardware`` that rows have; not all say something to an estimate.

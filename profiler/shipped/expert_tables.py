@@ -29,7 +29,7 @@ from meshplan.catalogs.surfaces.experts import (
     GATED_PRODUCTS,
     PLAIN_PRODUCTS,
     ExpertFeatures,
-    Shape,
+    ExpertShape,
     expert_features,
 )
 from meshplan.catalogs.surfaces.files import FRAMEWORKS
@@ -90,10 +90,10 @@ class ExpertSamples:
         """What formula and grid are functions of."""
         return expert_features(self.tokens, tuple(self.shapes.T), self.skew)
 
-    def shape_index(self) -> tuple[list[Shape], NDArray[np.intp]]:
+    def shape_index(self) -> tuple[list[ExpertShape], NDArray[np.intp]]:
         """The distinct shapes, and the one of each sample."""
         distinct, index = np.unique(self.shapes, axis=0, return_inverse=True)
-        return [_shape(row) for row in distinct], index.ravel()
+        return [ExpertShape(*(int(size) for size in row)) for row in distinct], index.ravel()
 
 
 class Row(NamedTuple):
@@ -254,8 +254,3 @@ def _samples(times: Times, plain: set[tuple[float, ...]], kernel: str) -> Expert
 
 def _skew(text: str) -> float:
     return float(text.removeprefix(POWER_LAW)) if text.startswith(POWER_LAW) else 0.0
-
-
-def _shape(row: FloatArray) -> Shape:
-    hidden, size, top_k, experts, devices, products = (int(value) for value in row)
-    return hidden, size, top_k, experts, devices, products

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from meshplan.catalogs.importers.perf_tables import data_folder
 from meshplan.catalogs.surfaces.experts import (
     ELEMENT_BYTES,
-    GATED_PRODUCTS,
     SHAPE_STEP,
     SHAPE_TOKENS,
     SKEW_KNOTS,
     SURFACES,
     ExpertFeatures,
+    ExpertShape,
     ExpertSurface,
-    Shape,
     expert_formula,
     grid_points,
     surface_row,
@@ -122,17 +121,9 @@ def predicted_s(surface: ExpertSurface, samples: ExpertSamples) -> FloatArray:
     order = np.lexsort((samples.skew, index))
     edges = np.flatnonzero(np.diff(index[order]) | (np.diff(samples.skew[order]) != 0)) + 1
     for chosen in np.split(order, edges):
-        hidden, size, top_k, experts, devices, products = shapes[index[chosen[0]]]
-        times[chosen] = surface.time_s(
-            samples.tokens[chosen],
-            hidden_size=hidden,
-            expert_size=size,
-            top_k=top_k,
-            num_experts=experts,
-            expert_parallel=devices,
-            gated=products == GATED_PRODUCTS,
-            skew=float(samples.skew[chosen[0]]),
-        )
+        first = chosen[0]
+        shape, skew = shapes[index[first]], float(samples.skew[first])
+        times[chosen] = surface.time_s(samples.tokens[chosen], shape, skew=skew)
     return times
 
 
@@ -170,7 +161,7 @@ def _fitted(samples: ExpertSamples, device: str, quantization: str, framework: s
     )
 
 
-def _by_shape(samples: ExpertSamples, features: ExpertFeatures, residuals: FloatArray) -> dict[Shape, FloatArray]:
+def _by_shape(samples: ExpertSamples, features: ExpertFeatures, residuals: FloatArray) -> dict[ExpertShape, FloatArray]:
     """What the grid leaves over, for each shape: [tokens, skew]."""
     shapes, index = samples.shape_index()
     positions = np.arange(1.0, len(shapes) + 1.0)

@@ -47,6 +47,23 @@ def test_gpus_stand_in_nodes_of_their_maker(
     assert devices == most
 
 
+@pytest.mark.parametrize(
+    ("text", "count", "each", "most"),
+    [
+        ("256xGB200", 4, 64, None),
+        ("2048xGB200", 32, 64, None),
+        ("144xGB200", 2, None, None),
+        ("64xGB200", 1, None, 64),
+        ("100xGB200", 2, None, 100),
+    ],
+)
+def test_racks_share_a_job_evenly(text: str, count: int, each: int | None, most: int | None, catalog: Catalog) -> None:
+    """Of racks filled one by one, 72 and 72 and 72 and 40, groups of 64 experts crossed the network."""
+    cluster, devices = cluster_of(text, catalog)
+    (rack,) = cluster["nodes"]
+    assert (rack["count"], rack.get("devices"), devices) == (count, each, most)
+
+
 def test_part_nodes_of_several_types_limit_each_type_by_itself(catalog: Catalog) -> None:
     cluster, most = cluster_of("2xRTX4090,1xA100,8xH100,12xL40S", catalog)
     assert cluster["nodes"] == [
@@ -73,6 +90,13 @@ def test_part_nodes_of_several_types_limit_each_type_by_itself(catalog: Catalog)
 def test_gpus_that_cannot_be_read_say_why(text: str, words: str, catalog: Catalog) -> None:
     with pytest.raises(SpecError, match=words):
         cluster_of(text, catalog)
+
+
+def test_a_number_apart_from_its_gpus_is_told_to_join_them(meshplan: Command) -> None:
+    """``--gpus 8 H100`` was answered with: give a spec file or --model and --gpus, not both."""
+    wrong = meshplan("plan", "--model", "llama-3.1-8b", "--gpus", "8", "H100", "--rate", "1")
+    assert wrong.code == 2
+    assert "--gpus: write 8xH100, in one word" in wrong.err
 
 
 def test_limits_have_units() -> None:

@@ -140,7 +140,9 @@ def test_streams_that_take_nothing(command: str, code: int, meshplan: Command, d
         {"COLUMNS": "200", "TERM": "dumb"},
     ],
 )
-def test_terminals(variables: dict[str, str], meshplan: Command, spec: Path, database: Path) -> None:
+def test_any_terminal_gets_the_whole_plan_without_escapes(
+    variables: dict[str, str], meshplan: Command, spec: Path, database: Path
+) -> None:
     assert meshplan("plan", spec).code == 0
     done = subprocess.run(
         [*MESHPLAN, "plans", "show", "latest", "--db", str(database)],

@@ -95,7 +95,7 @@ def test_an_option_that_is_given_twice_is_refused_by_every_command(meshplan: Com
     assert f"given more than once, and only the last would count; {fix}" in " ".join(outcome.err.split())
 
 
-def test_version(meshplan: Command) -> None:
+def test_version_is_that_of_the_package(meshplan: Command) -> None:
     assert meshplan("--version").out == f"meshplan {version('meshplan')}\n"
 
 

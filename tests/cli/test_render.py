@@ -25,7 +25,7 @@ COLUMNS = (
 )
 
 
-def test_table() -> None:
+def test_a_table_aligns_numbers_and_keeps_sources_as_footnotes() -> None:
     assert rendered_rows(ROWS, COLUMNS, Format.TABLE, title="Devices") == (
         "Devices\n"
         "Device    Memory  Note\n"
@@ -36,7 +36,7 @@ def test_table() -> None:
     )
 
 
-def test_markdown() -> None:
+def test_markdown_escapes_bars_and_aligns_numbers() -> None:
     assert rendered_rows(ROWS, COLUMNS[:3], Format.MARKDOWN) == (
         "| Device | Memory | Note |\n| --- | ---: | --- |\n| h100 | 80.0 GiB | a \\| b |\n| t4 | – | [bold] |\n"
     )

@@ -267,6 +267,21 @@ def test_instead_prices_the_other_choice(plan: Plan, catalog: Catalog) -> None:
     assert "step time" in reason
 
 
+@pytest.mark.parametrize("choice", ["context_parallel", "pipeline_parallel"])
+def test_instead_is_the_plan_with_the_choice_pinned(catalog: Catalog, choice: str) -> None:
+    """Ties are settled in both: the fastest of equals was taken, and a choice that the plan makes itself cost time."""
+    cluster = {"nodes": [{"type": "dgx-a100-40gb", "count": 1}]}
+    workload = {"sequence_length": 2048, "global_batch_size": 32}
+    spec = {**SPEC, "model": "llama-2-13b", "cluster": cluster, "workload": workload}
+    asked = make_plan(spec, catalog)
+    for value in (asked.config[choice], 1):
+        other, reason = explain_instead(asked, {choice: value}, catalog)
+        pinned = make_plan({**spec, "fixed": {choice: value}}, catalog)
+        assert other is not None
+        assert (other.config, other.predicted) == (pinned.config, pinned.predicted)
+        assert value != asked.config[choice] or reason == "+0.0% step time"
+
+
 def test_instead_says_why_nothing_fits(plan: Plan, catalog: Catalog) -> None:
     other, reason = explain_instead(plan, {"zero_stage": 0, "tensor_parallel": 1, "pipeline_parallel": 1}, catalog)
     assert other is None

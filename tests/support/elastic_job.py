@@ -50,5 +50,5 @@ def write_job(catalog: Catalog, out: Path) -> None:
     made = make_plan(question(), catalog)
     rows = replan(Question(document=made.spec, catalog=catalog), made, fewer=1)
     (out / "train.py").write_text(SCRIPT)
-    files = emit_elastic(elastic_plans(made, rows), "torchrun", catalog, "night", script=str(out / "train.py"))
+    files = emit_elastic(elastic_plans(made, rows), "torchrun", catalog, "runbook", script=str(out / "train.py"))
     write_files(files, out / "job")

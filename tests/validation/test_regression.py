@@ -53,7 +53,7 @@ def test_the_error_of_each_row_is_known(validation: Validation, golden: Callable
     golden("validation/training_errors.txt", "\n".join(lines) + "\n")
 
 
-def test_step_time(validation: Validation) -> None:
+def test_errors_of_the_step_time_do_not_grow(validation: Validation) -> None:
     summary = over_all(validation, "iteration_s")
     assert summary.n == 38
     assert summary.median_ape < MEDIAN_STEP_ERROR
@@ -64,7 +64,7 @@ def test_step_time(validation: Validation) -> None:
     assert summary.spearman > 0.98
 
 
-def test_peak_memory(validation: Validation) -> None:
+def test_errors_of_peaks_do_not_grow_and_none_exceeds_the_safe_bound(validation: Validation) -> None:
     assert over_all(validation, "peak_memory_bytes").median_ape < MEDIAN_MEMORY_ERROR
     exceeded = [
         row.id

@@ -31,7 +31,7 @@ def test_every_row_is_answered_but_models_without_a_shape(validation: Validation
 
 
 @pytest.mark.parametrize("metric", list(MEDIAN_ERROR))
-def test_errors(validation: Validation, metric: str) -> None:
+def test_the_median_error_of_each_metric_does_not_grow(validation: Validation, metric: str) -> None:
     errors = [abs(row.error[metric]) for row in validation.rows if row.status == "ok" and metric in row.error]
     assert len(errors) >= 4
     assert np.median(errors) < MEDIAN_ERROR[metric]

@@ -171,15 +171,15 @@ def _one_way(observations: Sequence[Path] | None, *, recorded: bool, accept: boo
     Raises:
         SpecError: neither, both, or an option of recordings that has no use here.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import SpecError
 
     if bool(observations) == recorded:
         message = "give either OBSERVATIONS or --recorded (what 'meshplan plans record' stored)"
-        raise SpecError([Problem(path="OBSERVATIONS", message=message)])
+        raise SpecError.at("OBSERVATIONS", message)
     if (accept or undo) and not recorded:
-        raise SpecError([Problem(path="--accept, --undo", message="go with --recorded")])
+        raise SpecError.at("--accept, --undo", "go with --recorded")
     if accept and undo:
-        raise SpecError([Problem(path="--accept", message="has no use with --undo, which believes no run")])
+        raise SpecError.at("--accept", "has no use with --undo, which believes no run")
 
 
 def _others_unused(**options: object) -> None:
@@ -188,13 +188,13 @@ def _others_unused(**options: object) -> None:
     Raises:
         SpecError: one is given.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import SpecError
 
     names = {"free": "--constants"}
     given = [names.get(name, f"--{name.replace('_', '-')}") for name, value in options.items() if value]
     if given:
         message = "goes with OBSERVATIONS, not with --recorded ('meshplan catalog export' writes all sets)"
-        raise SpecError([Problem(path=", ".join(given), message=message)])
+        raise SpecError.at(", ".join(given), message)
 
 
 def _recorded(catalog: Catalog, form: Format, accept: Sequence[str], *, undo: bool, dry_run: bool) -> None:
@@ -232,13 +232,13 @@ def _held_out(asked: HoldOut | None, *, from_scratch: bool) -> str:
     Raises:
         SpecError: it cannot be left out of these runs.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import SpecError
 
     possible = OF_ALL_RUNS if from_scratch else OF_OWN_RUNS
     if asked is not None and asked not in possible:
         runs = "a fit from scratch" if from_scratch else "your own runs (without --from-scratch)"
         message = f"{asked.value} cannot be left out of {runs}: choose {', '.join(item.value for item in possible)}"
-        raise SpecError([Problem(path="--hold-out", message=message)])
+        raise SpecError.at("--hold-out", message)
     return (asked or possible[0]).value
 
 
@@ -248,14 +248,14 @@ def _serving_constants(text: str | None) -> Sequence[str]:
     Raises:
         SpecError: an unknown name.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import SpecError
     from meshplan.planner.serving.measured.fit.parts import FITTED
 
     names = tuple(FITTED) if text is None else tuple(name.strip() for name in text.split(","))
     unknown = [name for name in names if name not in FITTED]
     if unknown:
         message = f"no serving constant is called {', '.join(map(repr, unknown))}: they are {', '.join(FITTED)}"
-        raise SpecError([Problem(path="--constants", message=message)])
+        raise SpecError.at("--constants", message)
     return names
 
 
@@ -267,7 +267,7 @@ def _serving(
     Raises:
         SpecError: what is to be left out is nothing that serving runs are told apart by.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import SpecError
     from meshplan.cli.reports.measured.calibration import serving_sets
     from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
     from meshplan.planner.serving.measured.evidence import TOGETHER
@@ -275,7 +275,7 @@ def _serving(
 
     if from_scratch and hold_out not in TOGETHER:
         message = f"{hold_out} is not left out of serving runs: choose {', '.join(TOGETHER)}"
-        raise SpecError([Problem(path="--hold-out", message=message)])
+        raise SpecError.at("--hold-out", message)
     if from_scratch:
         result = calibrate_serving(served.runs, source=served.source, log=log)
         return serving_sets(result.headed_by(hold_out), served.source)
@@ -295,18 +295,18 @@ def _power(served: Observed[PreparedRun], catalog: Catalog, *, has_choices: bool
     Raises:
         SpecError: there is none, or the command line has choices of other fits.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import SpecError
     from meshplan.cli.reports.measured.calibration import power_sets
     from meshplan.planner.serving.measured.power_fit import calibrate_power, measured_share, power_rows
     from meshplan.planner.serving.resolve import serving_calibration
 
     if has_choices:
         message = "goes with none of --from-scratch, --hold-out and --constants: it leaves out all in turn"
-        raise SpecError([Problem(path="--power", message=message)])
+        raise SpecError.at("--power", message)
     runs = [run for run in served.runs if measured_share(run) is not None]
     rows = power_rows(runs, lambda run: serving_calibration(catalog, *run.key).constants)
     if not rows:
-        raise SpecError([Problem(path="", message="no serving run in these files has a measured power")])
+        raise SpecError.at("", "no serving run in these files has a measured power")
     titles = served.source.partition(": ")[2]
     source = f"{len(rows)} serving runs with measured power of: {titles}"
     return power_sets(calibrate_power(rows, source=source), source)
@@ -318,14 +318,14 @@ def _training(trained: Observed[ObservedRun], catalog: Catalog, hold_out: str, *
     Raises:
         SpecError: there is no run.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import SpecError
     from meshplan.cli.reports.measured.calibration import training_sets
     from meshplan.planner.training.measured.calibrate import calibrate
     from meshplan.planner.training.measured.own_runs import refine
     from meshplan.planner.training.resolve import calibration_for
 
     if not trained.runs:
-        raise SpecError([Problem(path="", message="no run in these files that can be priced")], of="the measured rows")
+        raise SpecError.at("", "no run in these files that can be priced", of="the measured rows")
     if from_scratch:
         result = calibrate(trained.runs, source=trained.source, log=log).headed_by(hold_out)
     else:

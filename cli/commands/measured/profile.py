@@ -274,7 +274,13 @@ def _profiled_device(
     from meshplan.profiler.device.run import DeviceOptions, profile_device
 
     options = DeviceOptions(is_quick=quick, probes=probes, cluster=name, scratch=scratch, progress=_say)
-    profile = profile_device(store, open_backend(backend), options)
+    opened = open_backend(backend)
+    if backend == "auto" and not opened.is_accelerator:
+        _say(
+            f"note: no GPU is seen from here, so that the processor is measured ({opened.device}); for a GPU: "
+            "pip install torch, --backend torch-gpu"
+        )
+    profile = profile_device(store, opened, options)
     _say(
         f"{counted(len(profile.measurements), 'measurement')} ({profile.num_resumed} resumed) in {profile.wall_s:.1f} s"
     )

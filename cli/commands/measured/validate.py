@@ -64,14 +64,14 @@ def validate(
     Runs from which those constants were fitted are predicted better than new ones; 'meshplan calibrate' prints the
     error on runs that were held out, --from-points what a user's own runs bring.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import SpecError
     from meshplan.planner.validate import validate_rows
     from meshplan.planner.validation.machines import ROWS, read_rows
 
     rows = [row for path in observations for row in read_rows(path)]
     if not rows:
         files = ", ".join(map(str, observations))
-        raise SpecError([Problem(path=files, message="no measured run is in it; one JSON object a line")], of=ROWS)
+        raise SpecError.at(files, "no measured run is in it; one JSON object a line", of=ROWS)
     catalog = open_catalog(db)
     if from_points is not None:
         from meshplan.cli.reports.measured.own_points import show_points

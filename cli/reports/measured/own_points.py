@@ -40,7 +40,7 @@ def show_points(
     Raises:
         SpecError: no group has more runs than points.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import SpecError
 
     options = {"num_points": num_points, "seed": seed, "sample": sample, "num_processes": jobs or os.cpu_count() or 1}
     tasks = {str(row.get("task")) for row in rows}
@@ -52,7 +52,7 @@ def show_points(
     judged = [result for result in results if result.num_curves]
     if not judged:
         message = f"no curve of these files has more than {num_points} runs: give more runs, or fewer points"
-        raise SpecError([Problem(path="--from-points", message=message)])
+        raise SpecError.at("--from-points", message)
     if form in (Format.JSON, Format.YAML) and len(judged) > 1:
         from meshplan.cli.render import show_document
 

@@ -25,6 +25,7 @@ def screen(plan: Plan, width: int) -> str:
         _kept(plan, width),
         images_text(plan, width),
         speculation_text(plan, width),
+        advice.front_end_text(plan, width),
         certainty.calibration_text(plan, width),
     ]
     return fitted(head, lambda count: _table(plan, count, width), tail)

@@ -19,6 +19,9 @@ from meshplan.planner.core.text import counted
 LOADS_SHOWN = 4
 # Where prefixes are kept that the devices have no room for.
 LEAST_SPEEDUP = 1.02  # less is not worth a sentence
+LEAST_WAIT = 0.05
+NEAR_PASSED = 0.9  # of the rate that API servers let pass, from which on they decide
+API_SERVER = "API server"  # the part of an iteration that planner.serving.estimator.breakdown calls so
 STORES = {"host": "host memory", "nvme": "NVMe", "remote": "the hosts' memory, shared by the workers of a pool"}
 _METHODS = {"ngram": "n-grams", "eagle3": "EAGLE-3", "mtp": "prediction layers", "draft_model": "a draft model"}
 
@@ -29,6 +32,22 @@ def most_rate_text(plan: Plan) -> str:
     if most == 0.0:
         return "At no rate that was tried does this deployment stay clearly within every SLO."
     return "" if most is None else f"This deployment stays clearly within every SLO up to {rate_text(most)}."
+
+
+def front_end_text(plan: Plan, width: int) -> str:
+    """That API servers decide the rate, and what lets them do less; empty where they hardly do."""
+    passed = (plan.answer or {}).get("most_passed_on_per_s")
+    waits = max((row["share"] for row in plan.breakdown if row["name"] == API_SERVER), default=0.0)
+    lines = []
+    if passed is not None and plan.predicted["requests_per_s"].value > NEAR_PASSED * passed:
+        lines.append(f"Its API servers let {passed:.3g} requests/s pass, however fast the GPUs are.")
+    if waits >= LEAST_WAIT:
+        lines.append(f"An iteration waits {percent(waits)} of its time for the API server.")
+    if lines and all(pool["limits"].get("stream_interval", 1) == 1 for pool in plan.config["pools"]):
+        lines.append("It sends every token by itself: --set fixed.stream_interval=10 plans with ten at once.")
+    if lines:
+        lines.append("More workers have more API servers.")
+    return paragraph(" ".join(lines), width) if lines else ""
 
 
 def sensitivity_section(plan: Plan, width: int) -> str:

@@ -12,10 +12,10 @@ from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.expert_placement import served_experts_text
 from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import (
-    cluster_text,
     effort_text,
-    instead_of,
+    machines_text,
     model_on_cluster,
+    other_degree,
     paragraph,
     rejected_section,
 )
@@ -33,6 +33,7 @@ from meshplan.cli.reports.quantities import (
 from meshplan.cli.reports.serving.advice import (
     STORES,
     better_shapes,
+    front_end_text,
     images_text,
     overlap_section,
     pareto_section,
@@ -44,12 +45,15 @@ from meshplan.cli.reports.serving.advice import (
 )
 from meshplan.cli.reports.serving.certainty import calibration_text, power_text, sampling_text
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
 
 # How the reason of a runner-up begins that ties with the chosen deployment.
 TIED = "a tie"
 # Parts of an iteration below this share are left out.
 LEAST_SHARE = 0.005
+# The smallest share that a percentage with one digit shows.
+LEAST_PERCENT = 0.001
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 
@@ -66,6 +70,7 @@ def report(plan: Plan, *, width: int) -> str:
             predicted_section(plan, width),
             memory_section(plan, width),
             time_section(plan, width),
+            front_end_text(plan, width),
             overlap_section(plan, width),
             sensitivity_section(plan, width),
             pareto_section(plan, width),
@@ -83,10 +88,23 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     """Ask about another choice, write the launcher files, attach what was measured."""
     tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
     devices = int(plan.config["num_devices"]) + int((plan.answer or {}).get("num_idle_devices", 0))
-    commands = [f"meshplan explain {plan.plan_id}{where}{instead_of(tensor, devices)}"]
+    degree = other_degree(tensor, devices)
+    splits = degree is not None and _may_split(plan, degree)
+    instead = f" --instead tensor_parallel={degree}" if splits else ""
+    commands = [f"meshplan explain {plan.plan_id}{where}{instead}"]
     if not emitted:
         commands.append(f"meshplan emit {plan.plan_id}{where} --out serve")
     return [*commands, f"meshplan plans record {plan.plan_id}{where} --from result.json"]
+
+
+def _may_split(plan: Plan, degree: int) -> bool:
+    """Whether the plan's engine takes so many tensor-parallel devices for its model."""
+    # start-up: engines and models are read for the first screen alone
+    from meshplan.planner.core.plan import shape_from_document
+    from meshplan.planner.serving.problem.engines import ENGINES
+
+    engine = ENGINES.get(plan.config["engine"])  # a plan of a service may have one that is not known here
+    return engine is not None and engine.may_split(shape_from_document(plan.provenance["model"]), degree)
 
 
 def headline(plan: Plan, width: int) -> str:
@@ -111,7 +129,7 @@ def question_text(spec: Mapping[str, Any]) -> str:
     elif workload.get("concurrency"):
         requests += f", {workload['concurrency']} in flight"
     limits = ", ".join(f"{latency_name(key)} ≤ {format_duration(limit)}" for key, limit in spec.get("slo", {}).items())
-    asked = f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: {requests}"
+    asked = f"{spec.get('model')} on {machines_text(spec)}: {requests}"
     return f"{asked}; {limits}" if limits else asked
 
 
@@ -151,8 +169,7 @@ def status_text(plan: Plan) -> str:
             return f"no plan found: {seen}, none of these {_asked_text(plan)}; not all deployments were simulated"
         return f"infeasible: {seen}, none {_asked_text(plan)}"
     if solution["status"] == "optimal":
-        gap = percent(solution["gap"] or 0.0)
-        known = f"optimal under the model and its sampling: no deployment is more than {gap} better; {seen}"
+        known = f"optimal under the model and its sampling: {_margin(solution['gap'] or 0.0)}; {seen}"
     else:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
         if _is_sampled(plan):
@@ -164,6 +181,13 @@ def status_text(plan: Plan) -> str:
     if len(plan.spec["cluster"].get("nodes") or ()) > 1:
         known += "; of one kind of worker for each node type, prefill and decode on one node type each"
     return f"{known}; {effort_text(solution)}"
+
+
+def _margin(gap: float) -> str:
+    """What the gap of an optimal plan means; one that would be printed as 0.0 % is given as the least that is not."""
+    if gap <= OPTIMAL_RELATIVE_GAP:
+        return "no deployment is better"
+    return f"no deployment is more than {percent(max(gap, LEAST_PERCENT))} better"
 
 
 def _overload_text(plan: Plan) -> str:

@@ -10,10 +10,10 @@ from meshplan.cli.render import TABLE_WIDTH
 from meshplan.cli.reports.configuration import config_text
 from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import (
-    cluster_text,
     effort_text,
-    instead_of,
+    machines_text,
     model_on_cluster,
+    other_degree,
     paragraph,
     rejected_section,
 )
@@ -35,7 +35,7 @@ from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
 from meshplan.planner.training.admission import shortage_text
-from meshplan.planner.training.explanation import Explanation, admitted, fit, may_split_layers
+from meshplan.planner.training.explanation import Explanation, admitted, fit, may_choose
 
 # What a kind's report module has, of which the tables are in a file of their own.
 __all__ = [
@@ -93,8 +93,9 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     if plan.far_apart is not None:
         explained = [f"meshplan explain {plan.plan_id}{where}"]
         return explained if emitted else [*explained, f"meshplan emit {plan.plan_id}{where} --out plans"]
-    if may_split_layers(plan):
-        instead = instead_of(int(plan.config["tensor_parallel"]), len(plan.rank_table or ()))
+    degree = other_degree(int(plan.config["tensor_parallel"]), len(plan.rank_table or ()))
+    if degree is None or may_choose(plan, {"tensor_parallel": degree}):
+        instead = "" if degree is None else f" --instead tensor_parallel={degree}"
     else:
         instead = "" if plan.config["activation_recompute"] == "full" else " --instead activation_recompute=full"
     commands = [f"meshplan explain {plan.plan_id}{where}{instead}"]
@@ -115,7 +116,7 @@ def question_text(spec: Mapping[str, Any], config: Mapping[str, Any] | None = No
     batch_text = counted(batch, "sequence") if batch is not None else _tokens_text(workload.get("global_batch_tokens"))
     target = f" with targets of {written}" if (written := (config or {}).get("decoder_sequence_length")) else ""
     return (
-        f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: sequences of "
+        f"{spec.get('model')} on {machines_text(spec)}: sequences of "
         f"{workload.get('sequence_length')}{target}, global batch {batch_text}, {workload.get('precision', 'bf16')}"
     )
 

@@ -1,4 +1,4 @@
-"""Plans for when nodes are lost, as a table that an operator follows at night."""
+"""Plans for when nodes are lost, as a table, and the runbook that an operator follows."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def change_text(one: Replanned) -> str:
     return f"{one.gained} more" if one.gained else f"{len(one.lost)} less"
 
 
-def night_text(made: Plan, rows: Sequence[Replanned], plans: Sequence[Plan]) -> str:
+def runbook_text(made: Plan, rows: Sequence[Replanned], plans: Sequence[Plan]) -> str:
     """What an operator does when, beside the files of an elastic job."""
     hosts = [len({host for host, _ in plan.rank_table or ()}) for plan in plans]
     table = rendered_rows(_table(rows), _COLUMNS, Format.MARKDOWN)
-    return _NIGHT.format(
+    return _RUNBOOK.format(
         plan=made.plan_id,
         least=hosts[0],
         most=hosts[-1],
@@ -64,7 +64,7 @@ def night_text(made: Plan, rows: Sequence[Replanned], plans: Sequence[Plan]) -> 
     )
 
 
-_NIGHT = """# When nodes go or come
+_RUNBOOK = """# When nodes go or come
 
 Start: on every host `RDZV_ENDPOINT=HOST:PORT SAVE_DIR=FOLDER ./elastic.sh` (or `./elastic_nvrx.sh`, whose agents end
 hung ranks as well; the program must send heartbeats then). {least} to {most} hosts train, whatever is there.

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
 from meshplan.catalogs.database.job_rows import Job
-from meshplan.catalogs.errors import Problem, SpecError, StoreError
+from meshplan.catalogs.errors import SpecError, StoreError
 from meshplan.cli.answers.entries import Section, entry_rows
 from meshplan.cli.web.api import PREFIX, Asked, Using, ask, client_of, job_document, job_progress, respond
 from meshplan.cli.web.asking import Options
@@ -42,11 +42,11 @@ async def form_fields(request: Request) -> dict[str, str]:
     """
     if not is_own(request):
         message = "the form was sent by a page of another site"
-        raise SpecError([Problem(path="", message=message)], of="the request")
+        raise SpecError.at("", message, of="the request")
     try:
         fields = parse_qs((await request.body()).decode("utf-8"), max_num_fields=_MOST_FIELDS)
     except ValueError as error:
-        raise SpecError([Problem(path="", message=f"the form cannot be read: {error}")], of="the request") from error
+        raise SpecError.at("", f"the form cannot be read: {error}", of="the request") from error
     return {name: values[0] for name, values in fields.items()}
 
 

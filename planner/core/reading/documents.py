@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshplan.catalogs.errors import Problem, SpecError, why
+from meshplan.catalogs.errors import SpecError, why
 from meshplan.catalogs.untrusted.documents import DocumentError, parse, read_text
 from meshplan.catalogs.untrusted.limits import MAX_JSON_BYTES, MAX_YAML_BYTES
 from meshplan.planner.core.reading.doors import SPEC, hint_of, refuse_other
@@ -25,11 +25,11 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
     except (OSError, ValueError) as error:
-        raise _problem(f"cannot read {path}: {why(error)}{hint_of(path)}") from error
+        raise SpecError.at("", f"cannot read {path}: {why(error)}{hint_of(path)}") from error
     try:
         return parse_document(text, is_json=is_json, name=str(path))
     except SpecError as error:
-        raise _problem(f"{error.problems[0].message}{hint_of(path)}") from error
+        raise SpecError.at("", f"{error.problems[0].message}{hint_of(path)}") from error
 
 
 def read_question(path: Path) -> dict[str, Any]:
@@ -64,16 +64,12 @@ def parse_document(text: str, *, is_json: bool = False, name: str = "spec") -> d
     try:
         document = parse(text, is_json=is_json, name=name)
     except DocumentError as error:
-        raise _problem(str(error)) from error
+        raise SpecError.at("", str(error)) from error
     if not isinstance(document, dict):
         what = (
             "and is empty"
             if document is None
             else f"not {'a list' if isinstance(document, list) else 'a single value'}"
         )
-        raise _problem(f"{name} must hold a mapping such as 'kind: training', {what}")
+        raise SpecError.at("", f"{name} must hold a mapping such as 'kind: training', {what}")
     return document
-
-
-def _problem(message: str) -> SpecError:
-    return SpecError([Problem(path="", message=message)])

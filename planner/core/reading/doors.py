@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.untrusted.documents import DocumentError, parse
 
 SPEC, STUDY, PLAN, RUN, ENTRIES = "a spec", "a study", "a plan", "a measured run", "catalog entries"
@@ -58,7 +58,7 @@ def refuse_other(document: Mapping[str, Any], wanted: str, *, name: str, means: 
     """
     message = other_than(document, wanted, name=name, means=means)
     if message:
-        raise SpecError([Problem(path="", message=message)], of="what is asked")
+        raise SpecError.at("", message, of="what is asked")
 
 
 def hint_of(path: Path) -> str:

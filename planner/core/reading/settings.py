@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 
 
 def put(document: dict[str, Any], path: str, value: Any) -> None:
@@ -22,7 +22,7 @@ def put(document: dict[str, Any], path: str, value: Any) -> None:
     """
     parts = _parts(path)
     if not parts:
-        raise SpecError([Problem(path=path, message="names no key of the spec")])
+        raise SpecError.at(path, "names no key of the spec")
     section: Any = document
     for part in parts[:-1]:
         section = _inside(section, part, path)
@@ -32,7 +32,7 @@ def put(document: dict[str, Any], path: str, value: Any) -> None:
     elif isinstance(section, dict):
         section[last] = value
     else:
-        raise SpecError([Problem(path=path, message=f"{last!r} is not a key of the spec")])
+        raise SpecError.at(path, f"{last!r} is not a key of the spec")
 
 
 def stated(document: Mapping[str, Any], path: str) -> Any:
@@ -71,4 +71,4 @@ def _inside(section: Any, part: str, path: str) -> Any:
         return section[int(part)]
     if isinstance(section, dict):
         return section.setdefault(part, {})
-    raise SpecError([Problem(path=path, message=f"{part!r} is not a section of the spec")])
+    raise SpecError.at(path, f"{part!r} is not a section of the spec")

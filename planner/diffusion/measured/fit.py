@@ -13,7 +13,7 @@ out entirely: predicted by the mean of the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -220,16 +220,24 @@ def _start(keys: Keys) -> FloatArray:
 
 
 def _solve(
-    predicted: object,
+    predicted: Callable[[FloatArray], FloatArray],
     measured: FloatArray,
     keys: Keys,
     spread: Mapping[str, float],
     kept: FloatArray,
     cell: IntArray | None,
 ) -> FloatArray:
-    """The most probable logarithms of the constants."""
+    """The most probable logarithms of the constants.
+
+    Args:
+        predicted: logarithms of the constants → ln of every run's figure, [n].
+        measured: ln of the measured figures, [n].
+        keys: constant and generation of each logarithm; None for a constant that generations share.
+        spread: constant → prior standard deviation of its logarithm.
+        kept: mask of the runs that are fitted to, [n].
+        cell: of each run: how runs of one cell compare is fitted to as well. None for no such comparison.
+    """
     prior = Prior(mean=_start(keys), spread=np.array([spread[name] for name, _ in keys]))
-    function = predicted
 
     def rows(values: FloatArray) -> FloatArray:
         """Latencies, and below them how they compare inside their cells."""
@@ -247,8 +255,8 @@ def _solve(
     target = rows(np.where(np.isfinite(measured), measured, 0.0))
 
     def step(theta: FloatArray) -> FloatArray:
-        at = function(theta)  # type: ignore[operator]
-        moved = [function(theta + _STEP * unit) for unit in np.eye(len(theta))]  # type: ignore[operator]
+        at = predicted(theta)
+        moved = [predicted(theta + _STEP * unit) for unit in np.eye(len(theta))]
         slope = np.stack([(one - at) / _STEP for one in moved], axis=1)
         linear = Linear(
             at=theta, residual=target - rows(at), slope=rows(slope), noise=noise, weight=np.ones(len(target))

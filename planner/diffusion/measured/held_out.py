@@ -13,6 +13,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.diffusion import ANY
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.constants import INTERVAL_SHARE
 from meshplan.planner.diffusion.estimator.latency import latency
 from meshplan.planner.diffusion.estimator.power import power_share
 from meshplan.planner.diffusion.measured.fit import Runs, constants_of, fitted, mean_constants
@@ -119,11 +120,13 @@ def interval_errors(runs: Runs) -> dict[str, dict[str, float]]:
     off = {name: np.abs(np.log1p(error)) for name, error in without_model(runs).errors(runs).items()}
     for index, generation in enumerate(runs.generations):
         mine = runs.generation == index
-        found[generation] = {name: round(float(np.nanquantile(sizes[mine], 0.9)), 4) for name, sizes in off.items()}
+        found[generation] = {
+            name: round(float(np.nanquantile(sizes[mine], INTERVAL_SHARE)), 4) for name, sizes in off.items()
+        }
     general = without_generation(runs).errors(runs)
     found[ANY] = {
         name: max(
-            round(float(np.nanquantile(np.abs(np.log1p(error)), 0.9)), 4),
+            round(float(np.nanquantile(np.abs(np.log1p(error)), INTERVAL_SHARE)), 4),
             *(found[generation][name] for generation in runs.generations),
         )
         for name, error in general.items()

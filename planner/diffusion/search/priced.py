@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.diffusion.estimator.demand import demand
 from meshplan.planner.diffusion.estimator.latency import Latency, latency
@@ -15,8 +16,6 @@ from meshplan.planner.diffusion.problem.degrees import DiffusionConfig, degrees_
 from meshplan.planner.diffusion.problem.legality import most_replicas
 from meshplan.planner.diffusion.problem.problem import MAX_UTILIZATION, DiffusionProblem
 from meshplan.planner.diffusion.problem.spec import DiffusionObjective
-
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import yaml
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.untrusted.quoting import QuickDumper
+from meshplan.catalogs.untrusted.quoting import QuotingDumper
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, ParserVerified, commented, stamp
 from meshplan.planner.emit.hosts import HostPool
 from meshplan.planner.emit.target import Feature
@@ -50,7 +50,7 @@ NODE_TYPE_NOTE = (
 IMAGE_NOTE = "The image is a placeholder: emit again with --image, or replace it before you apply the file."
 
 
-class _Dumper(QuickDumper):
+class _Dumper(QuotingDumper):
     """Scripts as literal blocks and no anchors, so that a person can read the file and change one place of it."""
 
     def ignore_aliases(self, data: object) -> bool:

@@ -39,6 +39,10 @@ export MASTER_ADDR="$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"
 exec bash ./{launch_script} "$SKYPILOT_NODE_RANK"
 """
 START = f"Start with `sky launch {FILE}` in this folder: all of it is copied to every host."
+WITHOUT_IMAGE = (
+    "task.yaml names no image, and a cloud's own machines hold no {program}: emit again with --image, or install it in "
+    "a setup: block."
+)
 NOTES = (
     "Which machine becomes which host is the cloud's choice.",
     "SkyPilot takes the cheapest cloud that has the accelerators; it knows nothing of the plan's network.",
@@ -57,13 +61,14 @@ def wrap(job: Job) -> EmittedPlan:
     refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
     launch = torchrun.launch_of(job)
     head = commented((*stamp(job.request.plan, job.verified), f"schema: {VERIFIED}"))
+    notes = (*(() if job.request.image else (WITHOUT_IMAGE.format(program=job.target),)), *NOTES)
     task = Artifact(path=FILE, content=head + kubernetes.yaml_text(_task(launch)))
-    overview = readme.overview(launch, start=START, notes=NOTES)
+    overview = readme.overview(launch, start=START, notes=notes)
     return EmittedPlan(
         target=TARGET,
         artifacts=(overview, task, *kubernetes.mounted_files(launch)),
         parser_verified=VERIFIED,
-        notes=(*job.notes, *NOTES),
+        notes=(*job.notes, *notes),
     )
 
 

@@ -22,7 +22,7 @@ from meshplan.planner.emit.serving.job import (
 )
 from meshplan.planner.emit.serving.nginx import nginx_router
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.emit.serving.terms import refuse_serving
+from meshplan.planner.emit.serving.terms import IN_CODE, refuse_serving
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Term, feature_rows, write_all
 from meshplan.planner.serving.problem.config import KvConnector, Pool, Role, Router
@@ -101,6 +101,7 @@ class Engine:
                 *length_notes(request, self.terms),
                 *power_cap_notes(request),
                 *share_notes(request),
+                *remote_code_notes(request),
                 *release_notes(name, request.framework_version),
                 *image_notes(name, request.framework_version, request.image),
             ),
@@ -147,6 +148,16 @@ def power_cap_notes(request: ServingRequest) -> tuple[str, ...]:
         f"nvidia-smi --power-limit={pool.power_cap_w:g} as root on its hosts first, and again after a restart."
         for name, pool in zip(request.config.pool_names, request.config.pools, strict=True)
         if pool.power_cap_w is not None
+    )
+
+
+def remote_code_notes(request: ServingRequest) -> tuple[str, ...]:
+    """That the servers run code which comes with the weights."""
+    if request.shape.family not in IN_CODE:
+        return ()
+    return (
+        "The checkpoint brings its tokenizer as Python files, which the servers run (--trust-remote-code): "
+        "read them, or name a folder that holds a copy you have read (--model-path).",
     )
 
 

@@ -12,7 +12,7 @@ from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.serving.load import Load
 from meshplan.planner.emit.text import answering, published_name
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig, serving_config_from_document
-from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
+from meshplan.planner.serving.problem.quantization import published_formats
 from meshplan.planner.serving.problem.requests import Task
 
 DEFAULT_SERVING_PORT = 8000  # of vllm serve and trtllm-serve
@@ -149,7 +149,8 @@ class ServingRequest:
         """Whether the checkpoint already holds ``scheme``."""
         if self.quantized_checkpoint is not None:
             return self.quantized_checkpoint
-        return PUBLISHED_SCHEMES.get(self.shape.family) == scheme
+        published = published_formats(self.shape)
+        return published is not None and scheme in published.schemes
 
     def host_type(self, node_type: str) -> HostType:
         """The hosts that a pool lies on.

@@ -265,6 +265,7 @@ TERMS = (
         _CHUNK,
         expressed_by=f"{_CHUNK} (× attention_data_parallel), --max-prefill-tokens",
     ),
+    _rows.stream_interval("--stream-interval"),
     _rows.write_only("chunked_prefill", _mixed, "--enable-mixed-chunk"),
     _rows.memory(
         _memory,
@@ -306,6 +307,7 @@ TERMS = (
         "--is-embedding; --attention-backend triton (encoders)",
         verified_by="documented argument list",
     ),
+    _rows.remote_code("--trust-remote-code"),
     _rows.write_only("roles", _roles, "--disaggregation-mode, --disaggregation-transfer-backend nixl or mooncake"),
     _rows.max_sequence_length("--context-length"),
 )

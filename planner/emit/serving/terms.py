@@ -13,8 +13,8 @@ from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.terms import Arguments, Rows, Term, count, fraction, stated
 from meshplan.planner.serving.problem.config import Pool
 from meshplan.planner.serving.problem.engine_rules import EngineRules
-from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.expert_routing import Dispatch
+from meshplan.planner.serving.problem.quantization import published_formats
 
 # How often a limit counts, by the data-parallel ranks that the arguments state.
 Ranks = Callable[[Arguments], int]
@@ -24,6 +24,10 @@ Ranks = Callable[[Arguments], int]
 # share of the total is a plan's own, memory_fraction; the others become one where the memory of the model is known.
 MEMORY_SHARES = {"total": "memory_fraction", "static": "static_memory_fraction", "free": "free_memory_fraction"}
 WITHOUT_BF16 = {"volta", "turing"}  # compute capability 7
+# Families whose checkpoints bring their tokenizer or configuration as Python files, which an engine runs only if told
+# to: docs/deploy_guidance.md of moonshotai/Kimi-K2-Instruct, model cards of moonshotai/Kimi-Linear-48B-A3B-Instruct,
+# internlm/internlm-7b and MiniMaxAI/MiniMax-Text-01.
+IN_CODE = {"kimi_k2", "kimi_linear", "internlm", "minimax_text_01"}
 POOLED = "pooled"  # a task that a command names no further: vectors, or scores where the checkpoint has a classifier
 
 
@@ -130,6 +134,17 @@ class ServingRows(Rows):
 
         return self.term("memory_fraction", write, read, *flags, expressed_by=expressed_by, verified_by=verified_by)
 
+    def stream_interval(self, flag: str) -> Term:
+        """Tokens that are sent to a client at once; not written where every token is sent by itself, the default."""
+
+        def write(_: ServingRequest, pool: Pool) -> Arguments:
+            tokens = pool.limits.stream_interval
+            return {} if tokens == 1 else {flag: str(tokens) if flag.startswith("--") else tokens}
+
+        return self.term(
+            "stream_interval", write, lambda arguments: stated(stream_interval=count(arguments, flag)), flag
+        )
+
     def off_switch(self, name: str, flag: str, *, note: str = "") -> Term:
         """A limit that is on by default, behind a flag that switches it off."""
         return self.term(
@@ -139,6 +154,14 @@ class ServingRows(Rows):
             flag,
             expressed_by=flag + note,
         )
+
+    def remote_code(self, flag: str) -> Term:
+        """Leave to run the Python files of a checkpoint, where it does not start without (:data:`IN_CODE`)."""
+
+        def write(request: ServingRequest, _: Pool) -> Arguments:
+            return {flag: ""} if request.shape.family in IN_CODE else {}
+
+        return self.write_only("remote_code", write, f"{flag} (checkpoints whose tokenizer is code)")
 
     def max_sequence_length(self, flag: str) -> Term:
         """Longest prompt and answer together; left to the model's configuration where the request names none."""
@@ -245,12 +268,13 @@ def one_scheme(rules: EngineRules, request: ServingRequest, pool: Pool) -> str |
     if request.shape.moe is not None:
         used.add(formats.experts)
     narrow = sorted(used - {"bf16", "fp16"})
-    published = None if request.quantized_checkpoint is not None else PUBLISHED_SCHEMES.get(request.shape.family)
-    if published is not None and published not in used:
+    published = None if request.quantized_checkpoint is not None else published_formats(request.shape)
+    if published is not None and not published.schemes <= used:
+        held = published.with_cache("bf16").label
         raise CannotExpressError(
             rules.name,
-            f"{formats.label} from the published checkpoint, which holds {published}",
-            f"a plan in {published}, or --model-path of a checkpoint whose name tells the plan's formats",
+            f"{formats.label} from the published checkpoint, which holds {held}",
+            f"a plan in {held}, or --model-path of a checkpoint whose name tells the plan's formats",
         )
     if not narrow or all(request.is_quantized(scheme) for scheme in narrow):
         return None

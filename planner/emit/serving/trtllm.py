@@ -163,6 +163,7 @@ TERMS = (
         expressed_by=f"{_MEMORY[0]} (share of what weights and activations leave)",
     ),
     _rows.max_sequence_length("--max_seq_len"),
+    _rows.remote_code("--trust_remote_code"),
     _rows.term(
         "attention_data_parallel",
         lambda _, pool: {_ATTENTION_DATA: pool.layout.attention_data_parallel > 1},
@@ -173,6 +174,7 @@ TERMS = (
         expressed_by=f"{_ATTENTION_DATA} (all devices of a stage or none)",
     ),
     _switch_term("chunked_prefill", "enable_chunked_prefill"),
+    _rows.stream_interval("stream_interval"),
     _switch_term("prefix_caching", "kv_cache_config.enable_block_reuse"),
     _rows.write_only("quantization", _formats, "kv_cache_config.dtype; formats of weights come with the checkpoint"),
     _rows.write_only("kv_tier", _kv_tier, "kv_cache_config.host_cache_size (bytes of one rank)"),

@@ -54,7 +54,7 @@ _TENSOR = ("--tensor-parallel-size", "-tp")
 _CONTEXT = ("--decode-context-parallel-size", "-dcp")
 _DATA = ("--data-parallel-size", "-dp")
 _EXPERTS = "--enable-expert-parallel"
-_MEMORY = "--gpu-memory-utilization"
+_MEMORY, _REMOTE_CODE = "--gpu-memory-utilization", "--trust-remote-code"
 _data_ranks = terms.ranks_of_flags(*_DATA)
 
 
@@ -194,6 +194,7 @@ TERMS = (
     ),
     _rows.max_num_seqs("--max-num-seqs", ranks=_data_ranks, note=" (of one data-parallel rank)"),
     _rows.max_batched_tokens("--max-num-batched-tokens"),
+    _rows.stream_interval("--stream-interval"),
     _pair_term("chunked_prefill", write=_chunks),
     _rows.memory(
         lambda _, pool: {_MEMORY: f"{pool.fraction_of_device:g}"},
@@ -244,6 +245,7 @@ TERMS = (
         "--limit-mm-per-prompt (as many images as a request has), --language-model-only (none)",
         verified_by=f"{_PARSER} for none; documented argument list",
     ),
+    _rows.remote_code(_REMOTE_CODE),
     _rows.write_only("roles", _transfer, "--kv-transfer-config NixlConnector or MooncakeConnector"),
     _rows.max_sequence_length("--max-model-len"),
 )

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.constants import INTERVAL_ENDS
 from meshplan.planner.expert_placement.problem.objectives import (
     Objective,
     balancedness,
@@ -23,7 +24,6 @@ from meshplan.planner.expert_placement.problem.problem import ExpertPlacementPro
 from meshplan.planner.expert_placement.search.balance.nodes import group_devices
 from meshplan.planner.expert_placement.search.solve import solve
 
-LOW, HIGH = 0.05, 0.95  # the 90 % interval
 NUM_SAMPLES = 200
 
 
@@ -124,7 +124,7 @@ def sampled_balance(
         share a batch evenly.
     """
     if tokens_per_batch < 1 or num_samples < 1:
-        raise SpecError([Problem(path="tokens_per_batch", message="give at least one token and one sample")])
+        raise SpecError.at("tokens_per_batch", "give at least one token and one sample")
     rng = np.random.default_rng(seed)
     total = problem.load.sum(axis=1, keepdims=True)
     share = np.divide(problem.load, total, out=np.full_like(problem.load, 1.0 / problem.num_experts), where=total > 0)
@@ -132,8 +132,8 @@ def sampled_balance(
     values = [balancedness(batch.astype(np.float64), placement, problem.device_speed) for batch in draws]
     return SampledBalance(
         mean=float(np.mean(values)),
-        low=float(np.quantile(values, LOW)),
-        high=float(np.quantile(values, HIGH)),
+        low=float(np.quantile(values, INTERVAL_ENDS[0])),
+        high=float(np.quantile(values, INTERVAL_ENDS[1])),
         at_the_mean_load=balancedness(problem.load, placement, problem.device_speed),
     )
 
@@ -222,7 +222,7 @@ def _visits(
     """[tokens, groups of devices] for each layer: which of them each token is sent to."""
     if token_experts.shape[0] != placement.shape[0] or token_experts.max(initial=-1) >= num_experts:
         message = f"expected {placement.shape[0]} layers and ids below {num_experts}"
-        raise SpecError([Problem(path="token_experts", message=message)])
+        raise SpecError.at("token_experts", message)
     counts = replica_counts(placement, num_experts)
     device = np.arange(placement.shape[1]) // (placement.shape[1] // num_devices) // devices_per_group
     order = np.argsort(placement, axis=1, kind="stable")

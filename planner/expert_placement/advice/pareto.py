@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SolverError, SpecError
+from meshplan.catalogs.errors import SolverError, SpecError
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.expert_placement.problem.objectives import (
     Objective,
@@ -75,7 +75,7 @@ def traffic_curve(
     """
     transitions = problem.transitions
     if transitions is None:
-        raise SpecError([Problem(path="transitions", message="is missing; balance is traded against traffic")])
+        raise SpecError.at("transitions", "is missing; balance is traded against traffic")
 
     def point(placement: IntArray) -> TrafficPoint:
         devices = problem.num_devices
@@ -123,7 +123,7 @@ def migration_curve(problem: ExpertPlacementProblem, *, seed: int = 0) -> list[M
     """
     current = problem.current
     if current is None:
-        raise SpecError([Problem(path="current", message="is missing; give the present physical_to_logical_map")])
+        raise SpecError.at("current", "is missing; give the present physical_to_logical_map")
 
     def with_budget(budget: int | None) -> list[MigrationPoint]:
         migrating = replace(problem, objective=Objective.MIGRATE, max_moved_experts=budget, transitions=None)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.untrusted.documents import DocumentError, parse, read_text
 from meshplan.catalogs.untrusted.limits import MAX_JSON_BYTES
 from meshplan.planner.core.arrays import IntArray
@@ -66,4 +66,4 @@ def sound_map(slots: NDArray[Any], *, num_experts: int, where: str) -> IntArray:
 
 
 def _error(path: Path, message: str) -> SpecError:
-    return SpecError([Problem(path=str(path), message=message)], of="the map of experts")
+    return SpecError.at(str(path), message, of="the map of experts")

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.catalogs.errors import SpecError, closest_names, did_you_mean
 from meshplan.catalogs.untrusted.documents import DocumentError, parse, read_text
 from meshplan.catalogs.untrusted.limits import MAX_ARRAYS_BYTES, MAX_JSON_BYTES
 from meshplan.catalogs.untrusted.streams import csv_rows, long_lines, read_arrays
@@ -103,7 +103,7 @@ def read_recording(path: Path, recording_format: str, *, num_experts: int | None
 
 
 def _error(where: str, message: str) -> SpecError:
-    return SpecError([Problem(path=where, message=message)])
+    return SpecError.at(where, message)
 
 
 def _require_small(where: str, num_counts: int) -> None:

@@ -290,6 +290,12 @@ def _solve_balance(problem: ExpertPlacementProblem, effort: Effort, seed: int) -
 
 
 def _solve_affinity(problem: ExpertPlacementProblem, effort: Effort, seed: int) -> _Found:
+    """Least traffic at the floor of balancedness: paths through every layout of small layers, where these prove it;
+    else the better of those and the search, under the larger bound.
+
+    Raises:
+        SolverError: no placement was found that reaches the floor, though none is proven impossible.
+    """
     best, most_balance = most_balanced(problem, effort.part(START_SHARE), seed)
     transitions = problem.transitions
     if transitions is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.catalogs.untrusted.documents import DocumentError
 from meshplan.catalogs.untrusted.streams import csv_rows
@@ -80,14 +80,14 @@ def read_availability(path: Path) -> tuple[AvailabilityTrace, ...]:
         found: dict[str, list[tuple[float, int, float]]] = {}
         for number, row in enumerate(rows, start=2):
             if number > MOST_LINES:
-                raise SpecError([Problem(path="", message=f"more than {MOST_LINES:,} lines")], of=where)
+                raise SpecError.at("", f"more than {MOST_LINES:,} lines", of=where)
             if row:
                 name, point = _point(dict(zip(header, row, strict=False)), number, where)
                 found.setdefault(name, []).append(point)
     except (OSError, DocumentError, UnicodeError) as error:
-        raise SpecError([Problem(path=FIELD, message=f"{path}: {error}")]) from error
+        raise SpecError.at(FIELD, f"{path}: {error}") from error
     if not found:
-        raise SpecError([Problem(path=FIELD, message="there are no lines below the header")], of=where)
+        raise SpecError.at(FIELD, "there are no lines below the header", of=where)
     return tuple(_trace(name, points, where) for name, points in found.items())
 
 
@@ -97,7 +97,7 @@ def _check_header(header: Sequence[str], where: str) -> None:
     if missing or unknown or len(set(header)) != len(header):
         wrong = f"without {', '.join(missing)}" if missing else f"unknown or twice: {', '.join(unknown or header)}"
         message = f"columns {wrong}; known are {', '.join((*NEEDED, *OPTIONAL))}"
-        raise SpecError([Problem(path="line 1", message=message)], of=where)
+        raise SpecError.at("line 1", message, of=where)
 
 
 def _point(cells: dict[str, str], number: int, where: str) -> tuple[str, tuple[float, int, float]]:
@@ -110,7 +110,7 @@ def _point(cells: dict[str, str], number: int, where: str) -> tuple[str, tuple[f
         if not (abs(time_s) <= MOST_SECONDS and 0 <= nodes <= MOST_NODES and not usd < 0.0 and not math.isinf(usd)):
             raise ValueError("out of range")
     except (KeyError, ValueError) as error:
-        raise SpecError([Problem(path=f"line {number}", message=f"{error}: {dict(cells)}"[:200])], of=where) from error
+        raise SpecError.at(f"line {number}", f"{error}: {dict(cells)}"[:200], of=where) from error
     return cells.get("trace", "") or "trace", (time_s, int(nodes), usd)
 
 
@@ -125,7 +125,7 @@ def _trace(name: str, points: Sequence[tuple[float, int, float]], where: str) ->
     times = np.array([time for time, _, _ in points])
     if len(times) == 1 or (np.diff(times) < 0.0).any() or times[-1] <= times[0]:
         message = f"{name}: its times must ascend over at least two lines"
-        raise SpecError([Problem(path=FIELD, message=message)], of=where)
+        raise SpecError.at(FIELD, message, of=where)
     keeps = np.diff(times) > 0.0
     prices = np.array([usd for _, _, usd in points[:-1]])[keeps]
     return AvailabilityTrace(

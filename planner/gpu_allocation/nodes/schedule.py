@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import Solution, Status, relative_gap, status_of
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetObjective, FleetProblem, Scenario
@@ -90,7 +90,7 @@ def solve_schedule(
     """
     if len(problem.scenarios) > 1 or problem.objective is not FleetObjective.COST:
         message = "a schedule is of one scenario, at least cost"
-        raise SpecError([Problem(path="schedule", message=message)])
+        raise SpecError.at("schedule", message)
     started, cpu_started = time.monotonic(), time.process_time()
     problem = replace(problem, start_usd=0.0, stop_usd=0.0)
     traffic = np.array(factors, dtype=float)
@@ -237,6 +237,12 @@ def peak_of(problem: FleetProblem, replicas: tuple[int, ...], shares: FloatArray
 def _best_schedule(
     problem: FleetProblem, traffic: FloatArray, candidates: Sequence[_Candidate], start_usd: float, stop_usd: float
 ) -> Schedule:
+    """The cheapest sequence of the candidates, exactly, from the fleet that is there before the first hour.
+
+    The least cost up to hour h with fleet k in it, ∞ where k carries less than that hour's traffic::
+
+        C_h(k) = rent(k) + min over j of (C_{h−1}(j) + change(j, k))
+    """
     price = np.array([offer.usd_per_hour for offer in problem.offers])
     units = np.array([candidate.units for candidate in candidates], dtype=float)
     carries = np.array([candidate.carries for candidate in candidates])

@@ -103,6 +103,11 @@ def _in_steps(problem: FleetProblem, backend: str) -> Solution[FleetAllocation]:
 
 
 def _by_program(problem: FleetProblem, backend: str) -> Solution[FleetAllocation]:
+    """The fleet of the mixed-integer program, with a routing that is as even as its replicas allow.
+
+    Raises:
+        SolverError: no fleet was found within :data:`MAX_NODES` nodes of the tree.
+    """
     importlib.import_module("ortools.linear_solver.pywraplp")  # before the clocks start
     started, cpu_started = time.monotonic(), time.process_time()
     built = fleet_program(problem)

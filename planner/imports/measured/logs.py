@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from meshplan.catalogs.constants.framework_recipes import recipe_named
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.measurable import ALLOCATED, PEAK, measurable
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.reading.documents import parse_document
@@ -244,4 +244,4 @@ _READERS: tuple[Callable[[str, Plan], dict[str, float]], ...] = (
 
 
 def _refused(message: str) -> SpecError:
-    return SpecError([Problem(path="", message=message)], of="what was measured")
+    return SpecError.at("", message, of="what was measured")

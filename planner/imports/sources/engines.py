@@ -63,6 +63,7 @@ class EngineSource:
         terms: the engine's mapping table.
         programs: how the program's name begins.
         subcommands: arguments without a flag that are not the model.
+        clients: first words of commands of the same name that ask a server and start none.
         model_flags: where the model stands; an argument without a flag counts too.
         has_underscores: its flags are written with underscores.
     """
@@ -71,13 +72,18 @@ class EngineSource:
     terms: tuple[Term, ...]
     programs: tuple[str, ...]
     subcommands: tuple[str, ...] = ()
+    clients: tuple[tuple[str, ...], ...] = ()
     model_flags: tuple[str, ...]
     has_underscores: bool = False
 
     def recognises(self, given: Given) -> bool:
         """Whether the command starts this engine."""
         program = "".join(given.launch.program[:1])
-        return program.rsplit("/", 1)[-1] in {self.name, *self.programs} or program.startswith(self.programs)
+        name = program.rsplit("/", 1)[-1]
+        command = (name, *given.launch.program[1:])
+        if any(command[: len(client)] == client for client in self.clients):
+            return False
+        return name in {self.name, *self.programs} or program.startswith(self.programs)
 
     def read(self, given: Given) -> Reading:
         """Degrees and limits; what is understood but has no place in a spec is listed."""
@@ -115,6 +121,7 @@ VLLM = EngineSource(
     terms=vllm.TERMS,
     programs=("vllm.entrypoints",),
     subcommands=("serve",),
+    clients=(("vllm", "bench", "serve"), ("vllm", "chat"), ("vllm", "complete")),
     model_flags=("--model",),
 )
 SGLANG = EngineSource(
@@ -122,6 +129,7 @@ SGLANG = EngineSource(
     subcommands=("serve",),
     terms=(*sglang.TERMS, sglang.REPLICAS),
     programs=("sglang",),
+    clients=(("sglang.bench_serving",),),
     model_flags=("--model-path", "--model"),
 )
 TRTLLM = EngineSource(

@@ -172,7 +172,9 @@ class SeparatedWorker(Worker):
             admission_steps=use.first_token_steps if self.prepares_ahead else 0.0,
         )
         launched = (cost.prefill_least_s, cost.prefill_least_s)
-        return cost if self.limits.cuda_graphs else beside_the_host(cost, launched, (least, most))
+        if not self.limits.cuda_graphs:
+            cost = beside_the_host(cost, launched, (least, most))
+        return self.beside_clients(cost)
 
     def own_resources(self, running: FloatArray) -> dict[str, FloatArray]:
         """Resource → [N] seconds that a request takes it, each at its peak rate; see ``overlap_bound``.

@@ -30,6 +30,9 @@ class Part:
     level: EvidenceLevel
 
 
+API_SERVER = "API server"
+
+
 def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) -> list[Part]:
     """Parts of one iteration of a pool's worker.
 
@@ -80,15 +83,13 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
             gemm_level(pool.quantization.ends),
         ),
     ]
-    device_s = np.asarray(sum(seconds for _, seconds, _ in parts)) + waits
-    first = worker.contexts.ends[0]
-    host = _host_s(worker, sequences, first, device_s)
-    if not is_prefill:
-        waits = waits + _host_s(worker, sequences, max(context, first), device_s) - host
     is_fitted = problem.calibrations[pool.node_type].num_runs > 0
+    device_s = np.asarray(sum(seconds for _, seconds, _ in parts)) + waits
+    host, copied, streamed = _beside_s(worker, sequences, None if is_prefill else context, device_s)
     parts += [
-        ("copy of answers for penalties", waits, EvidenceLevel.ASSUMED),
+        ("copy of answers for penalties", waits + copied, EvidenceLevel.ASSUMED),
         ("host and scheduler", host, EvidenceLevel.FITTED if is_fitted else EvidenceLevel.ASSUMED),
+        (API_SERVER, streamed, EvidenceLevel.ASSUMED),
     ]
     return [Part(name=name, seconds=float(seconds[0]), level=level) for name, seconds, level in parts]
 
@@ -96,6 +97,26 @@ def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) 
 def _decode_attention_s(worker: Worker, batch: FloatArray, context: float) -> FloatArray:
     """Attention of a batch's decodes over so many tokens each."""
     return worker.constants.decode_factor * worker.slower(batch) * worker.decode_attention_s(batch, np.array([context]))
+
+
+def _beside_s(
+    worker: Worker, batch: FloatArray, context: float | None, device_s: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """What an iteration takes longer than the devices: for the host, for its copy of answers, for API servers.
+
+    Args:
+        worker: the worker.
+        batch: requests of one batch.
+        context: tokens that each decoding request has in the cache; None for a prompt, whose answer has none yet.
+        device_s: time of the devices.
+    """
+    first = worker.contexts.ends[0]
+    host = _host_s(worker, batch, first, device_s)
+    copied = np.zeros_like(host)
+    if context is not None:
+        copied = _host_s(worker, batch, max(context, first), device_s) - host
+    inside = device_s + host + copied
+    return host, copied, longer(inside, worker.front_end_s * worker.concurrent_batches * batch) - inside
 
 
 def _host_s(worker: Worker, batch: FloatArray, context: float, device_s: FloatArray) -> FloatArray:

@@ -31,6 +31,7 @@ import numpy as np
 from meshplan.catalogs.constants.machines.device_shares import DeviceShare, MpsShare
 from meshplan.planner.cluster.shares import CutMachine
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.front_end import NO_FRONT_END
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.step_cost import Slowdown
 
@@ -96,7 +97,10 @@ def _decode_s(worker: Worker) -> FloatArray:
     through, s: the host's time stays as it is on a slower device.
     """
     alone = replace(worker.constants, host_step_s=0.0, host_s_per_seq=0.0)
-    cost, contexts = replace(worker, host_s_per_cache_group=0.0).step_cost(alone), worker.contexts
+    cost, contexts = (
+        replace(worker, host_s_per_cache_group=0.0, front_end=NO_FRONT_END).step_cost(alone),
+        worker.contexts,
+    )
     loads = [load for load in LOADS if load <= worker.limits.max_num_seqs] or [worker.limits.max_num_seqs]
     held = (contexts.least + contexts.most) / 2.0
     return np.array([cost.decode_s(load) + cost.decode_context_s[load] * load * held for load in loads])

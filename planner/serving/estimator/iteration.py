@@ -6,6 +6,7 @@ in the context between the lengths that requests have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,9 +19,16 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.cache_groups import num_cache_groups
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
+from meshplan.planner.serving.estimator.front_end import NO_FRONT_END, FrontEnd
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
-from meshplan.planner.serving.estimator.step_cost import Slowdown, StepCost, beside_the_host, with_draft
+from meshplan.planner.serving.estimator.step_cost import (
+    Slowdown,
+    StepCost,
+    beside_the_front_end,
+    beside_the_host,
+    with_draft,
+)
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import Role, Speculation
 from meshplan.planner.serving.problem.requests import Images
@@ -41,11 +49,13 @@ class ContextRange:
         prompt: prompt tokens of a request.
         least: context of a decoding request at its first token.
         most: context at its last token.
+        shortest: tokens of its own that any request has at its first token.
     """
 
     prompt: float
     least: float
     most: float
+    shortest: float = 0.0
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -94,7 +104,8 @@ class Worker(WorkerParts):
         speculation: None without a draft.
         slowdown: under a power limit; None at full clocks.
         graphed_tokens: an iteration with prompts is replayed from graphs where a batch has at most so many tokens, and
-            at most two for each request that may run.
+            at most two for each request that may run; one without where it has at most so many. 0: those with prompts
+            never are, those without always.
         fixed_graphs: whatever the requests that may run: the size was set.
         prepares_ahead: the engine prepares iterations while others run.
         hides_host: that takes no time but where it takes longer than they do.
@@ -103,6 +114,7 @@ class Worker(WorkerParts):
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         one_batch: stages are passed by one batch at a time, not by a batch each.
         host_s_per_cache_group: that each group of layers after the first takes of the host in an iteration.
+        front_end: its API servers.
         shared_history: tokens that each decoding request attends to beside those that it holds.
         images: of each prompt; None: text alone.
     """
@@ -121,6 +133,7 @@ class Worker(WorkerParts):
     pads_ranks: bool = False
     one_batch: bool = False
     host_s_per_cache_group: float = 0.0
+    front_end: FrontEnd = NO_FRONT_END
     shared_history: float = 0.0
     images: Images | None = None
 
@@ -210,6 +223,18 @@ class Worker(WorkerParts):
         most = 2 * self.limits.max_num_seqs // self.layout.attention_data_parallel
         return self.graphed_tokens if self.fixed_graphs else min(self.graphed_tokens, most)
 
+    @property
+    def graphed_decodes(self) -> float:
+        """Tokens of the largest batch without prompts that is replayed from a graph."""
+        if not self.limits.cuda_graphs:
+            return 0.0
+        return float(self.graphed_tokens or math.inf)
+
+    @property
+    def _most_in_batch(self) -> float:
+        """Tokens of the largest batch of decodes."""
+        return math.ceil(self.limits.max_num_seqs / self.concurrent_batches) * self._verified_tokens
+
     def step_cost(self, constants: ServingConstants | None = None) -> StepCost:
         """The tables; see :class:`StepCost`.
 
@@ -252,12 +277,34 @@ class Worker(WorkerParts):
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
             verified_tokens=self._verified_tokens,
         )
-        if self.hides_host or not self.limits.cuda_graphs:
+        if self.hides_host or not self.limits.cuda_graphs or self._most_in_batch > self.graphed_decodes:
             batch = np.ceil(np.arange(1.0, cost.max_num_seqs + 1.0) / batches)
             first, last = (self.beside_s(use, batch, held) for held in self.contexts.ends)
             cost = beside_the_host(cost, (first, last), self.contexts.ends)
         cost = cost.attending_to(self.shared_history)
-        return cost if self.speculation is None else with_draft(cost, self.speculation)
+        if self.speculation is not None:
+            cost = with_draft(cost, self.speculation)
+        return self.beside_clients(cost)
+
+    def beside_clients(self, cost: StepCost) -> StepCost:
+        """The tables where a front end hands tokens on to clients while iterations run."""
+        own, last = (max(held - self.shared_history, 1.0) for held in self.contexts.ends)
+        ends = own, max(last, own + 1.0)
+        beside = beside_the_front_end(cost, self.front_end_s, ends, shortest=self.contexts.shortest)
+        return replace(beside, request_s=self.front_end.request_s(self.messages))
+
+    @property
+    def front_end_s(self) -> float:
+        """What the API servers do for each decoding request of an iteration, s."""
+        return 0.0 if self.role is Role.PREFILL else self.front_end.each_s
+
+    @property
+    def messages(self) -> float:
+        """Iterations in which a request gains tokens."""
+        if self.role is Role.PREFILL:
+            return 0.0
+        gained = 1.0 if self.speculation is None else self.speculation.tokens_per_step
+        return max((self.contexts.most - self.contexts.least) / gained, 1.0)
 
     def host_times(self, use: ServingConstants) -> tuple[float, float]:
         """Host's time to prepare an iteration, and its growth with each request."""
@@ -274,7 +321,8 @@ class Worker(WorkerParts):
     def beside_s(self, use: ServingConstants, batch: FloatArray, context: float) -> FloatArray:
         """What the host of a batch does while its decodes run, [N].
 
-        It prepares the next iteration, where that is hidden, and launches all kernels, where it has no graphs. Where
+        It prepares the next iteration, where that is hidden, and launches all kernels, where it has no graphs or the
+        batch is larger than any (vLLM: "cudagraph will not be used", config/vllm.py, _set_cudagraph_sizes). Where
         answers are copied for penalties, the same thread waits for the tokens of the iteration before, copies them,
         and then prepares (vLLM 0.11.1: ``update_async_output_token_ids`` in v1/worker/gpu_input_batch.py).
 
@@ -284,9 +332,10 @@ class Worker(WorkerParts):
             context: tokens that each of them has in the cache.
         """
         step_s, per_seq = self.host_times(use)
-        launches = 0.0 if self.limits.cuda_graphs else step_s + self.launch_s(use, has_prompts=False)
+        is_launched = batch * self._verified_tokens > self.graphed_decodes
+        launches = np.where(is_launched, step_s + self.launch_s(use, has_prompts=False), 0.0)
         if not self.hides_host:
-            return np.full(batch.shape, launches)
+            return np.asarray(launches)
         first, last = self.contexts.ends
         copied = self.copy_s(batch) * (context - first) / (last - first)
         return np.asarray(np.maximum(launches, step_s + per_seq * batch + copied))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,13 @@ from meshplan.catalogs.efficiency import (
 )
 from meshplan.catalogs.hardware import Device, EvidenceLevel
 from meshplan.catalogs.surfaces.attention import attention_surface
-from meshplan.catalogs.surfaces.experts import distinct_experts, expert_surface
+from meshplan.catalogs.surfaces.experts import (
+    GATED_PRODUCTS,
+    PLAIN_PRODUCTS,
+    ExpertShape,
+    distinct_experts,
+    expert_surface,
+)
 from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.gemm import gemm_surface
 from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface
@@ -79,7 +86,6 @@ _EXPERT_KERNELS = {
     "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
     "w4a16": ("int4_wo",),
 }
-GATED = 3
 # Batch sizes, in tokens, up to which engines use their decode kernels and from which their prefill kernels.
 FEW_TOKENS, MANY_TOKENS = 256.0, 2048.0
 # Power-law exponent of the expert load under real routing, on the most loaded device; the mildest that was measured.
@@ -294,7 +300,14 @@ class Operators:
     # --- experts ----------------------------------------------------------------------------------------------------
 
     def _expert_kernels_s(
-        self, scheme: str, tokens: FloatArray, *, is_grouped: bool = False, **sizes: Any
+        self,
+        scheme: str,
+        tokens: FloatArray,
+        shape: ExpertShape,
+        *,
+        skew: float = 0.0,
+        load_factor: float | None = None,
+        is_grouped: bool = False,
     ) -> FloatArray | None:
         """Fused experts: the fastest kernel measured on the device for few tokens, the engine's own for many.
 
@@ -302,18 +315,19 @@ class Operators:
         that was timed itself has its own times. Grouped products (DeepGEMM) are no engine's own, and were timed inside
         one. None without any table.
         """
+        routing: dict[str, Any] = {"skew": skew, "load_factor": load_factor, "by_choice": True}
         for kernel in _EXPERT_KERNELS.get(scheme, ()):
             timed = expert_surface(measured_as(self.device), kernel, self.expert_kernels)
             if timed is not None and not is_grouped:
-                return np.maximum.accumulate(timed.time_s(tokens, **sizes))
+                return np.maximum.accumulate(timed.time_s(tokens, shape, **routing))
             fastest = expert_surface(measured_as(self.device), kernel)
             if fastest is None:
                 continue
-            few = fastest.time_s(tokens, **sizes)
+            few = fastest.time_s(tokens, shape, **routing)
             if is_grouped:
                 return np.maximum.accumulate(few)
             own = expert_surface(measured_as(self.device), kernel, self.engine) if self.engine in FRAMEWORKS else None
-            many = few if own is None else own.time_s(tokens, **sizes)
+            many = few if own is None else own.time_s(tokens, shape, **routing)
             share = np.clip(np.log(np.maximum(tokens, 1.0) / FEW_TOKENS) / np.log(MANY_TOKENS / FEW_TOKENS), 0.0, 1.0)
             return np.maximum.accumulate(few ** (1.0 - share) * many**share)
         return None
@@ -347,22 +361,19 @@ class Operators:
         if rows is not None:
             tokens, load_factor = rows * groups / top_k, 1.0
         distinct = distinct_experts(tokens, top_k=top_k, num_experts=num_experts)
-        sizes: dict[str, Any] = {
-            "hidden_size": hidden,
-            "expert_size": max(round(width), 1),
-            "top_k": top_k,
-            "num_experts": num_experts,
-            "expert_parallel": groups,
-            "gated": matrices == GATED,
-            "skew": ROUTING_SKEW if groups > 1 and load_factor is None else 0.0,
-            "load_factor": load_factor,
-            "is_grouped": rows is not None,
-            "by_choice": True,
-        }
-        seconds = self._expert_kernels_s(scheme, tokens, **sizes)
+        products = GATED_PRODUCTS if matrices == GATED_PRODUCTS else PLAIN_PRODUCTS
+        kernels_s = partial(
+            self._expert_kernels_s,
+            scheme,
+            shape=ExpertShape(hidden, max(round(width), 1), top_k, num_experts, groups, products),
+            skew=ROUTING_SKEW if groups > 1 and load_factor is None else 0.0,
+            load_factor=load_factor,
+            is_grouped=rows is not None,
+        )
+        seconds = kernels_s(tokens)
         if seconds is not None:
-            by_choice = self._expert_kernels_s(scheme, distinct / top_k, **sizes)
-            by_table = self._expert_kernels_s(scheme, np.minimum(tokens, num_experts / top_k), **sizes)
+            by_choice = kernels_s(distinct / top_k)
+            by_table = kernels_s(np.minimum(tokens, num_experts / top_k))
             if (groups == 1 or load_factor is not None) and by_choice is not None and by_table is not None:
                 seconds = seconds * np.minimum(by_choice / by_table, 1.0)
             hit = distinct / groups

@@ -8,6 +8,7 @@ from dataclasses import replace
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.planner.serving.estimator.encoders.sound import windows_of_an_iteration
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
+from meshplan.planner.serving.estimator.front_end import NO_FRONT_END, FrontEnd
 from meshplan.planner.serving.estimator.instances import in_share
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
@@ -15,7 +16,7 @@ from meshplan.planner.serving.estimator.power.cap import capped
 from meshplan.planner.serving.estimator.sampling import sampling_cost
 from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Speculation
 from meshplan.planner.serving.problem.problem import Site
-from meshplan.planner.serving.problem.requests import ServingWorkload
+from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 
 
 def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> EngineLimits:
@@ -53,7 +54,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         machine=site.machine(pool),
         engine=site.recipe.engine,
         all_reduce=site.recipe.all_reduce,
-        graphed_tokens=site.recipe.graphed_tokens,
+        graphed_tokens=site.recipe.graphs_on(site.machines[pool.node_type].device.slug),
         fixed_graphs=site.recipe.fixed_graphs,
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
         hides_host=site.recipe.hides_host and pool.role.value in site.recipe.prepares_ahead,
@@ -62,11 +63,14 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         pads_ranks=site.recipe.pads_ranks,
         one_batch=site.recipe.one_batch,
         host_s_per_cache_group=site.recipe.host_s_per_cache_group,
+        front_end=front_end(site, pool, workload),
         layout=pool.layout,
         limits=scheduled(pool, site.recipe, workload),
         quantization=pool.quantization,
         constants=site.constants[pool.node_type],
-        contexts=ContextRange(prompt=prompt, least=first, most=first + max(output, 1.0)),
+        contexts=ContextRange(
+            prompt=prompt, least=first, most=first + max(output, 1.0), shortest=workload.shortest_prompt
+        ),
         shared_history=workload.shared_history,
         role=pool.role,
         speculation=speculation,
@@ -88,6 +92,18 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
     if pool.share is not None:
         worker = in_share(worker)
     return worker if pool.power_cap_w is None else capped(worker, pool.power_cap_w, site.power)
+
+
+def front_end(site: Site, pool: Pool, workload: ServingWorkload) -> FrontEnd:
+    """The API servers of one worker of a pool."""
+    if not workload.has_front_end or not site.recipe.has_api_server:
+        return NO_FRONT_END
+    return FrontEnd(
+        processes=pool.layout.attention_data_parallel if site.recipe.front_end_per_rank else 1,
+        interval=max(site.recipe.stream_interval, pool.limits.stream_interval),
+        parses=site.recipe.parses_requests,
+        at_once=(workload.num_requests or 1) if workload.arrival is Arrival.ALL_AT_ONCE else 0,
+    )
 
 
 def _state_updates_per_s(site: Site, pool: Pool) -> float:

@@ -115,7 +115,8 @@ def steady_state(
             num_seqs=counts, tpot_s=np.zeros_like(each), prefill_s=each, rate_per_s=np.minimum(counts, 1.0) / each
         )
     tpot = decode + counts / steps * added
-    return SteadyState(num_seqs=counts, tpot_s=tpot, prefill_s=added, rate_per_s=counts / (steps * tpot + added))
+    request_s = np.maximum((steps * tpot + added) / counts, cost.request_s)
+    return SteadyState(num_seqs=counts, tpot_s=tpot, prefill_s=added, rate_per_s=1.0 / request_s)
 
 
 def _added_s(cost: StepCost, num_seqs: int, new: int, pairs: float) -> float:

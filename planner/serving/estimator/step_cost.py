@@ -19,8 +19,9 @@ for the other where both take about as long. A host that prepares iterations bes
 begins to launch when the device begins the iteration before, so that of prefill_least what the same decodes take
 without a prompt is over by then: least = prefill_least − decode, at least 0. So are iterations without prompts of an
 engine that has no graphs at all, or whose host prepares the next iteration meanwhile (:func:`beside_the_host`); t holds
-no host then. Of each decoding request v tokens are verified (1 without speculation), of which it gains
-``tokens_per_step``. The terms in n alone are
+no host then. A front end (API server) that works s for each decoding request bounds iterations in the same way, to
+(t⁴ + (n·s)⁴)^¼, with prompts or without (:func:`beside_the_front_end`). Of each decoding request v tokens are verified
+(1 without speculation), of which it gains ``tokens_per_step``. The terms in n alone are
 one table, so that K iterations of an unchanged decode batch, with C growing by n·tokens_per_step in each, sum in closed
 form::
 
@@ -35,7 +36,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.serving.estimator.table import Table, token_knots
+from meshplan.planner.serving.estimator.table import Table
 from meshplan.planner.serving.problem.config import Speculation
 
 # Exponent of the smooth maximum of device and kernel-launch time: 19 % above either where they are equal, 1.5 % where
@@ -84,6 +85,9 @@ class StepCost:
         graphed_tokens: an iteration with prompts is not launched kernel by kernel where no batch has more tokens.
         launches_ahead: the host launches it while the device is at the iteration before. Assumed: one of the same
             decodes and no prompt. *To doubt*: where prompts follow each other, the host is not so far ahead.
+        front_end_s: s, that the front end works for each decoding request of an iteration; the decodes' tables hold it.
+        request_s: between two requests that the front end lets pass.
+        shortest_context: tokens of KV cache that every decoding request holds at least.
         admission_steps: mean number of iterations that start before one can include an arrived request, because
             engines prepare iterations ahead.
         tokens_per_step: tokens that a decoding request gains in one iteration: 1, or more with speculation.
@@ -102,6 +106,9 @@ class StepCost:
     prefill_least_s: float = 0.0
     graphed_tokens: int = 0
     launches_ahead: bool = False
+    front_end_s: float = 0.0
+    request_s: float = 0.0
+    shortest_context: float = 0.0
     admission_steps: float = 0.0
     tokens_per_step: float = 1.0
     verified_tokens: int = 1
@@ -166,10 +173,25 @@ class StepCost:
         seconds += self.prefill_fixed_s + self.prefill_pair_s * fullest[1]
         if num_seqs:
             seconds += self.decode_fixed_s[num_seqs] + self.decode_context_s[num_seqs] * context
+            if self.front_end_s:
+                seconds = self._beside_prompts_s(seconds, num_seqs, context)
         if not self.prefill_least_s or batch <= self.graphed_tokens:
             return seconds
         least = self._left_to_launch_s(num_seqs, context)
         return float((seconds**OVERLAP_POWER + least**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER))
+
+    def _beside_prompts_s(self, seconds: float, num_seqs: int, context: float) -> float:
+        """An iteration with prompts in which the front end works beside all of it.
+
+        Args:
+            seconds: what it takes if prompts come on top of decodes that wait for the front end.
+            num_seqs: n.
+            context: C.
+        """
+        decodes = self.decode_s(num_seqs) + self.decode_context_s[num_seqs] * context
+        streamed = (num_seqs * self.front_end_s) ** OVERLAP_POWER
+        alone = max(decodes**OVERLAP_POWER - streamed, 0.0) ** (1.0 / OVERLAP_POWER)
+        return float(((seconds - decodes + alone) ** OVERLAP_POWER + streamed) ** (1.0 / OVERLAP_POWER))
 
     def _left_to_launch_s(self, num_seqs: int, context: float) -> float:
         """What is left of the launches of an iteration with prompts once the device begins it."""
@@ -198,6 +220,8 @@ class StepCost:
             seconds = tokens_s + (prompt_s + pair_s * (chunk * (done + attended)))
             if num_seqs:
                 seconds += fixed_s + context_s * context
+                if self.front_end_s:
+                    seconds = self._beside_prompts_s(seconds, num_seqs, context)
             if is_launched:
                 launch = self._left_to_launch_s(num_seqs, context) ** OVERLAP_POWER
                 seconds = (seconds**OVERLAP_POWER + launch) ** (1.0 / OVERLAP_POWER)
@@ -211,19 +235,35 @@ class StepCost:
         """Many iterations whose prompts are split evenly: :meth:`step_s` of arrays of one shape, or less.
 
         It is less where a host launches ahead: nothing is left of its launches, so that more decodes never make an
-        iteration shorter, as bounds take for granted.
+        iteration shorter, as bounds take for granted. It is less where a front end works beside prompts, too: what they
+        add grows with what decodes take, so that here they add as much as to decodes of the shortest context, and
+        iterations stay linear in it.
         """
         batches, verified = self.concurrent_batches, self.verified_tokens
         spread = np.clip(num_prompts, 1, batches)
         batch = -(-num_seqs // batches) * verified + -(-prompt_tokens // spread)
         seconds = _at(self.dense_s, batch) + _at(self.outputs_s, -(-(num_seqs + num_prompts) // batches))
         seconds = seconds + _at(self.experts_s, -(-(num_seqs * verified + prompt_tokens) // self.pipeline_parallel))
-        decodes = _at(self.decode_fixed_s, num_seqs) + _at(self.decode_context_s, num_seqs) * context
-        seconds = seconds + np.where(num_seqs > 0, decodes, 0.0)
         has_prompts = num_prompts > 0
         seconds = seconds + np.where(has_prompts, self.prefill_fixed_s + self.prefill_pair_s * (pairs / spread), 0.0)
+        decodes = _at(self.decode_fixed_s, num_seqs) + _at(self.decode_context_s, num_seqs) * context
+        seconds = seconds + np.where(num_seqs > 0, decodes, 0.0)
+        if self.front_end_s:
+            spared = self._spared_beside_prompts_s(seconds, num_seqs, context)
+            seconds = seconds - np.where(has_prompts & (num_seqs > 0), spared, 0.0)
         launched = longer(seconds, 0.0 if self.launches_ahead else self.prefill_least_s)
         return np.asarray(np.where(has_prompts & (batch > self.graphed_tokens), launched, seconds))
+
+    def _spared_beside_prompts_s(self, seconds: FloatArray, num_seqs: IntArray, context: FloatArray) -> FloatArray:
+        """What :meth:`_beside_prompts_s` takes off, at most: as much as from decodes of the shortest context."""
+        batch, slope = -(-num_seqs // self.concurrent_batches), _at(self.decode_context_s, num_seqs)
+        decodes = _at(self.dense_s, batch * self.verified_tokens) + _at(self.outputs_s, batch)
+        decodes = decodes + _at(self.experts_s, -(-num_seqs * self.verified_tokens // self.pipeline_parallel))
+        decodes = decodes + _at(self.decode_fixed_s, num_seqs) + slope * (num_seqs * self.shortest_context)
+        prompts = seconds - decodes - slope * (context - num_seqs * self.shortest_context)
+        streamed = num_seqs * self.front_end_s
+        alone = np.maximum(decodes**OVERLAP_POWER - streamed**OVERLAP_POWER, 0.0) ** (1.0 / OVERLAP_POWER)
+        return np.asarray(np.maximum(decodes, streamed) + prompts - longer(prompts + alone, streamed))
 
 
 def longer(seconds: FloatArray, least_s: float | FloatArray) -> FloatArray:
@@ -264,9 +304,31 @@ def beside_the_host(
     return replace(cost, decode_fixed_s=[0.0, *starts.tolist()], decode_context_s=[0.0, *grows.tolist()])
 
 
+def beside_the_front_end(
+    cost: StepCost, each_s: float, contexts: tuple[float, float], *, shortest: float = 0.0
+) -> StepCost:
+    """The tables of a worker whose front end works ``each_s`` for every decoding request of an iteration.
+
+    It hands on the tokens of one iteration while the next runs. The engine waits for none of it, but requests end for
+    their clients when it has: where it has more to do than the devices, as many tokens reach clients as it hands on.
+
+    Args:
+        cost: the engine's own.
+        each_s: s for each decoding request; 0 where there is no front end.
+        contexts: of a decoding request at its first token, and at its last.
+        shortest: that any request has at its first token.
+    """
+    if not each_s:
+        return cost
+    streamed = each_s * np.arange(1.0, cost.max_num_seqs + 1.0)
+    beside = beside_the_host(cost, (streamed, streamed), contexts)
+    return replace(beside, front_end_s=each_s, shortest_context=shortest)
+
+
 def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:
     """The tables with the draft model's steps added to every decode iteration."""
     share = speculation.num_draft_tokens * speculation.draft_cost
-    knots = token_knots(cost.max_num_seqs)
-    fixed = np.array([cost.decode_fixed_s[int(n)] + share * cost.decode_s(int(n)) for n in knots])
-    return replace(cost, decode_fixed_s=Table(knots, fixed, cost.max_num_seqs))
+    counts = np.arange(1, cost.max_num_seqs + 1)
+    none = np.zeros_like(counts)
+    alone = cost.steps_s(counts, none.astype(np.float64), none, none, none.astype(np.float64))
+    return replace(cost, decode_fixed_s=[0.0, *(np.array(cost.decode_fixed_s)[1:] + share * alone).tolist()])

@@ -194,6 +194,7 @@ def _pool(server: Server, role: Role, section: Section) -> Pool:
         max_batched_tokens=server.stated.get("max_num_batched_tokens", budget),
         chunked_prefill=not recipe.exclusive_prefill,
         cuda_graphs=recipe.cuda_graphs,
+        stream_interval=recipe.stream_interval,
         prefix_caching=workload.trace is not None and workload.trace.cached_tokens is not None,
     )
     return Pool(

@@ -127,7 +127,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
     run = _benchmark(row, title, machine, workload)
     if disaggregated:
         first = started_as(recipe, benchmark_run(run, Section(degrees.values, "prefill"), Role.PREFILL))
-        recipe = replace(recipe, gathers_tokens=first.gathers_tokens)
+        recipe = replace(recipe, gathers_tokens=first.gathers_tokens, parses_requests=first.parses_requests)
     else:
         first = recipe = started_as(recipe, benchmark_run(run, degrees, Role.MIXED))
     recipe = replace(recipe, cuda_graphs=asked.flag("cuda_graphs", default=recipe.cuda_graphs))

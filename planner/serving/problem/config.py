@@ -110,6 +110,8 @@ class EngineLimits:
         prefix_caching: cached prefixes are not prefilled again.
         cuda_graphs: iterations are replayed as CUDA graphs instead of being launched kernel by kernel.
         custom_all_reduce: the engine's own all-reduce kernels are used inside a node instead of NCCL's.
+        stream_interval: iterations whose tokens are sent to a client at once: less work for the API server, whose
+            messages hold several tokens.
         admission: when prompts are admitted; not a choice of a plan, but measured servers may have set it.
     """
 
@@ -120,6 +122,7 @@ class EngineLimits:
     prefix_caching: bool = False
     cuda_graphs: bool = True
     custom_all_reduce: bool = True
+    stream_interval: int = 1
     admission: Admission = Admission()
 
 
@@ -413,3 +416,22 @@ def _share_from(document: Mapping[str, Any]) -> DeviceShare | None:
 
 def _weight_tiers_from(document: Mapping[str, Any]) -> WeightTiers:
     return WeightTiers(**{**document, "way": Way(document["way"])})
+
+
+def pins_text(config: ServingConfig) -> str:
+    """The key of a spec that has the search look at this deployment.
+
+    >>> from meshplan.planner.serving.problem.quantization import Quantization
+    >>> own = {"num_workers": 2, "limits": EngineLimits(), "quantization": Quantization.uniform("fp8")}
+    >>> pool = Pool(role=Role.MIXED, layout=Layout(tensor_parallel=4, pipeline_parallel=2), node_type="n", **own)
+    >>> pins_text(ServingConfig(engine="vllm", pools=(pool,)))
+    'fixed: {mode: aggregated, tensor_parallel: 4, pipeline_parallel: 2}'
+    """
+    pins = {pool.role: {k: v for k, v in asdict(pool.layout).items() if v > 1} for pool in config.pools}
+    alone = pins.pop(Role.MIXED, None)
+    said = {role.value: _flow(own) for role, own in pins.items()} if alone is None else alone
+    return f"fixed: {_flow({'mode': 'disaggregated' if alone is None else 'aggregated', **said})}"
+
+
+def _flow(mapping: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in mapping.items()) + "}"

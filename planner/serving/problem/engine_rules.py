@@ -57,7 +57,9 @@ class EngineRules:
             which tokenizes it again before it asks for the cache.
         prefill_holds_slots: a prefilled request counts as running at its prefill worker until its cache has arrived.
         one_host: a worker is one process, on one host.
+        streams_in_intervals: the engine has a flag for how many tokens it sends to a client at once.
         weight_ways: ways to serve weights in host memory (:class:`Way`) for which the engine has flags.
+        schemes_not_on: generation of devices → schemes for which the engine has no kernels there.
     """
 
     name: str
@@ -80,12 +82,19 @@ class EngineRules:
     decode_reads_prompt: bool = False
     prefill_holds_slots: bool = False
     one_host: bool = False
+    streams_in_intervals: bool = True
     weight_ways: tuple[str, ...] = ()
+    schemes_not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def layout_rules(self, quantization: Quantization | None = None) -> tuple[LegalityRule, ...]:
         """The rules over a layout, including those of the formats in use."""
         used = () if quantization is None else dict.fromkeys(_schemes(quantization))
         return (*self.rules, *(one for scheme in used for one in self.scheme_rules.get(scheme, ())))
+
+    def without_kernels(self, quantization: Quantization, device: Device) -> tuple[str, ...]:
+        """Schemes of a model that the engine does not multiply on a device."""
+        missing = self.schemes_not_on.get(device.architecture, ())
+        return tuple(scheme for scheme in dict.fromkeys(_schemes(quantization)) if scheme in missing)
 
     def broken_pool(self, shape: ModelShape, pool: Pool) -> tuple[str, ...]:
         """Violated conditions of one pool with their sources; empty if the engine accepts it."""
@@ -103,12 +112,23 @@ class EngineRules:
             wrong.append(
                 f"no flag for a KV cache in {pool.quantization.kv_cache}: give one of {', '.join(self.kv_caches)}"
             )
+        if pool.limits.stream_interval > 1 and not self.streams_in_intervals:
+            wrong.append(f"no flag for stream_interval {pool.limits.stream_interval}: every token is sent by itself")
         if pool.kv_tier is not None and pool.kv_tier.store not in self.kv_stores:
             wrong.append(f"no flag for a KV tier on {pool.kv_tier.store}: give one of {', '.join(self.kv_stores)}")
         if pool.weight_tiers is not None and pool.weight_tiers.way.value not in self.weight_ways:
             ways = ", ".join(self.weight_ways) or "none"
             wrong.append(f"no flag for weights in host memory, {pool.weight_tiers.way.value} (it has {ways})")
         return (*wrong, *_broken_limits(pool), *_broken_tier(pool))
+
+    def may_split(self, shape: ModelShape, tensor_parallel: int) -> bool:
+        """Whether a worker of one stage may have so many tensor-parallel devices, its experts split or spread."""
+        if shape.moe is None:
+            ways = [Layout(tensor_parallel=tensor_parallel)]
+        else:
+            spread, split = {"expert_parallel": tensor_parallel}, {"expert_tensor_parallel": tensor_parallel}
+            ways = [Layout(tensor_parallel=tensor_parallel, **experts) for experts in (spread, split)]
+        return any(all(one.holds(shape, layout) for one in self.rules) for layout in ways)
 
     def takes_drafts(self, layout: Layout) -> bool:
         """Speculative decoding runs with such a layout."""

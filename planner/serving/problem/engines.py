@@ -19,19 +19,6 @@ from meshplan.planner.serving.problem.quantization import GGUF_SCHEMES
 _GIB = 2**30
 _MIB = 2**20
 
-# Formats of the checkpoints that these families are published in; all others come in 16 bits. Model cards of
-# deepseek-ai/DeepSeek-V3, moonshotai/Kimi-K2-Instruct and openai/gpt-oss-120b (quantization_config of config.json).
-PUBLISHED_SCHEMES: Mapping[str, str] = {
-    "deepseek_v3": "fp8_block",
-    "deepseek_v32": "fp8_block",
-    "deepseek_v4": "fp8_block",
-    "gpt_oss": "mxfp4",
-    "kimi_k2": "fp8_block",
-    "mimo_v2_flash": "fp8_block",
-    "minimax_m2": "fp8_block",
-}
-
-
 _ARITHMETIC = "arithmetic of the layout: the planner's own rule"
 _VLLM = "vllm 0.33.0"
 _SGLANG = "sglang 0.5.23"
@@ -125,6 +112,8 @@ VLLM = EngineRules(
     ),
     limits_source=f"{_VLLM}: engine/arg_utils.py, get_batch_defaults; config/cache.py",
     block_size=16,
+    # docs.vllm.ai, features/quantization: Volta has no Marlin, "Turing does not support Marlin MXFP4".
+    schemes_not_on={"volta": ("mxfp4",), "turing": ("mxfp4",)},
     weight_ways=("streamed",),
     pipeline_on_decode="one",
     whole_context_on_transfer=True,
@@ -290,6 +279,7 @@ LLAMA_CPP = EngineRules(
     block_size=1,
     pipeline_on_decode="any",
     disaggregates=False,
+    streams_in_intervals=False,
     one_host=True,
     weight_ways=("layers_on_host",),
 )

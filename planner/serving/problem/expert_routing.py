@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.problems import Problems
@@ -241,4 +241,4 @@ def of_moe_layers(recording: ExpertRecording, shape: ModelShape, source: str) ->
 
 
 def _error(message: str) -> SpecError:
-    return SpecError([Problem(path="", message=message)], of="the routing")
+    return SpecError.at("", message, of="the routing")

@@ -2,7 +2,8 @@
 
 A worker that fits a node (a scale-up domain) never spans two; a larger one takes nodes of its own. Workers are placed
 largest first on the first node with room (first-fit decreasing), which leaves no gap where sizes divide one another and
-the node, as powers of two do. Nodes are rented whole: a node of which a plan uses one device costs all of it.
+the node, as powers of two do. Nodes are rented whole: a node of which a plan uses one device costs all of it, unless
+the question has but a part of it.
 """
 
 from __future__ import annotations
@@ -120,7 +121,11 @@ def fit_nodes(groups: Mapping[str, Sequence[Group]], machines: Mapping[str, Mach
 
 
 def usd_per_hour(
-    groups: Mapping[str, Sequence[Group]], machines: Mapping[str, Machine], *, by_device: bool = False
+    groups: Mapping[str, Sequence[Group]],
+    machines: Mapping[str, Machine],
+    *,
+    by_device: bool = False,
+    most: int | None = None,
 ) -> float | None:
     """Price of the nodes that the workers touch, USD/h; None where a node type has no price.
 
@@ -128,6 +133,8 @@ def usd_per_hour(
         groups: node type → workers on it.
         machines: node type → devices and price.
         by_device: single devices can be rented, at their share of the node's price.
+        most: devices that the question has, whole ones: of a node of which it has a part it pays that part, as a
+            training plan does; None: all of the machines.
     """
     usd = 0.0
     for name, found in groups.items():
@@ -137,8 +144,9 @@ def usd_per_hour(
             return None
         parts, instances = sum(size * count for size, count in found), machine.instances_per_device
         devices = -(-parts // instances) * instances  # no part of a device is rented
-        # A machine of fewer devices than a node (a limit of the question) still rents the node.
-        usd += each * (devices if by_device else nodes_needed(found, machine.domain_size) * machine.domain_size)
+        have = machine.num_devices if most is None else min(machine.num_devices, most * instances)
+        whole = nodes_needed(found, machine.domain_size) * machine.domain_size
+        usd += each * (devices if by_device else min(whole, have) if have < machine.domain_size else whole)
     return usd
 
 

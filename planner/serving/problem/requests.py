@@ -178,6 +178,13 @@ class ServingWorkload:
         return mean * self.input_length, mean * self.output_length
 
     @property
+    def shortest_prompt(self) -> float:
+        """Tokens that every prompt has at least."""
+        if self.trace is not None:
+            return float(self.trace.input_length.min())
+        return math.floor(self.length_ratio * self.input_length)
+
+    @property
     def open_arrival(self) -> Arrival:
         """How requests come by themselves, whatever brings the rate."""
         return Arrival.GAMMA if self.burstiness > 1.0 else Arrival.POISSON

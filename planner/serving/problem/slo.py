@@ -72,6 +72,8 @@ def known_slos(slo: dict[str, float]) -> dict[str, float]:
 
 
 def slos_of(slo: Mapping[str, float]) -> tuple[Slo, ...]:
-    """SLOs from keys such as ``ttft_p99_s`` and their limits in seconds; other keys are ignored."""
-    matches = [(_KEY.fullmatch(key), limit) for key, limit in slo.items()]
+    """SLOs from keys such as ``ttft_p99_s`` and their limits in seconds, in one order however they are listed; other
+    keys are ignored.
+    """
+    matches = [(_KEY.fullmatch(key), slo[key]) for key in _KEYS if key in slo]
     return tuple(Slo(metric=match[1], percentile=match[2], limit_s=limit) for match, limit in matches if match)

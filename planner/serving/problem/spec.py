@@ -338,6 +338,7 @@ class LayoutSpec(SpecModel):
         description="share of device memory that weights, workspace and KV cache take; default: the engine's own",
     )
     num_workers: Count | None = Field(default=None, description="replicas")
+    stream_interval: Count | None = Field(default=None, description="tokens sent to a client at once; default: 1")
 
     def pinned(self) -> dict[str, int]:
         """The pinned numbers of devices, requests, tokens and workers alone."""

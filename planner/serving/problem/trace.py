@@ -90,7 +90,7 @@ def _read(path: Path, _state: tuple[int, ...]) -> Requests:
 
 
 def _unreadable(path: Path, error: Exception) -> SpecError:
-    return SpecError([Problem(path="", message=f"cannot be read: {error}")], of=f"the trace {path}")
+    return SpecError.at("", f"cannot be read: {error}", of=f"the trace {path}")
 
 
 def _header_problems(header: Sequence[str]) -> list[Problem]:

@@ -15,7 +15,8 @@ narrowed further than needed: the first rate tried is the one at which it would 
 violates an SLO there is dropped.
 
 *Where nothing has met the SLOs* after :data:`MAX_SIMULATED` simulations in the order of the bound, the deployments
-whose requests alone are answered soonest are simulated on all devices; once one meets them the search goes on.
+whose requests alone are answered soonest are simulated on all devices, and those that are expected to carry the load
+with most to spare; once one meets the SLOs the search goes on.
 
 *Bound.* The least of: the bounds of everything that was not simulated, and of each member with a bracket s(violated).
 """
@@ -33,7 +34,15 @@ from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress
 from meshplan.planner.serving.problem.config import ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.search.candidates import Candidate, candidate_of, refused, score_of, smaller_batches
+from meshplan.planner.serving.search.candidates import (
+    Candidate,
+    candidate_of,
+    carriers,
+    refused,
+    score_of,
+    smaller_batches,
+    soonest,
+)
 from meshplan.planner.serving.search.families import Counts, Family
 from meshplan.planner.serving.search.scores import INFINITE, UNITS
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, HighestRate, Judged, judge
@@ -126,7 +135,8 @@ class Branch:
         budget: Budget | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        self.problem, self.seed, self.budget, self.on_progress = problem, seed, budget or Budget(), on_progress
+        self.problem, self.seed, self.on_progress = problem, seed, on_progress
+        self.budget = budget or Budget(memory_limit_bytes=None)
         self.order = itertools.count()
         self.families, self.most_simulated, self.has_rescued = list(families), MAX_SIMULATED, False
         # (bound, what is simpler first among equal bounds, order of arrival, item).
@@ -155,8 +165,13 @@ class Branch:
     def _rescue(self) -> None:
         """Simulate what is most likely to meet the SLOs, and look at the rest again where something does."""
         self.has_rescued = True
-        self.most_simulated = self.num_started + 2 * MOST_RESCUERS
-        for family, counts in _soonest(self.families, MOST_RESCUERS // 4):
+
+        def is_legal(family: Family, counts: Counts) -> bool:
+            return family.fits(counts) and not self._broken(family, counts)
+
+        likely = [*soonest(self.families, MOST_RESCUERS // 4, is_legal), *carriers(self.families, is_legal)]
+        self.most_simulated = self.num_started + 2 * len(likely)
+        for family, counts in likely:
             least = 1 if len(counts) == 1 else counts[0]
             bound = family.score((least,) if len(counts) == 1 else counts)
             self._put(bound, Member(family=family, counts=counts, least=least))
@@ -246,14 +261,17 @@ class Branch:
             simplicity = item.family.simplicity(item.counts)
         heapq.heappush(self.left, (bound, simplicity, next(self.order), item))
 
+    def _broken(self, family: Family, counts: Counts) -> tuple[str, ...]:
+        """What the engine refuses about a member of a family."""
+        return self.problem.rules.broken(self.problem.shape, candidate_of(family, counts).config)
+
     def _open(self, family: Family) -> None:
         """The members of a family that the search begins with, unless the engine refuses the family."""
         members = family.first()
         self.num_members += len(members) - 1
         if not members:
             return
-        broken = self.problem.rules.broken(self.problem.shape, candidate_of(family, members[0]).config)
-        if broken:
+        if broken := self._broken(family, members[0]):
             self.rejected[f"{self.problem.rules.name}: {broken[0]}"] += len(members)
             self.num_members -= len(members)
             return
@@ -264,12 +282,15 @@ class Branch:
 
     def _start(self, bound: float, item: Member | Candidate) -> None:
         candidate = candidate_of(item.family, item.counts) if isinstance(item, Member) else item
-        reason = refused(self.problem, candidate)
-        if reason is not None or candidate.config in self.seen:
-            self.rejected.update([reason] if reason else [])
-            self.num_refused += reason is not None
+        if candidate.config in self.seen:
             return
         self.seen.add(candidate.config)
+        for more in item.family.beyond(item.counts) if isinstance(item, Member) else ():
+            self._add(Member(family=item.family, counts=more, least=more[0]))
+        if (reason := refused(self.problem, candidate)) is not None:
+            self.rejected[reason] += 1
+            self.num_refused += 1
+            return
         self.num_started += 1
         if self.problem.has_free_rate:
             costs = candidate.costs
@@ -369,32 +390,6 @@ class Branch:
         if any(slo.metric in ("tpot", "itl") for slo, _ in judged.violated):
             for smaller in smaller_batches(candidate):
                 self._put(smaller.score, smaller)
-
-
-def _soonest(families: Iterable[Family], number: int) -> list[tuple[Family, Counts]]:
-    """Families on all devices: the ``number`` whose workers begin soonest and the ``number`` whose workers generate
-    fastest, with one request running; of workers that do both, and of pairs that prefill and decode.
-    """
-    every = list(families)
-    found: dict[int, tuple[Family, Counts]] = {}
-    for is_pair in (False, True):
-        group = [family for family in every if family.is_disaggregated is is_pair]
-        first = sorted(group, key=lambda family: family.kinds[0].first_token_s)
-        between = sorted(group, key=lambda family: float(family.kinds[-1].steady.tpot_s[0]))
-        for best in (first, between):
-            fitting = ((family, counts) for family in best if family.fits(counts := full_counts(family)))
-            found |= {id(one[0]): one for one in itertools.islice(fitting, number)}
-    return list(found.values())
-
-
-def full_counts(family: Family, *, most: int | None = None) -> Counts:
-    """As many workers as the devices hold, at most ``most`` of a kind; of several kinds the same share of each."""
-    counts = tuple(family.pinned(which) or family.most(which) for which in range(len(family.kinds)))
-    if most is not None:
-        counts = tuple(min(count, most) for count in counts)
-    while len(counts) > 1 and min(counts) > 1 and not family.fits(counts):
-        counts = tuple(max(count // 2, 1) for count in counts)
-    return counts
 
 
 def simulate_candidate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> Simulated:

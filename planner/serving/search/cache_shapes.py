@@ -199,4 +199,6 @@ def pooled(cost: StepCost, num_instances: int, *, borrow_s: float) -> StepCost:
         pipeline_parallel=num_instances * cost.pipeline_parallel,  # experts process the tokens of their own instance
         decode_fixed_s=[cost.decode_fixed_s[n] + (borrow_s if n else 0.0) for n in of_one],
         decode_context_s=[cost.decode_context_s[n] / num_instances for n in of_one],
+        front_end_s=cost.front_end_s / num_instances,
+        request_s=cost.request_s / num_instances,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +30,12 @@ from meshplan.planner.serving.search.workers import PricedWorker, pool_of, price
 from meshplan.planner.serving.simulation.arrivals import default_num_requests
 from meshplan.planner.serving.simulation.early_stopping import needed_beyond
 
+# Deployments that are tried because they are expected to carry the load: at most so many.
+MOST_CARRIERS = 16
 # Weights of the kinds behind one router are whole numbers; the fastest worker has this one.
 MOST_WEIGHT = 100
+# Relative difference of rates that are one.
+SAME_RATE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,9 @@ def _mixed(family: Family, counts: Counts) -> Candidate:
         elif workload.concurrency is not None:
             at = _at_least(steady.num_seqs, -(-workload.concurrency // count))
         else:
-            at = int(np.argmax(np.where(kind.feasible, steady.rate_per_s, -1.0)))
+            rates = np.where(kind.feasible, steady.rate_per_s, -1.0)
+            # The most that run at the highest rate: from some on API servers let no more pass.
+            at = int(np.flatnonzero(rates >= rates.max() - SAME_RATE * abs(rates.max()))[-1])
         each = -(-workload.concurrency // count) if workload.concurrency is not None else int(steady.num_seqs[at])
         # A closed loop is capped at what runs, but for a pin; under open arrivals as much may run as the cache holds.
         cap = None if rate is not None or "max_num_seqs" in problem.pinned.of(Role.MIXED) else each
@@ -400,3 +406,48 @@ def layout_label(layout: Layout) -> str:
         ("EP", layout.expert_parallel),
     )
     return " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1 or name == "TP")
+
+
+# --- which are likely to meet the SLOs -------------------------------------------------------------------------------
+
+
+def soonest(
+    families: Iterable[Family], number: int, is_legal: Callable[[Family, Counts], bool]
+) -> list[tuple[Family, Counts]]:
+    """Families on all devices: the ``number`` whose workers begin soonest and the ``number`` whose workers generate
+    fastest, with one request running; of workers that do both, and of pairs that prefill and decode.
+    """
+    every = list(families)
+    found: dict[int, tuple[Family, Counts]] = {}
+    for is_pair in (False, True):
+        group = [family for family in every if family.is_disaggregated is is_pair]
+        first = sorted(group, key=lambda family: family.kinds[0].first_token_s)
+        between = sorted(group, key=lambda family: float(family.kinds[-1].steady.tpot_s[0]))
+        for best in (first, between):
+            fitting = ((family, counts) for family in best if is_legal(family, counts := full_counts(family)))
+            found |= {id(one[0]): one for one in itertools.islice(fitting, number)}
+    return list(found.values())
+
+
+def carriers(families: Iterable[Family], is_legal: Callable[[Family, Counts], bool]) -> list[tuple[Family, Counts]]:
+    """Families on all devices that are expected to carry the given rate within the SLOs: those with most to spare."""
+    whole = [(family, full_counts(family)) for family in families]
+    able = [one for one in whole if expected_rate(*one) >= (one[0].problem.workload.request_rate_per_s or math.inf)]
+    able.sort(key=lambda one: -expected_rate(*one))
+    return list(itertools.islice((one for one in able if is_legal(*one)), MOST_CARRIERS))
+
+
+def full_counts(family: Family, *, most: int | None = None) -> Counts:
+    """As many workers as the devices hold, at most ``most`` of a kind; of several kinds the same share of each."""
+    counts = tuple(family.pinned(which) or family.most(which) for which in range(len(family.kinds)))
+    if most is not None:
+        counts = tuple(min(count, most) for count in counts)
+    while len(counts) > 1 and min(counts) > 1 and not family.fits(counts):
+        counts = tuple(max(count // 2, 1) for count in counts)
+    return counts
+
+
+def expected_rate(family: Family, counts: Counts) -> float:
+    """Requests/s that a member is expected to carry within the SLOs: an estimate, no bound as :meth:`Family.rate`."""
+    each = [count * kind.expected_rate_per_s for count, kind in zip(counts, family.kinds, strict=True)]
+    return min(each) if family.is_disaggregated else sum(each)

@@ -17,14 +17,16 @@ in parallel; tokens of images are not text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.serving.estimator.exchange.cache_transfer import CacheTransfer
+from meshplan.planner.serving.estimator.front_end import FrontEnd
 from meshplan.planner.serving.estimator.memory import WorkerMemory, kv_bytes_per_token
+from meshplan.planner.serving.estimator.pools import front_end as front_end_of
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker, scheduled
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig
@@ -42,6 +44,8 @@ from meshplan.planner.serving.simulation.run import ServingRun
 # tokens (ray-project/ray, pull request 64049; vLLM's chat requests, 256 clients). A tokenizer alone takes 1.1 µs (1.1 s
 # for a million tokens, charlesxu.io/parallel-tokenizer). The published time is that of a loaded server, as here.
 TOKENIZE_S_PER_TOKEN = 0.164 / 37_000
+# How near a closed loop comes to the rate that its front end lets pass, and the most runs that look for the wait.
+RATE_TOLERANCE, MOST_RUNS = 0.01, 4
 GAP_SEED = 0  # of the order in which gaps are dealt out
 
 
@@ -80,19 +84,86 @@ def server(
         first_token_from_decode=True,
     )
 
-    def served(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
+    (front_end, messages), decodes = slowest_front_ends(site, config, workload), decodes_of(config, workload)
+
+    def served(requests: Requests, stopping: EarlyStopping | None, wait_s: FloatArray) -> ServingRun:
+        """The run where requests wait for the front end before they reach an engine, s, [n]."""
         later_s = outside_s(site, config, workload, requests.input_length)
-        waited_s = np.zeros(len(requests))
-        if requests.concurrency is not None:
-            waited_s = starts_s(config, workload, requests)
-            arrival_s = np.maximum.accumulate(requests.arrival_s + waited_s)
-            requests = replace(requests, arrival_s=arrival_s, think_s=requests.think_s + gaps_s(later_s))
+        if requests.concurrency is None:
+            requests = replace(requests, arrival_s=np.maximum.accumulate(requests.arrival_s + wait_s))
+        else:
+            begun = starts_s(config, workload, requests)
+            arrival_s = np.maximum.accumulate(requests.arrival_s + begun)
+            requests = replace(requests, arrival_s=arrival_s, think_s=requests.think_s + gaps_s(later_s) + wait_s)
+            wait_s = np.where(np.arange(len(requests)) < (requests.concurrency or 0), begun, wait_s)
         if stopping is not None:  # no request is seen earlier than that: a run that is stopped violates its SLO
             stopping = stopping.later(float(later_s.min()))
         run = simulate_system(requests, system, stopping)
-        return seen_by_clients(replace(run, arrival_s=run.arrival_s - waited_s), later_s)
+        return seen_by_clients(replace(run, arrival_s=run.arrival_s - wait_s), later_s)
 
-    return served
+    def passed_on(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
+        num = len(requests)
+        if requests.concurrency is None:
+            answered_per_s = 1.0 / _between_at_least_s(system, num, decodes)
+            wait_s = front_end.waits_s(requests.arrival_s, messages, answered_per_s=answered_per_s)
+            return served(requests, stopping, wait_s)
+        least_s = front_end.request_s(messages)
+        if least_s <= _between_at_least_s(system, requests.concurrency, decodes):
+            return served(requests, stopping, np.zeros(num))
+        # A run whose requests wait has fewer in its engines: no limit is broken for certain before the wait is known.
+        return _no_faster(least_s, requests, lambda wait_s: served(requests, None, np.full(num, wait_s)))
+
+    return passed_on
+
+
+def _between_at_least_s(system: ServingSystem, in_flight: int, decodes: float) -> float:
+    """Time between two requests of so many in flight at least: what their decodes alone take of all workers."""
+    pools = [pool for pool in system.pools if pool.role is not Role.PREFILL]
+    workers = sum(pool.num_workers for pool in pools)
+    each = max(-(-in_flight // workers), 1)
+    return min(
+        decodes * pool.cost.decode_s(count) / count / workers
+        for pool in pools
+        for count in (min(each, pool.cost.max_num_seqs),)
+    )
+
+
+def _no_faster(least_s: float, requests: Requests, served: Callable[[float], ServingRun]) -> ServingRun:
+    """A closed loop whose requests come no faster than one in ``least_s``: each waits as long as that takes.
+
+    All but the first N of n wait, in N chains one after another: a wait of w adds w·(n − N)/(n·N) between two. Engines
+    take less the more wait, so that it is found from below, to :data:`RATE_TOLERANCE` or in :data:`MOST_RUNS`.
+    """
+    in_flight, num = requests.concurrency or 1, len(requests)
+    wait_s, run = 0.0, served(0.0)
+    for _ in range(MOST_RUNS):
+        short_s = least_s - float(np.max(run.finish_s, initial=0.0)) / num
+        if num <= in_flight or short_s <= RATE_TOLERANCE * least_s:
+            break
+        wait_s += short_s * in_flight * num / (num - in_flight)
+        run = served(wait_s)
+    return run
+
+
+def slowest_front_ends(site: Site, config: ServingConfig, workload: ServingWorkload) -> tuple[FrontEnd, float]:
+    """The API servers of the role that lets fewest requests pass, and iterations in which a request gains tokens there.
+
+    Tokens pass none of prefill workers.
+    """
+    decodes = decodes_of(config, workload)
+    found = []
+    for role in {pool.role: None for pool in config.pools}:
+        pools = [pool for pool in config.pools if pool.role is role]
+        each = [front_end_of(site, pool, workload) for pool in pools]
+        processes = sum(one.processes * pool.num_workers for one, pool in zip(each, pools, strict=True))
+        found.append((replace(each[0], processes=processes), 0.0 if role is Role.PREFILL else decodes))
+    return max(found, key=lambda one: one[0].request_s(one[1]))
+
+
+def decodes_of(config: ServingConfig, workload: ServingWorkload) -> float:
+    """Iterations in which a request of a workload gains tokens, on average."""
+    drafts = config.speculation
+    return max(workload.mean_lengths[1] / (1.0 if drafts is None else drafts.tokens_per_step), 1.0)
 
 
 def simulated_pool(site: Site, pool: Pool, workload: ServingWorkload, cost: StepCost) -> SimulatedPool:

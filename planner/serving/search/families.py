@@ -41,8 +41,6 @@ from meshplan.planner.serving.search.workers import PricedWorker
 Counts = tuple[int, ...]
 # Ratios of prefill to decode workers are tried up to this many decode workers; a larger deployment repeats them.
 MOST_IN_RATIO = 64
-# Kinds of each node type that stand together with those of two or more other types: the fastest per device.
-MOST_OF_A_TYPE = 8
 # Rates are sums of floating-point numbers.
 ROUNDING = 1e-9
 
@@ -101,8 +99,8 @@ class Family:
 
     def usd_per_hour(self, counts: Counts) -> float | None:
         """Price of the nodes of a member; None without prices."""
-        by_device = self.problem.limits.rents_devices
-        return usd_per_hour(self._groups(counts), self.problem.machines, by_device=by_device)
+        by_device, most = self.problem.limits.rents_devices, self.problem.num_devices
+        return usd_per_hour(self._groups(counts), self.problem.machines, by_device=by_device, most=most)
 
     def power_w(self, counts: Counts, rates: Sequence[float]) -> float | None:
         """Average power of a member whose kinds finish ``rates`` requests/s; None without board powers."""
@@ -307,22 +305,46 @@ class Family:
         return [(whole,)] if 0 < whole < most else []
 
     def _balanced(self) -> list[Counts]:
-        """Pairs in which prefill and decode can finish about as much, for every number of decode workers."""
-        prefill, decode = self.rates
-        most = (self.most(0), self.most(1))
-        seconds = range(1, (most[1] if self._fills else min(most[1], MOST_IN_RATIO)) + 1)
-        found: set[Counts] = set()
-        pinned = self.pinned(1)
-        for second in seconds if pinned is None else [pinned]:
-            ratio = math.floor(second * decode / prefill)
-            if self.pinned(0):
-                found.add((self.pinned(0) or 1, second))
-            elif self._fills:
-                fitting = (first for first in range(most[0], 0, -1) if self.fits((first, second)))
-                found |= {(first, second) for first in itertools.islice(fitting, 1)}
-            else:
-                found |= {(first, second) for first in range(max(ratio - 1, 1), min(ratio + 2, most[0]) + 1)}
+        """Pairs of which neither kind is there without use: for every number of decode workers those prefill workers
+        that finish about as much, and for every number of prefill workers the fewest decode workers that do.
+        """
+        if self._fills:
+            return self._filling()
+        prefill, (firsts, seconds) = self.rates[0], map(self._tried, (0, 1))
+        able = {second: self._decoded(second) for second in seconds}
+        found = set[Counts]()
+        for second, rate in able.items():
+            ratio = math.floor(rate / prefill)
+            found |= {(first, second) for first in (ratio, ratio + 1) if first in firsts}
+        for first in firsts:
+            enough = (second for second, rate in able.items() if rate >= first * prefill * (1.0 - ROUNDING))
+            found |= {(first, second) for second in itertools.islice(enough, 1)}
         return sorted(found)
+
+    def _tried(self, which: int) -> Sequence[int]:
+        """Numbers of workers of one kind that are tried beside the other's."""
+        pin = self.pinned(which)
+        return range(1, min(self.most(which), MOST_IN_RATIO) + 1) if pin is None else range(pin, pin + 1)
+
+    def _decoded(self, second: int) -> float:
+        """No more requests/s leave so many decode workers."""
+        rate = second * self.rates[1]
+        return rate if self.problem.workload.concurrency is None else min(rate, self._closed_rate((1, second)))
+
+    def _filling(self) -> list[Counts]:
+        """For every number of decode workers the most prefill workers that the devices have room for."""
+        found, most = list[Counts](), self.most(0)
+        for second in range(1, self.most(1) + 1) if self.pinned(1) is None else self._tried(1):
+            firsts = range(most, 0, -1) if self.pinned(0) is None else self._tried(0)
+            found += itertools.islice(((first, second) for first in firsts if self.fits((first, second))), 1)
+        return found
+
+    def beyond(self, counts: Counts) -> Iterator[Counts]:
+        """Pairs of one more worker, where no rate is given that fewer carry: their bounds are no better, but what they
+        reach may be nearer to them.
+        """
+        if self.is_disaggregated and self.problem.workload.request_rate_per_s is None and not self._fills:
+            yield from self.following(counts)
 
     @property
     def _fills(self) -> bool:
@@ -412,39 +434,3 @@ class Family:
                 return kind.power_w(rate_per_s, self.problem.power.constants) or 0.0
             case _:
                 return kind.device_share
-
-
-# --- which kinds stand together ---------------------------------------------------------------------------------------
-
-
-def families(
-    problem: ServingProblem, mixed: list[PricedWorker], prefill: list[PricedWorker], decode: list[PricedWorker]
-) -> Iterator[Family]:
-    """Every family of a question, unordered."""
-    for kind in mixed:
-        yield Family(problem=problem, kinds=(kind,))
-    for first in prefill:
-        for second in decode:
-            if first.placed.quantization.kv_cache == second.placed.quantization.kv_cache:
-                yield Family(problem=problem, kinds=(first, second))
-    if problem.workload.request_rate_per_s is None and problem.objective is not ServingObjective.MAX_REQUEST_RATE:
-        return  # a ratio of a union lies between those of its parts
-    if problem.workload.concurrency is not None or "num_workers" in problem.pinned.of(Role.MIXED):
-        return
-    yield from _unions(problem, mixed)
-
-
-def _unions(problem: ServingProblem, mixed: list[PricedWorker]) -> Iterator[Family]:
-    """Mixed kinds of different node types behind one router."""
-    by_type: dict[str, list[PricedWorker]] = {}
-    for kind in mixed:
-        if kind.best_rate_per_s > 0.0:
-            by_type.setdefault(kind.placed.node_type, []).append(kind)
-    for kinds_of in by_type.values():
-        kinds_of.sort(key=lambda kind: -kind.best_rate_per_s / kind.num_devices)
-    for number in range(2, len(by_type) + 1):
-        most = None if number == 2 else MOST_OF_A_TYPE  # noqa: PLR2004 - a pair of types
-        for types in itertools.combinations(by_type.values(), number):
-            for kinds in itertools.product(*(kinds_of[:most] for kinds_of in types)):
-                if len({kind.placed.quantization.kv_cache for kind in kinds}) == 1:
-                    yield Family(problem=problem, kinds=kinds)

@@ -114,9 +114,9 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                 rejected[f"{machine.device.name} has no units for {', '.join(missing)}"] += 1
                 continue
             for layout in layouts(problem, machine, role):
-                refused = _refused(problem, machine, layout, quantization)
-                if refused is not None:
-                    rejected[refused] += 1
+                reason = refusal(problem, machine, layout, quantization)
+                if reason is not None:
+                    rejected[reason] += 1
                     continue
                 worker = _placed(problem, role, node_type, machine, layout, quantization)
                 if worker is None:
@@ -128,9 +128,11 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
         yield from problem.tiering.placements(problem, role, rejected)
 
 
-def _refused(problem: ServingProblem, machine: Machine, layout: Layout, quantization: Quantization) -> str | None:
+def refusal(problem: ServingProblem, machine: Machine, layout: Layout, quantization: Quantization) -> str | None:
     """Why a layout is none on a machine; None where network, engine, drafts and experts allow it."""
     rules = problem.rules
+    if lacking := rules.without_kernels(quantization, machine.device):
+        return f"{rules.name} has no kernels for weights in {', '.join(lacking)} on {machine.device.name}"
     if problem.share is not None and layout.num_devices > 1:
         return "no link joins parts of a device: a worker has one"
     if layout.num_devices > machine.joined_devices:
@@ -278,6 +280,7 @@ def default_limits(problem: ServingProblem, role: Role, device: Device, layout: 
         limits,
         max_num_seqs=pinned.get("max_num_seqs", limits.max_num_seqs * layout.attention_data_parallel),
         max_batched_tokens=pinned.get("max_batched_tokens", budget),
+        stream_interval=pinned.get("stream_interval", limits.stream_interval),
         chunked_prefill=limits.chunked_prefill and not is_whole,  # its tokens attend to those of later chunks
         prefix_caching=limits.prefix_caching and problem.workload.prefix_hit_rate > 0.0,
     )

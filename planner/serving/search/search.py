@@ -26,12 +26,14 @@ import itertools
 import math
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshplan.catalogs.constants.machines.device_shares import DeviceShare
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
-from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig, Speculation
+from meshplan.planner.core.text import counted
+from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig, Speculation, pins_text
 from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.branch import (
@@ -42,8 +44,8 @@ from meshplan.planner.serving.search.branch import (
     score_judged,
     simulate_candidate,
 )
-from meshplan.planner.serving.search.candidates import candidate_of
-from meshplan.planner.serving.search.families import Family, families
+from meshplan.planner.serving.search.candidates import candidate_of, config_label, full_counts
+from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.layouts import PlacedWorker
 from meshplan.planner.serving.search.scores import INFINITE
 from meshplan.planner.serving.search.slo_judgement import HighestRate
@@ -53,6 +55,8 @@ from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 # Relative distance between the rate that a plan's deployment is said to bear and one that it does not bear clearly; and
 # the largest stated gap of a plan that is called optimal.
 HEADROOM_TOLERANCE = 0.05
+# Kinds of each node type that stand together with those of two or more other types: the fastest per device.
+MOST_OF_A_TYPE = 8
 # Deployments whose highest rate is settled at most, once one is: the best of the search, others should that lower it.
 MOST_SETTLED = 3
 
@@ -88,9 +92,13 @@ def search_serving(
     """Find the best deployment; see the module's text."""
     start_wall, start_cpu = time.perf_counter(), time.process_time()
     rejected: Counter[str] = Counter()
-    mixed, found = _space(problem, rejected)
-    branch = Branch(problem, found, seed=seed, budget=budget, on_progress=on_progress)
     budget = budget or Budget(memory_limit_bytes=None)
+    branch: Branch | None = None
+    with budget.keeping():
+        mixed, found = _space(problem, rejected, budget.check)
+        branch = Branch(problem, found, seed=seed, budget=budget, on_progress=on_progress)
+    if branch is None:
+        budget.nothing_found("deployment that meets every SLO")
     before = INFINITE
     while True:
         simulated, bound = branch.run()
@@ -234,7 +242,7 @@ def _choice(found: Simulated) -> Choice:
 
 
 def _space(
-    problem: ServingProblem, rejected: Counter[str]
+    problem: ServingProblem, rejected: Counter[str], check: Callable[[], None]
 ) -> tuple[dict[Choice, tuple[PricedWorker, ...]], list[Family]]:
     """Mixed workers by choice, and every family with every choice of drafts and of instances.
 
@@ -244,14 +252,14 @@ def _space(
     mixed: dict[Choice, tuple[PricedWorker, ...]] = {}
     found: list[Family] = []
     for cut in problem.with_each_share:
-        alone, families_of = _space_of(cut, rejected if not mixed else Counter())
+        alone, families_of = _space_of(cut, rejected if not mixed else Counter(), check)
         mixed |= {(drafts, cut.share): kinds for drafts, kinds in alone.items()}
         found += families_of
     return mixed, found
 
 
 def _space_of(
-    problem: ServingProblem, rejected: Counter[str]
+    problem: ServingProblem, rejected: Counter[str], check: Callable[[], None]
 ) -> tuple[dict[Speculation | None, tuple[PricedWorker, ...]], list[Family]]:
     """The same of devices that are cut in one way, or not at all."""
     mode, splits = problem.pinned.is_disaggregated, problem.rules.disaggregates
@@ -265,13 +273,46 @@ def _space_of(
     found: list[Family] = []
     for stated in problem.with_each_draft:
         seen = Counter[str]() if mixed else rejected
-        alone = [] if mode else priced_workers(stated, Role.MIXED, seen)
+        alone = [] if mode else priced_workers(stated, Role.MIXED, seen, check)
         if may_split and not mixed:
-            prefill = priced_workers(stated, Role.PREFILL, rejected)
-        decode = priced_workers(stated, Role.DECODE, seen) if may_split else []
+            prefill = priced_workers(stated, Role.PREFILL, rejected, check)
+        decode = priced_workers(stated, Role.DECODE, seen, check) if may_split else []
         mixed[stated.speculation] = tuple(alone)
         found += families(stated, alone, prefill, decode)
     return mixed, found
+
+
+def families(
+    problem: ServingProblem, mixed: list[PricedWorker], prefill: list[PricedWorker], decode: list[PricedWorker]
+) -> Iterator[Family]:
+    """Every family of a question, unordered."""
+    for kind in mixed:
+        yield Family(problem=problem, kinds=(kind,))
+    for first in prefill:
+        for second in decode:
+            if first.placed.quantization.kv_cache == second.placed.quantization.kv_cache:
+                yield Family(problem=problem, kinds=(first, second))
+    if problem.workload.request_rate_per_s is None and problem.objective is not ServingObjective.MAX_REQUEST_RATE:
+        return  # a ratio of a union lies between those of its parts
+    if problem.workload.concurrency is not None or "num_workers" in problem.pinned.of(Role.MIXED):
+        return
+    yield from _unions(problem, mixed)
+
+
+def _unions(problem: ServingProblem, mixed: list[PricedWorker]) -> Iterator[Family]:
+    """Mixed kinds of different node types behind one router."""
+    by_type: dict[str, list[PricedWorker]] = {}
+    for kind in mixed:
+        if kind.best_rate_per_s > 0.0:
+            by_type.setdefault(kind.placed.node_type, []).append(kind)
+    for kinds_of in by_type.values():
+        kinds_of.sort(key=lambda kind: -kind.best_rate_per_s / kind.num_devices)
+    for number in range(2, len(by_type) + 1):
+        most = None if number == 2 else MOST_OF_A_TYPE  # noqa: PLR2004 - a pair of types
+        for types in itertools.combinations(by_type.values(), number):
+            for kinds in itertools.product(*(kinds_of[:most] for kinds_of in types)):
+                if len({kind.placed.quantization.kv_cache for kind in kinds}) == 1:
+                    yield Family(problem=problem, kinds=kinds)
 
 
 def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 0) -> float:
@@ -320,14 +361,13 @@ def estimate_pinned(
     mixed: list[PricedWorker] = []
     if problem.pinned.is_disaggregated:
         pair = [_one_kind(without_slos, role, own, rejected) for role in (Role.PREFILL, Role.DECODE)]
-        found = families(without_slos, [], *pair)
+        found = list(families(without_slos, [], *pair))
     else:
         mixed = _one_kind(without_slos, Role.MIXED, own, rejected)
-        found = families(without_slos, mixed, [], [])
+        found = list(families(without_slos, mixed, [], []))
     candidates = [candidate_of(family, counts) for family in found for counts in family.first()]
     if not candidates:
-        reason = rejected.most_common(1)[0][0] if rejected else "the pinned degrees need more devices than there are"
-        raise ValueError(f"this configuration cannot run: {reason}")
+        raise ValueError(_why_none(without_slos, found, rejected))
     chosen = min(candidates, key=lambda one: one.config.num_devices)
     simulated = simulate_candidate(problem, chosen, seed=seed)
     # Its bound without SLOs: of more requests it finishes no more, however many are sent.
@@ -341,6 +381,29 @@ def estimate_pinned(
         mixed=tuple(mixed),
     )
     return report.simulated[0], report
+
+
+def _why_none(problem: ServingProblem, found: Sequence[Family], rejected: Counter[str]) -> str:
+    """Why no configuration is priced: workers that fit are too slow for the rate, or none fits.
+
+    Of too slow ones the fastest that the question leaves open is named by its pins.
+    """
+    asked = problem.workload.request_rate_per_s
+    if not found or asked is None:
+        reason = rejected.most_common(1)[0][0] if rejected else "the pinned degrees need more devices than there are"
+        return f"this configuration cannot run: {reason}"
+    first = candidate_of(found[0], full_counts(found[0]))
+    text = (
+        f"{config_label(first.config)} on {counted(first.config.num_devices, 'device')}, the first that is left open, "
+        f"finishes at most {found[0].rate(first.counts):.3g} of the {asked:g} requests/s"
+    )
+    kinds = [] if problem.pinned.is_disaggregated else priced_workers(problem, Role.MIXED, Counter())
+    able = [(family, full_counts(family)) for family in families(problem, kinds, [], [])]
+    able = [one for one in able if one[0].fits(one[1]) and one[0].rate(one[1]) >= asked]
+    if not able:
+        return f"{text}: lower workload.request_rate_per_s, or pin other choices"
+    best = max(able, key=lambda one: one[0].rate(one[1]))
+    return f"{text}: pin one that does, such as {pins_text(candidate_of(*best).config)}, or let meshplan plan choose"
 
 
 def _one_kind(

@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.constants import STUDENT_95
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import ServingConfig
 from meshplan.planner.serving.problem.problem import MAX_UTILIZATION, ServingProblem
@@ -38,12 +39,8 @@ from meshplan.planner.serving.simulation.slo_attainment import Pace, latency_int
 RATE_TOLERANCE = 0.02
 # Identical workers that are simulated together; more of them are represented by so many, with their share of the load.
 MOST_SIMULATED_WORKERS = 4
-# Batches of requests that tell a rate: fewer have no spread. Student's quantiles of two-sided 95 % by batches, from 2.
+# Batches of requests that tell a rate: fewer have no spread.
 FEWEST_BATCHES = 3
-STUDENT_95 = (
-    *(12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
-)
 # Key of a spec by which requests arrive at a rate.
 RATE_KEY = "request_rate_per_s"
 # Arrivals of which a question may ask for any number.

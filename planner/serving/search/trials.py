@@ -186,33 +186,115 @@ def tried(
         queue = _Queue.of(load, run, slos)
         if load.given is not None:  # one run, as asked
             return _as_given(whole, queue, slos)
+        look = _Look.at(run, num, load, slos, effort, queue)
+        if look.is_over:
+            return queue.tell(look.trial)
+        num = look.next_num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What a run says of its load, and how many requests the next one needs.
+
+    Args:
+        run: the measured part.
+        num: its requests, the warm-up included.
+        load: what was simulated.
+        effort: what is asked of it.
+        queue: what it says of the queue.
+        interval_s: SLO → 99 % interval by which it is decided, s.
+        said: the verdict of these intervals and of the queue.
+        are_clear: every SLO is met clearly.
+        enough: requests of a run that is long enough to meet the SLOs.
+        telling: those of a run from which a longer one can be told; 0 where that is not asked.
+    """
+
+    run: ServingRun
+    num: int
+    load: Load
+    effort: Effort
+    queue: _Queue
+    interval_s: Mapping[Slo, tuple[float, float]]
+    said: Verdict
+    are_clear: bool
+    enough: int
+    telling: int
+
+    @classmethod
+    def at(cls, run: ServingRun, num: int, load: Load, slos: Sequence[Slo], effort: Effort, queue: _Queue) -> _Look:
+        """What the measured part of a run of ``num`` requests says."""
         own = found = {slo: latency_interval(run, slo, DECISION_T) for slo in slos}
         if effort in (Effort.DECIDE, Effort.SETTLE) and num > FEWEST:
             found = {slo: (low, longer_run_interval(run, slo, LONGER_RUN)[1]) for slo, (low, _) in own.items()}
-        verdict = queue.holding(_verdict(found))
+        said = queue.holding(_verdict(found))
+        are_clear = all(high <= CLEARLY[slo.metric] * slo.limit_s for slo, (_, high) in found.items())
         enough = max(_long_enough(run, load.num_prefixes), math.ceil(min(load.relaxing, LONGEST)))
         telling = 0
-        is_clear = all(high <= CLEARLY[slo.metric] * slo.limit_s for slo, (_, high) in found.items())
-        if not (is_clear and queue.is_clear):
+        if not (are_clear and queue.is_clear):
             enough = max(enough, MOST)
-            is_near = verdict is Verdict.OPEN or load.relaxing > FEWEST
+            is_near = said is Verdict.OPEN or load.relaxing > FEWEST
             is_met = effort is Effort.DECIDE and num > FEWEST and _verdict(own) is Verdict.MET
             if effort is Effort.SETTLE or (is_met and is_near):
                 telling = _telling(run, slos)
             if not queue.is_clear and effort is not Effort.SEARCH:
                 enough = max(enough, min(GROWTH * num, LONGEST))
-        is_long = (num >= enough or FEWEST < num >= enough / 2) and num >= telling
-        is_endless = load.relaxing > LONGEST and not queue.is_untold
-        if verdict is Verdict.MET and is_endless:  # whatever this run shows, the queue of a longer one may be longer
+        return cls(
+            run=run,
+            num=num,
+            load=load,
+            effort=effort,
+            queue=queue,
+            interval_s=found,
+            said=said,
+            are_clear=are_clear,
+            enough=enough,
+            telling=telling,
+        )
+
+    @property
+    def is_long(self) -> bool:
+        """The run is as long as a run that meets the SLOs has to be."""
+        return (self.num >= self.enough or FEWEST < self.num >= self.enough / 2) and self.num >= self.telling
+
+    @property
+    def is_endless(self) -> bool:
+        """Whatever this run shows, the queue of a longer one may be longer."""
+        return self.load.relaxing > LONGEST and not self.queue.is_untold
+
+    @property
+    def is_last(self) -> bool:
+        """No longer run is asked for: what this one leaves open stays open."""
+        is_clear = self.are_clear and self.queue.is_clear
+        return self.effort is Effort.FIRST or (self.effort is Effort.CLEAR and not is_clear)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is decided: a run that is too short, or whose load no run settles, meets nothing."""
+        settles = not self.is_endless and (not self.is_last or (self.is_long and self.are_clear))
+        return Verdict.OPEN if self.said is Verdict.MET and not settles else self.said
+
+    @property
+    def is_over(self) -> bool:
+        """Decided, or a longer run would not show more."""
+        if self.verdict is Verdict.VIOLATED or self.is_long or self.is_endless or self.is_last:
+            return True
+        seen = latencies(self.run, tuple(self.interval_s))
+        return _is_futile(self.num, max(self.enough, self.telling), self.interval_s, seen)
+
+    @property
+    def trial(self) -> Trial:
+        """The outcome, where this run is the last."""
+        found = self.interval_s
+        if self.said is Verdict.MET and self.is_endless:
             found = {slo: (low, math.inf) for slo, (low, _) in found.items()}
-        is_last = effort is Effort.FIRST or (effort is Effort.CLEAR and not (is_clear and queue.is_clear))
-        if verdict is Verdict.MET and (is_endless or (is_last and not (is_long and is_clear))):
-            verdict = Verdict.OPEN
-        is_over = verdict is Verdict.VIOLATED or is_long or is_endless or is_last
-        if is_over or _is_futile(num, max(enough, telling), found, latencies(run, slos)):
-            return queue.tell(Trial(verdict=verdict, run=run, interval_s=found, num_requests=num))
-        longer = max(enough, telling if verdict is Verdict.MET else min(telling, GROWTH * num))
-        num = longer if queue.is_clear else min(longer, max(MOST, GROWTH * num))
+        return Trial(verdict=self.verdict, run=self.run, interval_s=found, num_requests=self.num)
+
+    @property
+    def next_num(self) -> int:
+        """Requests of the next run."""
+        grown = GROWTH * self.num
+        longer = max(self.enough, self.telling if self.verdict is Verdict.MET else min(self.telling, grown))
+        return longer if self.queue.is_clear else min(longer, max(MOST, grown))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,12 @@ from meshplan.planner.serving.search.scores import usd_per_million_tokens
 MICRO_BATCHES = (2, 3)
 # Shares of the devices tried for attention.
 ATTENTION_SHARES = (0.25, 0.5, 0.75)
-MOST_RUNNING = 4096
+# Requests in flight that are looked at: so many numbers of them, evenly in the logarithm, on attention devices up to
+# their memory (or MOST_RUNNING), on a node with a host up to MOST_BESIDE_HOST.
+MOST_RUNNING, RUNNING_LEVELS = 4096, 32
+MOST_BESIDE_HOST, BESIDE_HOST_LEVELS = 256, 24
+# Devices over which experts are spread of which none lies on a given one.
+ELSEWHERE = 10**9
 # Memory bandwidth of a host: two sockets with eight channels of DDR5-4800 each, 614 GB/s by the JEDEC standard, of
 # which streaming reads attain about 80 %. An assumption, not a measurement.
 HOST_BYTES_PER_S = 0.8 * 614e9
@@ -127,6 +132,16 @@ def _alternating(
     quantization: Quantization,
     label: str,
 ) -> Iterator[WhatIf]:
+    """The first equation of the module's text with one split of the devices, for each number of micro-batches.
+
+    Args:
+        problem: the question.
+        node_types: of the attention and of the FFN devices.
+        num_attention: attention devices A.
+        num_ffn: FFN devices F.
+        quantization: number formats.
+        label: the split, in words.
+    """
     shape, layers = problem.shape, problem.shape.num_hidden_layers
     is_moe = shape.moe is not None
     ffn_layout = Layout(tensor_parallel=1, expert_parallel=num_ffn if is_moe else 1)
@@ -181,7 +196,7 @@ def _running(
 ) -> FloatArray | None:
     """Concurrency levels that fit the attention devices' memory; None where no request fits."""
     # An attention device holds neither experts nor MLP: modelled as experts spread over very many devices.
-    layout = Layout(expert_parallel=10**9) if problem.shape.moe is not None else Layout()
+    layout = Layout(expert_parallel=ELSEWHERE) if problem.shape.moe is not None else Layout()
     limits = replace(problem.engine_limits(machine.device, Role.DECODE), max_num_seqs=MOST_RUNNING)
     held = problem.workload.input_length + problem.workload.output_length
     memory = worker_memory(problem.shape, machine.device, layout, limits, quantization, context=held)
@@ -191,10 +206,11 @@ def _running(
         spare = problem.shape.num_hidden_layers * mlp
     room = memory.budget_bytes - memory.weights_bytes - memory.workspace_bytes + spare
     most = int(min(num_attention * room / (memory.kv_bytes_per_token * held), MOST_RUNNING * num_attention))
-    return None if most < num_attention else np.unique(np.geomspace(num_attention, most, 32).round())
+    return None if most < num_attention else np.unique(np.geomspace(num_attention, most, RUNNING_LEVELS).round())
 
 
 def _ffn_fits(problem: ServingProblem, machine: Machine, num_ffn: int, quantization: Quantization) -> bool:
+    """Whether the weights without those of attention fit the FFN devices."""
     shape = problem.shape
     whole = weights_bytes(shape, quantization, Layout())
     attention = SCHEMES[quantization.attention].weight_bytes * shape.attention_parameters * shape.num_hidden_layers
@@ -206,6 +222,7 @@ def _ffn_fits(problem: ServingProblem, machine: Machine, num_ffn: int, quantizat
 
 
 def _host_experts(problem: ServingProblem) -> Iterator[WhatIf]:
+    """The second equation of the module's text on one node of each type whose host memory is known and needed."""
     shape = problem.shape
     if shape.moe is None:
         return
@@ -225,7 +242,7 @@ def _host_experts(problem: ServingProblem) -> Iterator[WhatIf]:
                 continue  # everything fits on the devices, or not even in host memory
             rest = devices * (memory.weights_bytes + memory.workspace_bytes) - all_experts
             worker = _worker(problem, node_type, layout, quantization)
-            running = np.unique(np.geomspace(1, 256, 24).round())
+            running = np.unique(np.geomspace(1, MOST_BESIDE_HOST, BESIDE_HOST_LEVELS).round())
             cache = running * held * memory.kv_bytes_per_token * devices
             share = np.clip((budget - rest - cache) / all_experts, 0.0, 1.0)
             on_device = (budget - rest - cache) > 0.0
@@ -253,6 +270,7 @@ def _host_experts(problem: ServingProblem) -> Iterator[WhatIf]:
 
 
 def _worker(problem: ServingProblem, node_type: str, layout: Layout, quantization: Quantization) -> Worker:
+    """One decode worker, whose kernels price the parts."""
     machine = problem.machines[node_type]
     pool = Pool(
         role=Role.DECODE,

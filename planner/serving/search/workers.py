@@ -9,7 +9,7 @@ estimate of :mod:`meshplan.planner.serving.estimator.steady_state`: nothing is c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -130,10 +130,21 @@ class PricedWorker:
         return None if watts is None else watts * self.num_devices
 
 
-def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) -> list[PricedWorker]:
-    """Every worker of a role with its steady states; those that violate an SLO at every load are rejected."""
+def priced_workers(
+    problem: ServingProblem, role: Role, rejected: Counter[str], check: Callable[[], None] | None = None
+) -> list[PricedWorker]:
+    """Every worker of a role with its steady states; those that violate an SLO at every load are rejected.
+
+    Args:
+        problem: the question.
+        role: of the workers.
+        rejected: reason → number of workers rejected for it; updated.
+        check: raises where the time is over: a rack has hundreds of workers, a hundredth of a second each.
+    """
     found = []
     for placed in placed_workers(problem, role, rejected):
+        if check is not None:
+            check()
         worker = price_worker(problem, placed)
         kinds = [worker, *_faster_chunks(problem, worker)]
         feasible = [kind for kind in kinds if kind.best_rate_per_s > 0.0]

@@ -130,7 +130,7 @@ def scaled(requests: Requests, rate_per_s: float) -> Requests:
     span = float(requests.arrival_s[-1] - requests.arrival_s[0])
     if span <= 0.0 or requests.concurrency is not None:
         message = "all requests arrive at once: a rate needs arrivals that are spread over time"
-        raise SpecError([Problem(path="arrival_s", message=message)], of="the requests")
+        raise SpecError.at("arrival_s", message, of="the requests")
     return replace(requests, arrival_s=requests.arrival_s * (_rate(requests.arrival_s) / rate_per_s))
 
 

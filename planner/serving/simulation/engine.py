@@ -153,7 +153,7 @@ def check_limits(limits: EngineLimits, cost: StepCost, kv_block_tokens: int) -> 
 def _check_role(requests: Requests, role: Role) -> None:
     if role is Role.DECODE and requests.output_length.min() <= 1:
         message = "a request of 1 token is done after prefill: send a decode worker those with 2 or more"
-        raise SpecError([Problem(path="output_length", message=message)], of="the requests")
+        raise SpecError.at("output_length", message, of="the requests")
 
 
 def servable(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.constants import STUDENT_95
 from meshplan.planner.serving.problem.slo import LATENCIES, PERCENTILES, Slo
 from meshplan.planner.serving.simulation.run import ServingRun, WorkerRun
 
@@ -26,7 +27,7 @@ CONFIDENCE_Z = 1.959963984540054
 NUM_BATCHES = 20
 # Student's quantiles with NUM_BATCHES − 1 degrees of freedom, two-sided: of intervals that are shown (95 %), and of
 # those by which an SLO is decided (99 %).
-CONFIDENCE_T, DECISION_T = 2.093, 2.861
+CONFIDENCE_T, DECISION_T = STUDENT_95[NUM_BATCHES - 2], 2.861
 # A segment of equal gaps is given this width, as a share of the gap: wide enough for its density to be summed.
 LEAST_WIDTH = 1e-7
 

@@ -101,7 +101,7 @@ class HostLayers(Worker):
             return devices
         tokens = np.asarray(tokens, dtype=np.float64)
         each = expert_bytes(self.shape, self.quantization)
-        hit = each * self.popularity.hits(tokens, 0, by_popularity=False)
+        hit = each * self.popularity.on_host(0).hits(tokens)
         flops = 2.0 * tokens * moe.num_experts_per_token * self.shape.expert_parameters
         rows = 2.0 * BYTES_16_BIT * tokens * self.shape.hidden_size / self.link_bytes_per_s
         computed = np.maximum(hit / self.read_bytes_per_s, flops / self.host.flops_per_s(_PRODUCT_BYTES))
@@ -142,7 +142,7 @@ class HostLayers(Worker):
             read = np.full_like(tokens, layer_bytes(self.shape, self.quantization))
         else:
             each = expert_bytes(self.shape, self.quantization)
-            read = each * self.popularity.hits(tokens, 0, by_popularity=False)
+            read = each * self.popularity.on_host(0).hits(tokens)
         link = self.host.link_bytes_per_s(self.machine.device, 1)
         peak = np.where(tokens < OFFLOAD_TOKENS, self.host.bandwidth_bytes_per_s, link / LINK_SHARE)
         return np.asarray(self.tiers.host_layers * read / peak)

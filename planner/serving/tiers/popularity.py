@@ -18,6 +18,34 @@ from meshplan.planner.core.arrays import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnHost:
+    """Experts of each MoE layer that lie on the host, as tokens meet them.
+
+    Args:
+        chances: [L, M] p of those that may lie there.
+        share: of these that do.
+    """
+
+    chances: FloatArray
+    share: float = 1.0
+
+    def hits(self, tokens: FloatArray) -> FloatArray:
+        """[T] Expected number of distinct ones that so many tokens of an iteration hit, mean over layers."""
+        each = 1.0 - (1.0 - self.chances[None, :, :]) ** np.asarray(tokens, dtype=np.float64)[:, None, None]
+        return np.asarray(self.share * each.sum(axis=2).mean(axis=1))
+
+    def any_hit(self, tokens: FloatArray) -> FloatArray:
+        """[T] Probability that a layer needs any of them, choices taken as independent."""
+        none = self.share * np.log1p(-np.minimum(self.chances, 1.0 - 1e-12)).sum(axis=1)
+        return np.asarray(1.0 - np.exp(np.asarray(tokens)[:, None] * none[None, :]).mean(axis=1))
+
+    @property
+    def copies(self) -> float:
+        """Choices of one token that fall on them, mean over layers; top_k where no expert is on the devices."""
+        return float(self.share * self.chances.sum(axis=1).mean())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Popularity:
     """How tokens choose the experts of a model's MoE layers.
 
@@ -36,34 +64,16 @@ class Popularity:
         """Experts of a layer."""
         return int(self.chances.shape[1])
 
-    def hits(self, tokens: FloatArray, num_kept: int, *, by_popularity: bool) -> FloatArray:
-        """[T] Expected number of distinct experts of a layer that are not kept and that ``tokens`` hit, mean over
-        layers.
+    def on_host(self, num_kept: int, *, by_popularity: bool = True) -> OnHost:
+        """The experts of each layer that are not in device memory.
 
         Args:
-            tokens: [T] of one iteration.
             num_kept: experts of each layer in device memory.
             by_popularity: the most popular are kept; else any, so that each is missed in proportion.
         """
-        left, share = self._left(num_kept, by_popularity=by_popularity)
-        each = 1.0 - (1.0 - left[None, :, :]) ** np.asarray(tokens, dtype=np.float64)[:, None, None]
-        return np.asarray(share * each.sum(axis=2).mean(axis=1))
-
-    def any_hit(self, tokens: FloatArray, num_kept: int, *, by_popularity: bool) -> FloatArray:
-        """[T] Probability that a layer needs any expert that is not kept, choices taken as independent."""
-        left, share = self._left(num_kept, by_popularity=by_popularity)
-        none = share * np.log1p(-np.minimum(left, 1.0 - 1e-12)).sum(axis=1)
-        return np.asarray(1.0 - np.exp(np.asarray(tokens)[:, None] * none[None, :]).mean(axis=1))
-
-    def copies(self, num_kept: int, *, by_popularity: bool) -> float:
-        """Choices of one token that fall on experts which are not kept, mean over layers; top_k where none is kept."""
-        left, share = self._left(num_kept, by_popularity=by_popularity)
-        return float(share * left.sum(axis=1).mean())
-
-    def _left(self, num_kept: int, *, by_popularity: bool) -> tuple[FloatArray, float]:
         if by_popularity:
-            return self.chances[:, num_kept:], 1.0
-        return self.chances, 1.0 - num_kept / self.num_experts
+            return OnHost(chances=self.chances[:, num_kept:])
+        return OnHost(chances=self.chances, share=1.0 - num_kept / self.num_experts)
 
 
 def even(num_experts: int, top_k: int) -> Popularity:
@@ -118,5 +128,5 @@ def regret(popularity: Popularity, num_kept: int, *, tokens: float = 1.0) -> flo
     """How much more the host reads where every layer keeps as many than with the knapsack's least, as a share."""
     num_layers = popularity.chances.shape[0]
     _, least, _ = kept_by_knapsack(popularity, num_kept * num_layers, tokens=tokens)
-    reads = float(popularity.hits(np.array([tokens]), num_kept, by_popularity=True)[0]) * num_layers
+    reads = float(popularity.on_host(num_kept).hits(np.array([tokens]))[0]) * num_layers
     return reads / least - 1.0 if least > 0.0 else 0.0

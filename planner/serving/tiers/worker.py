@@ -39,7 +39,7 @@ from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 from meshplan.planner.serving.problem.weight_tiers import WeightTiers
 from meshplan.planner.serving.tiers.host import LINK_SHARE, Host
 from meshplan.planner.serving.tiers.kernels import KERNELS
-from meshplan.planner.serving.tiers.popularity import Popularity
+from meshplan.planner.serving.tiers.popularity import OnHost, Popularity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,11 @@ class HostExperts(Worker):
         """One routed expert, bytes."""
         return SCHEMES[self.quantization.experts].weight_bytes * self.shape.expert_parameters
 
+    @property
+    def on_host(self) -> OnHost:
+        """The experts that are not in device memory."""
+        return self.popularity.on_host(self.tiers.device_experts, by_popularity=self.tiers.by_popularity)
+
     def routed_s(self, tokens: FloatArray) -> FloatArray:
         """Routed experts of one layer, devices and host side by side."""
         moe, tiers = self.shape.moe, self.tiers
@@ -73,22 +78,21 @@ class HostExperts(Worker):
 
     def host_s(self, tokens: FloatArray) -> FloatArray:
         """Reading of the host's experts that are hit, at the peak of its memory."""
-        kept, order = self.tiers.device_experts, self.tiers.by_popularity
-        read = self.popularity.hits(tokens, kept, by_popularity=order) * self.expert_bytes
+        read = self.on_host.hits(tokens) * self.expert_bytes
         return self.shape.num_moe_layers * read / self.host.bandwidth_bytes_per_s
 
     def _together_s(self, tokens: FloatArray) -> FloatArray:
-        moe, kept, order = self.shape.moe, self.tiers.device_experts, self.tiers.by_popularity
+        moe, on_host = self.shape.moe, self.on_host
         if moe is None:
             raise AssertionError("only mixtures of experts have routed experts")
-        missed = self.popularity.copies(kept, by_popularity=order)
+        missed = on_host.copies
         on_devices = tokens * (1.0 - missed / moe.num_experts_per_token)
         devices = np.where(on_devices > 0.0, super().routed_s(np.maximum(on_devices, 1.0)), 0.0)
-        read = self.popularity.hits(tokens, kept, by_popularity=order) * self.expert_bytes / self.host.read_bytes_per_s
+        read = on_host.hits(tokens) * self.expert_bytes / self.host.read_bytes_per_s
         rate = self.host.flops_per_s(KERNELS[self.tiers.kernel].product_bytes)
         product = 2.0 * tokens * missed * self.shape.expert_parameters / rate
         rows = 2.0 * BYTES_16_BIT * tokens * self.shape.hidden_size / self.link_bytes_per_s
-        waits = self.host.round_trip_s * self.popularity.any_hit(tokens, kept, by_popularity=order)
+        waits = self.host.round_trip_s * on_host.any_hit(tokens)
         # Factors of the fit describe devices; the host's constants were fitted without them.
         return np.maximum(devices, (waits + rows + np.maximum(read, product)) / self.scale(tokens))
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from meshplan.catalogs.errors import Problem as SpecProblem
 from meshplan.catalogs.errors import SolverError, SpecError
 from meshplan.planner.sweep.answer import Outcome, Setting, answer
 from meshplan.planner.sweep.points import Question
@@ -49,7 +48,7 @@ class RayRunner:
             import ray  # optional: an extra of the package
         except ImportError as error:
             message = f"{address} needs Ray: pip install 'meshplan[ray]'"
-            raise SpecError([SpecProblem(path="--on", message=message)], of="the options") from error
+            raise SpecError.at("--on", message, of="the options") from error
         self._ray: Any = ray
         self._address = address
         own = {"num_cpus": processes, "object_store_memory": _STORE_BYTES, "include_dashboard": False}

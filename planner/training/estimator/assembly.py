@@ -15,7 +15,28 @@ from meshplan.planner.training.estimator.candidates import of_class
 from meshplan.planner.training.estimator.memory import StageMemory
 from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 
+# The parts of a step, by the names under which a plan lists them.
+MATRIX_PRODUCTS = "matrix products"
+EXPERTS = "experts"
+ATTENTION = "attention"
+MEMORY_BOUND = "memory-bound operators"
+RECOMPUTE = "recompute"
+ENDS = "embedding, LM head and loss"
+LAUNCHES = "kernel-launch overhead"
+ACTIVATION_OFFLOAD = "activation offload"
+TENSOR_COMMUNICATION = "tensor-parallel communication"
+CONTEXT_COMMUNICATION = "context-parallel communication"
+EXPERT_COMMUNICATION = "expert-parallel communication"
+DATA_COMMUNICATION = "data-parallel communication"
+MESSAGES = "stage-to-stage messages"
+BUBBLE = "pipeline bubble"
+VOCABULARY = "vocabulary barriers"
+OPTIMIZER = "optimizer step"
+OVERHEAD = "step overhead"
 WAITING = "waiting for longer documents"
+# Those that pass over links, and those of layers that run in the precision of the workload.
+EXCHANGES = (TENSOR_COMMUNICATION, CONTEXT_COMMUNICATION, EXPERT_COMMUNICATION, DATA_COMMUNICATION, MESSAGES)
+PRODUCTS = (MATRIX_PRODUCTS, EXPERTS, RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +143,13 @@ def assembled(
     data_parallel = np.maximum.reduce([one.exposed_s for one in distinct])
     optimizer = np.maximum.reduce([one.optimizer_s for one in distinct])
     breakdown = _breakdown(distinct, num_microbatches, slowest, pipeline)
-    breakdown["stage-to-stage messages"] = messages_s
+    breakdown[MESSAGES] = messages_s
     vocabulary = np.zeros_like(slowest) if vocabulary_s is None else vocabulary_s
     if vocabulary_s is not None:
-        breakdown["vocabulary barriers"] = vocabulary
-    breakdown["data-parallel communication"] = breakdown["data-parallel communication"] + data_parallel
-    breakdown["optimizer step"] = optimizer
-    breakdown["step overhead"] = overhead_s + np.zeros_like(slowest)
+        breakdown[VOCABULARY] = vocabulary
+    breakdown[DATA_COMMUNICATION] = breakdown[DATA_COMMUNICATION] + data_parallel
+    breakdown[OPTIMIZER] = optimizer
+    breakdown[OVERHEAD] = overhead_s + np.zeros_like(slowest)
     waiting = np.zeros_like(slowest) if waiting_s is None else waiting_s
     if waiting_s is not None:
         breakdown[WAITING] = waiting
@@ -167,5 +188,5 @@ def _breakdown(
         for stage in stages:
             chosen = np.where(stage.seconds == slowest, stage.parts.get(name, zero), chosen)
         parts[name] = num_microbatches * chosen
-    parts["pipeline bubble"] = pipeline - num_microbatches * slowest
+    parts[BUBBLE] = pipeline - num_microbatches * slowest
     return parts

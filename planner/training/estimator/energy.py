@@ -25,6 +25,7 @@ from meshplan.catalogs.constants.power import PowerConstants, power_calibration
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.power import DeviceWork, energy_over_limit_s, peak_bytes_per_j
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.estimator.assembly import MEMORY_BOUND
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.flops import TRAINING_PASSES, model_flops_per_step
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
@@ -58,7 +59,7 @@ def step_work(problem: TrainingProblem, model: TrainingModel) -> DeviceWork:
     batch, constants, machine = model.candidates, problem.calibration.time, problem.machine
     stages, p = model.stage_figures, batch.split.pipeline_parallel
     shares = [stage.count / p for stage in batch.split.classes]
-    operators = sum(share * one.parts["memory-bound operators"] for share, one in zip(shares, stages, strict=True))
+    operators = sum(share * one.parts[MEMORY_BOUND] for share, one in zip(shares, stages, strict=True))
     optimizer = sum(share * one.optimizer_s for share, one in zip(shares, stages, strict=True))
     on_device = np.where(batch.optimizer_offload, 0.0, optimizer * constants.optimizer_efficiency)
     flops = model_flops(problem) * (1.0 + recompute_flops_share(batch))

@@ -16,6 +16,17 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.assembly import (
+    ATTENTION,
+    CONTEXT_COMMUNICATION,
+    EXPERT_COMMUNICATION,
+    EXPERTS,
+    LAUNCHES,
+    MATRIX_PRODUCTS,
+    MEMORY_BOUND,
+    RECOMPUTE,
+    TENSOR_COMMUNICATION,
+)
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import BLOCKS_OF_A_LAYER, ComputeModel
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
@@ -166,21 +177,21 @@ class LayerModel:
         again = again + selective * (1.0 - recipe.selective_kept_share)
         modules_s = zero if modules.is_usual else selective * modules.again_s(kind, compute)
         parts = {
-            "matrix products": products.total_s,
-            "attention": attention.total_s,
-            "experts": experts.total_s,
-            "memory-bound operators": elementwise.total_s,
-            "recompute": again * (products.forward_s + experts.forward_s + elementwise.forward_s)
+            MATRIX_PRODUCTS: products.total_s,
+            ATTENTION: attention.total_s,
+            EXPERTS: experts.total_s,
+            MEMORY_BOUND: elementwise.total_s,
+            RECOMPUTE: again * (products.forward_s + experts.forward_s + elementwise.forward_s)
             - whole * self._left_out_s(kind)
             + core_again * attention.forward_s
             + modules_s,
-            "tensor-parallel communication": self._tensor_parallel_s(kind, again),
-            "context-parallel communication": self._context_parallel_s(kind, attention, core_again),
-            "expert-parallel communication": self._expert_parallel_s(kind, again + modules.repeats_experts, shared),
+            TENSOR_COMMUNICATION: self._tensor_parallel_s(kind, again),
+            CONTEXT_COMMUNICATION: self._context_parallel_s(kind, attention, core_again),
+            EXPERT_COMMUNICATION: self._expert_parallel_s(kind, again + modules.repeats_experts, shared),
         }
         device = sum(parts.values(), zero)
         total = np.sqrt(device**2 + self._host_s(kind, again) ** 2)
-        return LayerTimes(parts={**parts, "kernel-launch overhead": total - device}, total_s=total)
+        return LayerTimes(parts={**parts, LAUNCHES: total - device}, total_s=total)
 
     @cached_property
     def _mixers(self) -> dict[LayerKind, tuple[Cost, Cost]]:

@@ -23,7 +23,16 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.estimator.assembly import StageFigures, TrainingEstimate, assembled
+from meshplan.planner.training.estimator.assembly import (
+    ACTIVATION_OFFLOAD,
+    ATTENTION,
+    DATA_COMMUNICATION,
+    ENDS,
+    MATRIX_PRODUCTS,
+    StageFigures,
+    TrainingEstimate,
+    assembled,
+)
 from meshplan.planner.training.estimator.candidates import (
     Candidates,
     StageClass,
@@ -197,7 +206,7 @@ class TrainingModel:
                 for name, seconds in layers[index].parts.items():
                     parts[name] = parts[name] + predicted * seconds
             joined = self._compute.joined_prediction().total_s
-            parts["matrix products"] = parts["matrix products"] + predicted * joined
+            parts[MATRIX_PRODUCTS] = parts[MATRIX_PRODUCTS] + predicted * joined
         ends = zero
         if np.any(stage.has_embedding):
             ends = ends + stage.has_embedding * self._compute.embedding().total_s
@@ -206,11 +215,11 @@ class TrainingModel:
         if stage.vocabulary_share:  # every stage looks up and adds a full tensor, mostly zeros
             head = self._compute.head(stage.vocabulary_share)
             ends = ends + self._compute.embedding().total_s + head.total_s
-        parts["embedding, LM head and loss"] = ends
+        parts[ENDS] = ends
         if (self.candidates.activation_offload | self.candidates.offloads_layers).any():
-            parts["activation offload"] = self._activation_offload_s(stage, sum(parts.values(), -ends))
+            parts[ACTIVATION_OFFLOAD] = self._activation_offload_s(stage, sum(parts.values(), -ends))
         busy = sum(parts.values(), zero)
-        parts["data-parallel communication"] = self._data_parallel.fully_sharded_s(stage, busy)
+        parts[DATA_COMMUNICATION] = self._data_parallel.fully_sharded_s(stage, busy)
         return parts
 
     def _activation_offload_s(self, stage: StageClass, layers_s: FloatArray) -> FloatArray:
@@ -282,7 +291,7 @@ class TrainingModel:
     def attention_share(self, parts: Mapping[str, FloatArray], stage_s: FloatArray) -> FloatArray:
         """Share of a micro-batch's time on a stage that grows with causal pairs, [n]."""
         again = self._attention_again * (self.candidates.recompute == Recompute.FULL)
-        return np.minimum(parts["attention"] * (1.0 + again) / stage_s, 1.0)
+        return np.minimum(parts[ATTENTION] * (1.0 + again) / stage_s, 1.0)
 
     def _waiting_s(self, stages: Sequence[StageFigures], slowest: FloatArray) -> FloatArray:
         """What ranks and stages wait because micro-batches hold documents of different lengths, [n]."""
@@ -303,7 +312,7 @@ class TrainingModel:
             return np.zeros(len(batch))
         layers, _ = self._layers
         counts = [sum(stage.count * stage.layers[kind] for stage in split.classes) for kind in layers]
-        attention = sum((n * layers[kind].parts["attention"] for kind, n in enumerate(counts)), np.zeros(len(batch)))
+        attention = sum((n * layers[kind].parts[ATTENTION] for kind, n in enumerate(counts)), np.zeros(len(batch)))
         return least_waiting_s(
             documents, attention_windows(self.shape), self._layouts(), attention / split.pipeline_parallel
         )
@@ -357,7 +366,7 @@ class TrainingModel:
                 continue
             attention: dict[int | None, float] = {}
             for kind, count in enumerate(stage.layers):
-                own = count * float(layers[kind].parts["attention"][0]) * (1.0 + self._attention_again * again)
+                own = count * float(layers[kind].parts[ATTENTION][0]) * (1.0 + self._attention_again * again)
                 if own:
                     attention[kinds[kind].window] = attention.get(kinds[kind].window, 0.0) + own
             slowest = (seconds, attention)

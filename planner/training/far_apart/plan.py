@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from meshplan.catalogs.units import SECONDS_PER_HOUR, format_duration, format_usd
-from meshplan.planner.core.plan import Interval, Plan
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity
 from meshplan.planner.core.solution import relative_gap
 from meshplan.planner.training.far_apart.bounds import least_inner_step_s, least_mean_step_s
 from meshplan.planner.training.far_apart.exchange import Exchange
@@ -270,7 +270,7 @@ def _effective(tokens_per_s: float, way: PricedWay, more: float | None) -> float
     return None if more is None else tokens_per_s / (1.0 + more)
 
 
-def with_table(compared: Compared, identity: Mapping[str, Any], clocks: Mapping[str, float]) -> Plan:
+def with_table(compared: Compared, identity: PlanIdentity, clocks: Mapping[str, float]) -> Plan:
     """The synchronous plan with the table beside it; its bound is that of the ways too that could have been chosen."""
     made = compared.together
     solution = {**made.solution, **clocks}
@@ -281,7 +281,7 @@ def with_table(compared: Compared, identity: Mapping[str, Any], clocks: Mapping[
     return replace(made, **identity, solution=solution, far_apart=table_document(compared))
 
 
-def chosen_plan(compared: Compared, way: PricedWay, identity: Mapping[str, Any], clocks: Mapping[str, float]) -> Plan:
+def chosen_plan(compared: Compared, way: PricedWay, identity: PlanIdentity, clocks: Mapping[str, float]) -> Plan:
     """The plan of a way: choices, ranks and memory of its slowest site, figures of all sites together."""
     setting, exchange = way.setting, usable(way)
     if exchange is None:

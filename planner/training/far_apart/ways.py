@@ -9,7 +9,7 @@ largest fragment, τ = ⌈X_f/T⌉, and H = F(τ + 1): a fragment is sent before
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshplan.catalogs.units import format_bytes
@@ -176,57 +176,114 @@ def _priced(setting: Setting, name: WayName) -> Iterator[PricedWay]:
 # --- gradients of every step ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sent:
+    """What a way sends of the gradients of a step.
+
+    Args:
+        payload_bytes: of the whole model.
+        bits: of a number on the wire; None where that says nothing.
+        compute_s: compressing and restoring, on the slowest site.
+        kept_bytes: residuals of error feedback on the fullest rank of each site.
+    """
+
+    payload_bytes: float
+    kept_bytes: tuple[float, ...]
+    bits: int | None = None
+    compute_s: float = 0.0
+
+
 def _every_step(setting: Setting, name: WayName) -> PricedWay:
     """Gradients are exchanged in every step, whole or compressed."""
-    problem, asked = setting.problem, setting.asked
-    parameters, gradient = trained_parameters(problem), payloads.gradient_bytes(problem)
-    bits = {DATA_PARALLEL: round(gradient * payloads.BITS_PER_BYTE), EIGHT_BIT: 8, ONE_BIT: 1}.get(name)
-    payload = parameters * (bits or 0) / payloads.BITS_PER_BYTE
-    is_gathered, whole_share = name == TOP_K, asked.warm_up_share if name == ONE_BIT else 0.0
-    passes = {EIGHT_BIT: payloads.QUANTISE_PASSES, ONE_BIT: payloads.QUANTISE_PASSES, TOP_K: payloads.TOP_K_PASSES}
-    compute = max(
-        pass_s(one.problem.machine.device, parameters / one.config.world_size, passes.get(name, 0))
-        for one in setting.workers
-    )
-    kept = [payloads.RESIDUAL_BYTES * parameters / one.config.world_size for one in setting.workers]
-    if name == DATA_PARALLEL:
-        kept = [0.0 for _ in kept]
-    elif name == ONE_BIT:
-        kept = [one * (1.0 + 1.0 / setting.ring.num_sites) for one in kept]
-    elif name == TOP_K:
-        payload = parameters * asked.top_k_share * (gradient + payloads.INDEX_BYTES)
-    elif name == POWERSGD:
-        if problem.workload.phase.has_adapters:
-            return PricedWay(
-                way=name, setting=setting, bits=None, exchange=None, reason="adapters are of low rank already"
-            )
-        low = [
-            payloads.low_rank(problem.shape, asked.powersgd_rank, one.config.tensor_parallel) for one in setting.workers
-        ]
-        found = [one for one in low if one is not None]
-        if not found:
-            why = "the matrices of latent attention and recurrent layers are not listed one by one"
-            return PricedWay(way=name, setting=setting, bits=None, exchange=None, reason=why)
-        payload = max(one.numbers for one in found) * gradient
-        compute = max(_low_rank_s(one, low.flops) for one, low in zip(setting.workers, found, strict=True))
-        kept = [payloads.RESIDUAL_BYTES * one.held.whole for one in setting.workers]
+    sent = _SENT[name](setting)
+    if isinstance(sent, str):
+        return PricedWay(way=name, setting=setting, bits=None, exchange=None, reason=sent)
+    warms_up = name == ONE_BIT
     exchange = Exchange(
         sync_steps=1,
-        fragment_bytes=(payload,),
-        is_gathered=is_gathered,
-        compute_s=compute,
-        whole_share=whole_share,
-        whole_bytes=parameters * gradient if whole_share else 0.0,
+        fragment_bytes=(sent.payload_bytes,),
+        is_gathered=name == TOP_K,
+        compute_s=sent.compute_s,
+        whole_share=setting.asked.warm_up_share if warms_up else 0.0,
+        whole_bytes=_whole(setting).payload_bytes if warms_up and setting.asked.warm_up_share else 0.0,
     )
-    reason = next((why for one, extra in zip(setting.workers, kept, strict=True) if (why := _over(one, extra))), "")
+    kept = max(sent.kept_bytes)
+    over = (_over(one, extra) for one, extra in zip(setting.workers, sent.kept_bytes, strict=True))
+    reason = next((why for why in over if why), "")
     return PricedWay(
         way=name,
         setting=setting,
-        bits=bits,
+        bits=sent.bits,
         exchange=exchange,
-        states=States(device_bytes=max(kept)),
+        states=States(device_bytes=kept),
         reason=reason,
-        lacks_bytes=max(kept) if reason else 0.0,
+        lacks_bytes=kept if reason else 0.0,
+    )
+
+
+def _numbers_bytes(setting: Setting, bits: int) -> float:
+    """A number of so many bits for each trained parameter."""
+    return trained_parameters(setting.problem) * bits / payloads.BITS_PER_BYTE
+
+
+def _owned(setting: Setting) -> list[float]:
+    """Trained parameters of a rank of each site, which share them evenly."""
+    return [trained_parameters(setting.problem) / one.config.world_size for one in setting.workers]
+
+
+def _passes_s(setting: Setting, passes: int) -> float:
+    """So many passes through memory over what a rank owns, on the slowest site."""
+    devices = (one.problem.machine.device for one in setting.workers)
+    return max(pass_s(device, owned, passes) for device, owned in zip(devices, _owned(setting), strict=True))
+
+
+def _whole(setting: Setting) -> _Sent:
+    bits = round(payloads.gradient_bytes(setting.problem) * payloads.BITS_PER_BYTE)
+    return _Sent(payload_bytes=_numbers_bytes(setting, bits), bits=bits, kept_bytes=(0.0,) * len(setting.workers))
+
+
+def _eight_bit(setting: Setting) -> _Sent:
+    return _Sent(
+        payload_bytes=_numbers_bytes(setting, 8),
+        bits=8,
+        compute_s=_passes_s(setting, payloads.QUANTISE_PASSES),
+        kept_bytes=tuple(payloads.RESIDUAL_BYTES * owned for owned in _owned(setting)),
+    )
+
+
+def _one_bit(setting: Setting) -> _Sent:
+    """A second residual is that of the part that a rank sums."""
+    twice = 1.0 + 1.0 / setting.ring.num_sites
+    return _Sent(
+        payload_bytes=_numbers_bytes(setting, 1),
+        bits=1,
+        compute_s=_passes_s(setting, payloads.QUANTISE_PASSES),
+        kept_bytes=tuple(payloads.RESIDUAL_BYTES * owned * twice for owned in _owned(setting)),
+    )
+
+
+def _top_k(setting: Setting) -> _Sent:
+    each = payloads.gradient_bytes(setting.problem) + payloads.INDEX_BYTES
+    return _Sent(
+        payload_bytes=trained_parameters(setting.problem) * setting.asked.top_k_share * each,
+        compute_s=_passes_s(setting, payloads.TOP_K_PASSES),
+        kept_bytes=tuple(payloads.RESIDUAL_BYTES * owned for owned in _owned(setting)),
+    )
+
+
+def _low_rank(setting: Setting) -> _Sent | str:
+    """PowerSGD, or why it cannot be."""
+    problem, workers, rank = setting.problem, setting.workers, setting.asked.powersgd_rank
+    if problem.workload.phase.has_adapters:
+        return "adapters are of low rank already"
+    low = [payloads.low_rank(problem.shape, rank, one.config.tensor_parallel) for one in workers]
+    found = [one for one in low if one is not None]
+    if not found:
+        return "the matrices of latent attention and recurrent layers are not listed one by one"
+    return _Sent(
+        payload_bytes=max(one.numbers for one in found) * payloads.gradient_bytes(problem),
+        compute_s=max(_low_rank_s(one, each.flops) for one, each in zip(workers, found, strict=True)),
+        kept_bytes=tuple(payloads.RESIDUAL_BYTES * one.held.whole for one in workers),
     )
 
 
@@ -235,6 +292,16 @@ def _low_rank_s(worker: Worker, flops: float) -> float:
     device, config = worker.problem.machine.device, worker.config
     products = payloads.products_s(device, flops / (config.tensor_parallel * config.pipeline_parallel))
     return max(products, pass_s(device, worker.held.whole, payloads.POWERSGD_PASSES))
+
+
+# What each way sends in every step, or why it cannot.
+_SENT: Mapping[WayName, Callable[[Setting], _Sent | str]] = {
+    DATA_PARALLEL: _whole,
+    EIGHT_BIT: _eight_bit,
+    ONE_BIT: _one_bit,
+    TOP_K: _top_k,
+    POWERSGD: _low_rank,
+}
 
 
 # --- a pipeline over sites that never flushes -------------------------------------------------------------------------

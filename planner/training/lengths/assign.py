@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.lengths.balance import Assignment, balanced
 from meshplan.planner.lengths.groups import MixedGroups
@@ -48,7 +48,7 @@ def assign_sequences(lengths: Sequence[int] | IntArray, plan: Plan, *, most_toke
             fixed_s=work.fixed_s,
         )
     except ValueError as error:
-        raise SpecError([Problem(path="lengths", message=str(error))]) from error
+        raise SpecError.at("lengths", str(error)) from error
 
 
 def assign_groups(lengths: Sequence[int] | IntArray, plan: Plan) -> MixedGroups:
@@ -67,14 +67,14 @@ def assign_groups(lengths: Sequence[int] | IntArray, plan: Plan) -> MixedGroups:
     groups = None if plan.lengths is None else plan.lengths["groups"]
     if groups is None:
         message = "its ranks cannot be rearranged: it has a pipeline, one replica, or more than 64 ranks of both kinds"
-        raise SpecError([Problem(path="plan", message=message)])
+        raise SpecError.at("plan", message)
     tokens = _tokens(lengths)
     costs = GroupCosts.from_document(groups)
     found = grouped(costs, tokens)
     if found is None:
         most = costs.ranks * costs.most_tokens
         message = f"a document of {tokens.max()} tokens fits into no group; all {costs.ranks} ranks hold {most}"
-        raise SpecError([Problem(path="lengths", message=message)])
+        raise SpecError.at("lengths", message)
     return found
 
 
@@ -103,7 +103,7 @@ def document_queue(plan: Plan, *, most_delay_steps: int = MOST_DELAY_STEPS) -> D
 def _assignment(plan: Plan) -> Mapping[str, Any]:
     if plan.lengths is None:
         message = "the plan was made without workload.sequence_lengths, which says what documents take; plan with it"
-        raise SpecError([Problem(path="plan", message=message)])
+        raise SpecError.at("plan", message)
     found: Mapping[str, Any] = plan.lengths["assignment"]
     return found
 
@@ -111,5 +111,5 @@ def _assignment(plan: Plan) -> Mapping[str, Any]:
 def _tokens(lengths: Sequence[int] | IntArray) -> IntArray:
     tokens = np.asarray(lengths)
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu" or tokens.min() < 1:
-        raise SpecError([Problem(path="lengths", message="must be whole numbers of tokens above 0, at least one")])
+        raise SpecError.at("lengths", "must be whole numbers of tokens above 0, at least one")
     return tokens.astype(np.int64)

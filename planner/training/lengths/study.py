@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.planner.core.constants import INTERVAL_ENDS
 from meshplan.planner.lengths.packing import PackedDocuments
 from meshplan.planner.training.estimator.assembly import WAITING
 from meshplan.planner.training.estimator.priced import Priced
@@ -27,8 +28,6 @@ from meshplan.planner.training.problem.problem import TrainingProblem
 
 # Micro-batch operations of a pipeline (stages × chunks × micro-batches) up to which ways are simulated.
 MOST_OPERATIONS = 20_000
-# Quantiles of the spread of steps.
-LOW, HIGH = 0.05, 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +134,7 @@ def _documents(documents: PackedDocuments) -> dict[str, Any]:
 
 
 def _way(way: Way) -> dict[str, Any]:
-    low, high = np.quantile(way.step_s, [LOW, HIGH]).tolist()
+    low, high = np.quantile(way.step_s, INTERVAL_ENDS).tolist()
     return {
         "name": way.name,
         "step_s": float(way.step_s.mean()),

@@ -15,6 +15,7 @@ import numpy as np
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.pools import PoolLinks
 from meshplan.planner.core.plan import Interval
+from meshplan.planner.training.admission import peak_interval
 from meshplan.planner.training.estimator.flops import model_flops_per_step
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
@@ -177,4 +178,4 @@ def _predicted(problem: MixedProblem, priced: MixedPriced) -> dict[str, Interval
     found = {name: Interval(value=value, low=value / spread, high=value * spread) for name, value in rates.items()}
     typical = max(one.typical_bytes for one in priced.shares)
     safe = max(one.safe_bytes for one in priced.shares)
-    return {**found, "peak_memory_bytes": Interval(value=typical, low=typical / 1.1, high=safe)}
+    return {**found, "peak_memory_bytes": peak_interval(typical, safe)}

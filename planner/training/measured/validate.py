@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.planner.core.plan import Interval
-from meshplan.planner.training.admission import WITH_RECOMPUTE, Admission, admission
+from meshplan.planner.training.admission import WITH_RECOMPUTE, Admission, admission, peak_interval
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.measured.exclusions import exclusion
@@ -20,9 +20,10 @@ from meshplan.planner.training.measured.memory.reported import reserve_of
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.measured.pools import is_pooled, validate_pooled
 from meshplan.planner.training.measured.switches import CHOICES
+from meshplan.planner.training.plan import time_interval
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
-from meshplan.planner.training.problem.ways import way_of
 from meshplan.planner.training.resolve import calibration_for
+from meshplan.planner.training.unvalidated import unmeasured_share
 from meshplan.planner.validation.summary import ValidatedRow
 from meshplan.planner.validation.unused import unused_keys
 
@@ -84,11 +85,11 @@ COUNTED_BYTES = frozenset(name for name in METRICS if name.endswith("_bytes")) -
 
 
 def interval_of(problem: TrainingProblem, metric: str, priced: Priced, value: float) -> Interval:
-    """The interval of one predicted metric."""
+    """The interval of one predicted metric, as a plan shows it."""
     if metric in ("peak_memory_bytes", "total_memory_bytes"):
-        return Interval(value=value, low=value / 1.1, high=priced.safe_bytes)
-    spread = 1.0 + problem.calibration.half_width(problem.kind_of_work, way_of(problem.workload, priced.config))
-    return Interval(value=value, low=value / spread, high=value * spread)
+        return peak_interval(value, priced.safe_bytes)
+    share = unmeasured_share(problem, priced)
+    return time_interval(problem, value, config=priced.config, unmeasured_share=share)
 
 
 def validate_run(run: ObservedRun) -> ValidatedRow:

@@ -16,7 +16,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.units import format_bytes
 from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.kinds import Question
-from meshplan.planner.core.plan import Plan, plan_identity
+from meshplan.planner.core.plan import Plan, PlanIdentity, plan_identity
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import relative_gap
 from meshplan.planner.training.admission import pinned_report
@@ -85,8 +85,8 @@ def answer(question: Question, plan_alone: Callable[[Question], Plan]) -> Plan:
         resolved,
         priced,
         solution={"status": status, **proof, **report},
+        identity=_identity(question, resolved),
         alternatives=rows,
-        **_identity(question, resolved),
     )
 
 
@@ -101,7 +101,7 @@ def estimate(question: Question, *, shape: ModelShape | None = None) -> Plan:
     priced = price_mixed(resolved.problem, pinned_stages(resolved.problem, spec.fixed.stages or ()))
     worst = priced.worst
     report = pinned_report(priced.admission, safe_bytes=worst.safe_bytes, limit_bytes=worst.limit_bytes)
-    return make_mixed_plan(resolved, priced, solution=report, **_identity(question, resolved))
+    return make_mixed_plan(resolved, priced, solution=report, identity=_identity(question, resolved))
 
 
 def instead(made: Plan, other: Plan) -> tuple[Plan | None, str]:
@@ -128,7 +128,7 @@ def _pinned(document: Mapping[str, Any]) -> bool:
     return bool(isinstance(fixed, Mapping) and fixed.get("stages"))
 
 
-def _identity(question: Question, resolved: MixedResolved) -> dict[str, Any]:
+def _identity(question: Question, resolved: MixedResolved) -> PlanIdentity:
     return plan_identity(question.document, mixed_content(resolved))
 
 

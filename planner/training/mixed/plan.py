@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshplan.planner.core.plan import Interval, Plan, own_version, plain
+from meshplan.catalogs.units import SECONDS_PER_HOUR
+from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, own_version, plain
+from meshplan.planner.training.admission import peak_interval
 from meshplan.planner.training.estimator.flops import model_flops_per_step
 from meshplan.planner.training.estimator.operators.products import peak_flops_per_s
 from meshplan.planner.training.mixed.estimator import MixedPriced, SharePrice
@@ -61,11 +63,10 @@ def make_mixed_plan(
     priced: MixedPriced,
     *,
     solution: Mapping[str, Any],
+    identity: PlanIdentity,
     alternatives: tuple[Mapping[str, Any], ...] = (),
-    rejected: tuple[Mapping[str, Any], ...] = (),
-    **identity: Any,
 ) -> Plan:
-    """Put the parts of a plan together."""
+    """Put the parts of a plan together; arguments as of :func:`~meshplan.planner.training.plan.make_training_plan`."""
     problem = resolved.problem
     rows = _breakdown(problem, priced)
     return Plan(
@@ -77,7 +78,6 @@ def make_mixed_plan(
         breakdown=rows,
         provenance={"meshplan": own_version(), **_provenance(resolved, priced, rows)},
         alternatives=alternatives,
-        rejected=rejected,
         **identity,
     )
 
@@ -106,13 +106,13 @@ def _predicted(problem: MixedProblem, priced: MixedPriced) -> dict[str, Interval
     if steps is not None:
         values["run_time_s"] = step * steps
         if per_hour is not None:
-            values["usd_per_run"] = step * steps * per_hour / 3600.0
+            values["usd_per_run"] = step * steps * per_hour / SECONDS_PER_HOUR
     kind = problem.any.kind_of_work
     spread = 1.0 + max(problem.pools[pool].calibration.error_p90[kind] for pool in config.pools) + SPREAD_OF_MIXING
     metrics = {name: Interval(value=value, low=value / spread, high=value * spread) for name, value in values.items()}
     typical = max(one.typical_bytes for one in priced.shares)
     safe = max(one.safe_bytes for one in priced.shares)
-    metrics["peak_memory_bytes"] = Interval(value=typical, low=typical * 0.9, high=safe)
+    metrics["peak_memory_bytes"] = peak_interval(typical, safe)
     if per_hour is not None:
         metrics["usd_per_hour"] = Interval(value=per_hour, low=per_hour, high=per_hour)
     return metrics

@@ -256,6 +256,11 @@ class TrainingLimits:
     unvalidated_schedules: bool = False
 
 
+def _most_of(limit: float, each: FloatArray) -> FloatArray:
+    """How many of ``each`` a limit lets be, [n]; infinite where each is nothing."""
+    return np.divide(limit, each, out=np.full(np.shape(each), np.inf), where=each > 0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingProblem:
     """A training question with everything looked up.
@@ -373,10 +378,10 @@ class TrainingProblem:
         longest = np.full(np.shape(devices), math.inf if limits.max_step_s is None else limits.max_step_s)
         usd = self.run_usd(second, devices)
         if limits.max_usd_per_run is not None:
-            longest = np.minimum(longest, np.where(usd > 0.0, limits.max_usd_per_run / np.maximum(usd, 1e-300), np.inf))
+            longest = np.minimum(longest, _most_of(limits.max_usd_per_run, usd))
         if limits.max_run_s is not None and self.run is not None:
             run_s = second * (self.num_steps or 0.0) * self.stretch(devices)
-            longest = np.minimum(longest, np.where(run_s > 0.0, limits.max_run_s / np.maximum(run_s, 1e-300), np.inf))
+            longest = np.minimum(longest, _most_of(limits.max_run_s, run_s))
         return longest
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.units import SECONDS_PER_DAY
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.goodput.availability.capacity import Capacity, rates_of
@@ -173,7 +173,7 @@ def under_availability(
             f"the job needs {min(rates)} of the nodes and makes no progress on a trace of at most "
             f"{max(int(trace.nodes.max()) for trace in seen)}"
         )
-        raise SpecError([Problem(path="run.availability", message=message)])
+        raise SpecError.at("run.availability", message)
     setting = replace(run.setting, slowdown=run.setting.slowdown / result.progress_share, interval_s=interval)
     step = made.predicted["iteration_s"]
     training_s = step.value * num_steps

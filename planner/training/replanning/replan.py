@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.units import SECONDS_PER_DAY
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.goodput.published import REPAIR_S, RESTART_S, STORE_BYTES_PER_S
@@ -64,7 +64,7 @@ def without_nodes(spec: Mapping[str, Any], lost: Sequence[int]) -> dict[str, Any
     known = list(exclude.get("nodes") or [])
     twice = sorted(set(known) & set(lost))
     if twice:
-        raise SpecError([Problem(path="--without", message=f"node {twice[0]} is not used by this plan already")])
+        raise SpecError.at("--without", f"node {twice[0]} is not used by this plan already")
     cluster["exclude"] = {**exclude, "nodes": sorted([*known, *lost])}
     cluster["spare_nodes"] = max(0, int(cluster.get("spare_nodes") or 0) - len(lost))
     return {**steady(spec), "cluster": cluster}
@@ -80,7 +80,7 @@ def with_nodes(spec: Mapping[str, Any], gained: int) -> dict[str, Any]:
     groups = [dict(group) for group in cluster.get("nodes") or []]
     if len(groups) != 1:
         message = "says for how many more nodes of one type to plan: this plan's cluster is no count of such nodes"
-        raise SpecError([Problem(path="--more", message=message)])
+        raise SpecError.at("--more", message)
     groups[0]["count"] = int(groups[0]["count"]) + gained
     return {**steady(spec), "cluster": {**cluster, "nodes": groups}}
 
@@ -197,12 +197,12 @@ def losses(made: Plan, old: Resolved, without: Sequence[int], fewer: int) -> lis
         beyond = sorted({node for node in without if not 0 <= node < count})
         if beyond:
             said = f"there is no node {', '.join(map(str, beyond))}: the cluster has {count}, from 0"
-            raise SpecError([Problem(path="without", message=said)], of="the question")
+            raise SpecError.at("without", said, of="the question")
         return [sorted(set(without))]
     used = sorted({host * machine.devices_per_host // machine.domain_size for host, _ in made.rank_table or ()})
     most = min(fewer, len(used) - 1)
     if most < 1:
-        raise SpecError([Problem(path="PLAN", message="it runs on one node: none is left without it")])
+        raise SpecError.at("PLAN", "it runs on one node: none is left without it")
     return [used[-count:] for count in range(1, most + 1)]
 
 

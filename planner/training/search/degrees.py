@@ -38,6 +38,7 @@ import numpy as np
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
+from meshplan.planner.training.estimator.assembly import DATA_COMMUNICATION
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory, fullest_bytes
 from meshplan.planner.training.problem.choice import Recompute
@@ -65,7 +66,7 @@ from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, Sea
 from meshplan.planner.training.search.seen import PricedBatch, Seen
 from meshplan.planner.training.search.space import Space
 from meshplan.planner.training.search.templates import legal_candidates, template_candidates, tries_smaller_groups
-from meshplan.planner.training.search.variants import COMMUNICATION, smaller_groups, variants, without_communication_s
+from meshplan.planner.training.search.variants import smaller_groups, variants, without_communication_s
 
 # Candidates kept besides the best: what the table of alternatives is made of.
 KEEP = 24
@@ -346,7 +347,7 @@ class DegreeSearch:
         keep = incumbents.within_time_and_money(batch, step_s) & self._is_possible(batch)
         found = PricedBatch(candidates=batch, objective=objective, step_s=step_s, safe_bytes=safe)
         incumbents.take(found.take(keep))
-        self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION], least_s)
+        self._price_smaller_groups(batch, step_s, estimate.breakdown_s[DATA_COMMUNICATION], least_s)
 
     def _may_be_kept(self, batch: Candidates) -> BoolArray:
         """Candidates that the bound of their templates, with what they recompute, does not rule out, [n]."""

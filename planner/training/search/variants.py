@@ -18,8 +18,6 @@ from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES, Co
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.templates import divisors
 
-# The part of a step that sharding over fewer ranks can save, as the estimator names it.
-COMMUNICATION = "data-parallel communication"
 _RING = CONTEXT_PARALLEL_STYLES[ContextStyle.RING]
 # A plain ring takes no less time than a balanced one, so that it is never searched for.
 _SEARCHED_STYLES = (
@@ -43,7 +41,7 @@ def without_communication_s(batch: Candidates, step_s: FloatArray, exposed_s: Fl
     Args:
         batch: candidates.
         step_s: their steps.
-        exposed_s: part of these in :data:`COMMUNICATION`.
+        exposed_s: their data-parallel communication, which sharding over fewer ranks can save.
     """
     left = step_s - exposed_s
     if batch.split.pipeline_parallel > 1:

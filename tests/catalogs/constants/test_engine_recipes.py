@@ -24,3 +24,18 @@ def test_releases_prepare_iterations_ahead_since_their_notes_say_so(name: str, r
     found = engine_observed_as(name, release, source="")
     assert found is not None
     assert set(found.prepares_ahead) == roles
+
+
+@pytest.mark.parametrize(("release", "share"), [("0.15.1", 0.9), ("0.20.0", 0.9), ("0.21.0", 0.92), ("0.28.0", 0.92)])
+def test_vllm_takes_more_of_the_memory_since_graphs_count_in_it(release: str, share: float) -> None:
+    """By the message that its servers print, "default since v0.21.0"."""
+    found = engine_observed_as("vLLM", release, source="")
+    assert found is not None
+    assert (found.memory_fraction, found.constants_name) == (share, "vllm")
+
+
+def test_rows_without_a_release_that_are_older_take_what_was_left_free_then() -> None:
+    """Rows of 2025 and of April 2026, whose images are nightly ones or not said."""
+    found = engine_observed_as("vLLM", None, source="aiconfigurator silicon_sample.csv (real e2e measurements)")
+    assert found is not None
+    assert found.memory_fraction == 0.9

@@ -37,7 +37,13 @@ RUN = BenchmarkRun(
 
 SOURCES = tuple(
     f"github.com/{name}"
-    for name in ("SemiAnalysisAI/InferenceX", "ai-dynamo/aiconfigurator", "NVIDIA/srt-slurm", "ml-energy/benchmark")
+    for name in (
+        "SemiAnalysisAI/InferenceX",
+        "ai-dynamo/aiconfigurator",
+        "NVIDIA/srt-slurm",
+        "NVIDIA/TensorRT-LLM",
+        "ml-energy/benchmark",
+    )
 )
 
 
@@ -163,9 +169,20 @@ def test_experts_are_split_where_the_scripts_say_so_whatever_the_table_prints() 
 def test_a_limit_that_equals_the_default_is_still_one_that_the_scripts_set() -> None:
     recipe = engine_recipes()["vllm"]
     decode = replace(RUN, device="gb200", model="moonshotai/Kimi-K2.5", tensor_parallel=4, role="decode")
-    assert settings_of(recipe, decode) == {"max_num_seqs": recipe.max_num_seqs}
-    assert settings_of(recipe, replace(decode, input_length=8192)) == {"max_num_seqs": 16}
-    assert not settings_of(recipe, replace(decode, tensor_parallel=16))
+    assert settings_of(recipe, decode)["max_num_seqs"] == recipe.max_num_seqs
+    assert settings_of(recipe, replace(decode, input_length=8192))["max_num_seqs"] == 16
+    assert "max_num_seqs" not in settings_of(recipe, replace(decode, tensor_parallel=16))
+
+
+def test_tokens_are_sent_together_where_the_scripts_say_so() -> None:
+    """All of the public benchmark's but vLLM's send several; its publisher's own servers send each token by itself."""
+    recipes = engine_recipes()
+    kimi = replace(RUN, device="gb200", model="moonshotai/Kimi-K2.5", tensor_parallel=4, role="decode")
+    assert started_as(recipes["vllm"], kimi).stream_interval == 50
+    assert started_as(recipes["trtllm"], RUN).stream_interval == 10
+    assert started_as(recipes["trtllm"], replace(RUN, model="openai/gpt-oss-120b")).stream_interval == 20
+    assert started_as(recipes["trtllm"], replace(RUN, is_vendors=True)).stream_interval == 1
+    assert started_as(recipes["vllm"], replace(RUN, model="openai/gpt-oss-120b")).stream_interval == 1
 
 
 def test_disaggregated_runs_of_the_public_benchmark_are_routed_in_turn() -> None:

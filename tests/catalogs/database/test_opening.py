@@ -183,7 +183,7 @@ def test_a_full_disk_is_named_with_the_fix(database_file: Path, message: str) ->
         raise sa.exc.OperationalError("INSERT", {}, sqlite3.OperationalError(message))
 
 
-def test_urls_and_paths(tmp_path: Path) -> None:
+def test_paths_and_urls_are_read_and_passwords_are_not_shown(tmp_path: Path) -> None:
     assert parse_url("/data/catalog.sqlite").database == "/data/catalog.sqlite"
     assert parse_url("postgresql+psycopg://user@host/meshplan").get_backend_name() == "postgresql"
     assert "secret" not in shown(parse_url("postgresql://user:secret@host/meshplan"))

@@ -45,6 +45,20 @@ def test_plans_are_found_by_id_prefix_tag_and_latest(rows: PlanRows) -> None:
     assert [row.plan_id for row in rows.list()] == ["bbbb11112222", "aaaa11112222"]
 
 
+def test_a_name_that_one_plan_has_finds_it(rows: PlanRows) -> None:
+    """Who calls a plan ``--name chat`` types ``emit chat`` next."""
+    rows.insert(plan("aaaa11112222"), name="chat")
+    rows.insert(plan("bbbb11112222"), name="rag", tag="chat-now")
+    assert rows.get("chat").plan_id == "aaaa11112222"
+    with pytest.raises(StoreError, match="did you mean 'chat'"):
+        rows.get("chatt")
+    rows.insert(plan("cccc11112222"), name="chat")
+    with pytest.raises(StoreError, match="2 plans are called 'chat': cccc11112222, aaaa11112222"):
+        rows.get("chat")
+    rows.insert(plan("dddd11112222"), tag="chat")
+    assert rows.get("chat").plan_id == "dddd11112222", "a tag is its plan's alone"
+
+
 def test_kinds_are_told_apart(rows: PlanRows) -> None:
     rows.insert(plan("aaaa11112222"))
     rows.insert(plan("bbbb11112222", kind="gpu-allocation"))

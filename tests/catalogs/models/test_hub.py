@@ -128,7 +128,7 @@ def test_what_is_not_fetched(model: str, message: str, hub: str, tmp_path: Path)
     assert hub
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, hub: str) -> None:
+def test_a_hub_that_does_not_answer_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch, hub: str) -> None:
     assert hub
     monkeypatch.setenv("HF_ENDPOINT", "ftp://127.0.0.1")
     with pytest.raises(ModelConfigError, match=r"HF_ENDPOINT=ftp://127.0.0.1 is no address"):
@@ -138,7 +138,9 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, hub: str) -> None:
         download_config("some/tiny")
 
 
-def test_only_when_asked(monkeypatch: pytest.MonkeyPatch, hub: str, meshplan: Command) -> None:
+def test_a_configuration_is_fetched_only_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, hub: str, meshplan: Command
+) -> None:
     asked = ("plan", "--model", "some/tiny", "--gpus", "1xH100", "--concurrency", "1", "--lengths", "32/8")
     refused = meshplan(*asked)
     assert refused.code == 2
@@ -156,6 +158,6 @@ def test_only_when_asked(monkeypatch: pytest.MonkeyPatch, hub: str, meshplan: Co
     assert hub
 
 
-def test_ids() -> None:
+def test_an_id_is_an_owner_and_a_name_and_no_path() -> None:
     assert is_hub_id("zai-org/GLM-4.6")
     assert not any(map(is_hub_id, ("", "a", "a/b/c", "/a/b", "a/b ", "a/..", "a/b\n", "a/\x1b[31m")))

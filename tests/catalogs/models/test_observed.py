@@ -93,7 +93,7 @@ def test_gated_models_follow_llama() -> None:
     assert (shape.slug, shape.source) == ("llama-3.1-8b", "public config")
 
 
-def test_deepseek_v3() -> None:
+def test_deepseek_v3_has_its_published_parameters() -> None:
     shape = shape_from_observation(DEEPSEEK_V3)
     assert shape.attention is AttentionKind.MULTI_HEAD_LATENT
     assert shape.num_parameters == 671_026_404_352

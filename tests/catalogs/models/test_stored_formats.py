@@ -135,7 +135,9 @@ def read(config: dict[str, Any], section: dict[str, Any]) -> tuple[StoredFormats
         ),
     ],
 )
-def test_parts(section: dict[str, Any], attention: str, mlp: str, experts: str) -> None:
+def test_a_section_becomes_formats_of_attention_mlp_and_experts(
+    section: dict[str, Any], attention: str, mlp: str, experts: str
+) -> None:
     stored, problems = read(MIXED, section)
     assert not problems
     assert stored is not None

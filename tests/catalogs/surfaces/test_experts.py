@@ -13,6 +13,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.surfaces.experts import (
     ELEMENT_BYTES,
     SURFACES,
+    ExpertShape,
     ExpertSurface,
     FastestExperts,
     distinct_experts,
@@ -23,9 +24,13 @@ from meshplan.catalogs.surfaces.experts import (
 )
 
 KEYS = sorted(SURFACES.rows)
-DEEPSEEK_V3 = {"hidden_size": 7168, "expert_size": 2048, "top_k": 8, "num_experts": 256}
-UNHEARD_OF = {"hidden_size": 5632, "expert_size": 1234, "top_k": 7, "num_experts": 96}
+DEEPSEEK_V3 = ExpertShape(7168, 2048, top_k=8, num_experts=256)
+UNHEARD_OF = ExpertShape(5632, 1234, top_k=7, num_experts=96)
 TOKENS = np.unique(np.geomspace(1, 1e6, 200).round())
+
+
+def over(devices: int, shape: ExpertShape = DEEPSEEK_V3) -> ExpertShape:
+    return shape._replace(expert_parallel=devices)
 
 
 def surface(key: tuple[str, str, str]) -> ExpertSurface:
@@ -37,7 +42,7 @@ def surface(key: tuple[str, str, str]) -> ExpertSurface:
 @pytest.mark.parametrize("key", KEYS)
 def test_more_tokens_never_cost_less(key: tuple[str, str, str]) -> None:
     for model, devices, skew in product((DEEPSEEK_V3, UNHEARD_OF), (1, 8, 32), (0.0, 0.5, 1.01, 1.2)):
-        times = surface(key).time_s(TOKENS, **model, expert_parallel=devices, skew=skew)
+        times = surface(key).time_s(TOKENS, over(devices, model), skew=skew)
         assert (np.diff(times) >= -1e-9 * times[1:]).all()
         assert times[-1] > 20 * times[0]
 
@@ -49,11 +54,7 @@ def test_nothing_breaks_at_the_extremes(key: tuple[str, str, str]) -> None:
     ):
         times = surface(key).time_s(
             [0, 1, 1e9],
-            hidden_size=hidden,
-            expert_size=size,
-            top_k=top_k,
-            num_experts=experts,
-            expert_parallel=devices,
+            ExpertShape(hidden, size, top_k, experts, devices),
             skew=skew,
         )
         assert np.isfinite(times).all()
@@ -64,8 +65,8 @@ def test_nothing_breaks_at_the_extremes(key: tuple[str, str, str]) -> None:
 def test_no_faster_than_the_memory_or_the_peak(key: tuple[str, str, str], catalog: Catalog) -> None:
     device, quantization, _ = key
     facts = catalog.device(device)
-    model = {"hidden_size": 4096, "expert_size": 1536, "top_k": 8, "num_experts": 128}
-    fewest, decode, prefill = surface(key).time_s([16, 256, 16384], **model)  # balanced, 16 tokens hit every expert
+    model = ExpertShape(4096, 1536, top_k=8, num_experts=128)
+    fewest, decode, prefill = surface(key).time_s([16, 256, 16384], model)  # balanced, 16 tokens hit every expert
     weights = 3 * 128 * 4096 * 1536 * ELEMENT_BYTES[quantization]
     assert weights / min(fewest, decode) < 1.05 * facts.memory_bandwidth_bytes_per_s
     assert 2 * 3 * 8 * 16384 * 4096 * 1536 / prefill < max(facts.peak_flops_per_s.values())
@@ -73,31 +74,31 @@ def test_no_faster_than_the_memory_or_the_peak(key: tuple[str, str, str], catalo
 
 @pytest.mark.parametrize("key", KEYS)
 def test_imbalance_costs(key: tuple[str, str, str]) -> None:
-    balanced, skewed = (surface(key).time_s(16384, **DEEPSEEK_V3, expert_parallel=32, skew=skew) for skew in (0.0, 1.2))
+    balanced, skewed = (surface(key).time_s(16384, over(32), skew=skew) for skew in (0.0, 1.2))
     assert skewed > 1.15 * balanced
-    doubled = surface(key).time_s(16384, **DEEPSEEK_V3, expert_parallel=32, load_factor=2.0)
-    assert doubled == pytest.approx(surface(key).time_s(32768, **DEEPSEEK_V3, expert_parallel=32))
+    doubled = surface(key).time_s(16384, over(32), load_factor=2.0)
+    assert doubled == pytest.approx(surface(key).time_s(32768, over(32)))
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_devices_share_the_work(key: tuple[str, str, str]) -> None:
-    one, eight = (surface(key).time_s(16384, **DEEPSEEK_V3, expert_parallel=devices) for devices in (1, 8))
+    one, eight = (surface(key).time_s(16384, over(devices)) for devices in (1, 8))
     assert eight < 0.5 * one
 
 
 def test_any_framework_is_the_fastest_of_all() -> None:
     fastest = expert_surface("h200-sxm-141gb", "fp8_block")
     assert isinstance(fastest, FastestExperts)
-    times = fastest.time_s(TOKENS, **DEEPSEEK_V3, expert_parallel=8)
+    times = fastest.time_s(TOKENS, over(8))
     for one in fastest.surfaces:
-        assert (times <= one.time_s(TOKENS, **DEEPSEEK_V3, expert_parallel=8)).all()
+        assert (times <= one.time_s(TOKENS, over(8))).all()
 
 
 def test_a_published_row() -> None:
     # The table itself: H200, TensorRT-LLM 1.3.0rc20, fp8_block, DeepSeek-V3 over 8 devices, balanced: 64 tokens 361 µs,
     # 16384 tokens 2499 µs.
     found = surface(("h200-sxm-141gb", "fp8_block", "trtllm"))
-    times = found.time_s([64, 16384], **DEEPSEEK_V3, expert_parallel=8)
+    times = found.time_s([64, 16384], over(8))
     np.testing.assert_allclose(times, [361e-6, 2499e-6], rtol=0.15)
 
 
@@ -105,7 +106,7 @@ def test_a_published_row_of_an_older_release() -> None:
     # Qwen3-235B's experts over 8 H100 in 16 bits, power law 1.01, 64 tokens: vLLM 0.12.0 273 µs, 0.24.0 228 µs.
     older, newest = (
         surface(("h100-sxm-80gb", "bfloat16", framework)).time_s(
-            [64], hidden_size=4096, expert_size=1536, top_k=8, num_experts=128, expert_parallel=8, skew=1.01
+            [64], ExpertShape(4096, 1536, top_k=8, num_experts=128, expert_parallel=8), skew=1.01
         )
         for framework in ("vllm-2025", "vllm")
     )
@@ -166,8 +167,7 @@ def test_the_experts_of_the_law_agree_with_draws_from_it(top_k: int, experts: in
 @pytest.mark.parametrize("key", KEYS)
 def test_tokens_that_choose_by_themselves_read_more_weights_than_the_law_s(key: tuple[str, str, str]) -> None:
     table, chosen = (
-        surface(key).time_s([1, 16, 32, 16384], **DEEPSEEK_V3, expert_parallel=8, skew=1.01, by_choice=by_choice)
-        for by_choice in (False, True)
+        surface(key).time_s([1, 16, 32, 16384], over(8), skew=1.01, by_choice=by_choice) for by_choice in (False, True)
     )
     assert (chosen >= table * (1.0 - 1e-12)).all()
     assert (chosen[1:3] > 1.02 * table[1:3]).all() == (not surface(key).has_balanced)

@@ -373,19 +373,41 @@ def test_a_plan_that_its_framework_does_not_launch_says_so_and_names_one_that_do
 
 
 @pytest.mark.parametrize(
-    ("phase", "target"),
-    [("lora, lora_rank: 16", ""), ("qlora, lora_rank: 16", ""), ("sft", "axolotl"), ("sft", "megatron")],
+    ("phase", "target", "model"),
+    [
+        ("lora, lora_rank: 16", "", "llama-3.1-8b"),
+        ("qlora, lora_rank: 16", "", "llama-3.1-8b"),
+        ("sft", "axolotl", "llama-3.1-8b"),
+        ("sft", "megatron", "llama-3.1-8b"),
+        ("sft", "megatron", "falcon-7b"),  # 71 heads
+    ],
 )
 def test_the_other_choice_that_is_named_next_is_legal(
-    phase: str, target: str, meshplan: Command, tmp_path: Path
+    phase: str, target: str, model: str, meshplan: Command, tmp_path: Path
 ) -> None:
     path = tmp_path / "spec.yaml"
     said = f"constraints: {{target: {target}}}\nkind:" if target else "kind:"
     spec = SPEC.replace("global_batch_size: 64", f"global_batch_size: 64, phase: {phase}")
-    path.write_text(spec.replace("kind:", said, 1))
+    path.write_text(spec.replace("kind:", said, 1).replace("llama-3.1-8b", model))
     printed = meshplan("plan", path).out
     (command,) = [line for line in printed.splitlines() if "--instead" in line]
     assert meshplan(*command.split()[1:]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "is_named"),
+    [("llama-3.1-8b", "vllm", True), ("llama-3.1-8b", "llama.cpp", False), ("falcon-7b", "vllm", False)],
+)
+def test_a_degree_that_an_engine_does_not_take_is_not_named_next(
+    model: str, engine: str, is_named: bool, meshplan: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        f"{{kind: serving, model: {model}, cluster: {{nodes: [{{type: dgx-h100, count: 1}}]}}, "
+        f"workload: {{input_length: 500, output_length: 100, concurrency: 4}}, constraints: {{target: {engine}}}}}"
+    )
+    (command,) = [line for line in meshplan("plan", path).out.splitlines() if " explain " in line]
+    assert ("--instead" in command) is is_named
 
 
 def test_a_script_answers_it(meshplan: Command, tmp_path: Path) -> None:

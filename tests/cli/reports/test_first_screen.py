@@ -70,3 +70,17 @@ def test_markdown_is_a_ticket(question: tuple[str, ...], meshplan: Command) -> N
     assert len(tables) == 2
     for table in tables:
         assert len({line.count("|") - line.count("\\|") for line in table.splitlines()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ("2xRTX4090", "on 1 × rtx-4090-pcie-8, 2 devices at most: "),
+        ("1xL40S,2xA100", "on 1 × l40s-pcie-1 + 1 × dgx-a100-80gb (2 of its devices): "),
+        ("8xA100", "on 1 × dgx-a100-80gb: "),
+    ],
+)
+def test_the_question_says_how_many_devices_of_a_node_it_has(gpus: str, said: str, meshplan: Command) -> None:
+    options = ("--rate", "1", "--lengths", "500/100", "--set", "workload.num_requests=200")
+    out = meshplan("plan", "--model", "llama-3.1-8b", "--gpus", gpus, *options).out
+    assert said in " ".join(out.split())

@@ -7,6 +7,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -15,7 +16,7 @@ import pytest
 from command_line import Command
 
 from meshplan.cli.reports.serving.certainty import calibration_text
-from meshplan.cli.reports.serving.plan import question_text
+from meshplan.cli.reports.serving.plan import question_text, status_text
 from meshplan.planner.core.plan import Plan
 
 VALIDATION = Path(__file__).parents[2] / "validation"
@@ -49,6 +50,15 @@ def test_the_report_fits_a_terminal_and_names_the_slo(meshplan: Command) -> None
     assert max(map(len, outcome.out.splitlines())) <= 80
     for word in ("✔", "SLO", "≤ 1.00 s", "What if …?", "KV cache", "rests on", "tok/s/user"):
         assert word in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("gap", "says"),
+    [(0.0, "no deployment is better;"), (1e-5, "more than 0.1% better;"), (0.02, "more than 2.0% better;")],
+)
+def test_no_plan_is_said_to_be_beaten_by_nothing(gap: float, says: str, meshplan: Command) -> None:
+    made = Plan.from_document(json.loads(meshplan("plans", "show", "0", "--format", "json").out))
+    assert says in status_text(replace(made, solution={**made.solution, "gap": gap}))
 
 
 def test_the_rent_of_whole_nodes_is_told_from_the_rate_of_used_devices(meshplan: Command) -> None:

@@ -195,7 +195,7 @@ def test_formats_made_from_16_bits_have_names_that_vllm_knows(vllm, checkpoints,
     assert config.cache_config.cache_dtype == "fp8"
 
 
-def test_drafts(vllm, checkpoints) -> None:
+def test_the_parser_accepts_a_draft_model(vllm, checkpoints) -> None:
     guesses = Speculation(num_draft_tokens=3, acceptance=0.7)
     request = serving_request(
         LLAMA_70B,

@@ -43,8 +43,8 @@ def parsed(files: EmittedPlan, folder: Path, inner: str, world_size: int) -> tup
     return Judge().parse([*words[:-1], "--fault-tolerance.replica-id", "1", words[-1]], world_size=world_size)
 
 
-def test_replica_groups(catalog: Catalog, folder: Path) -> None:
-    files = emit_elastic([replicated(catalog)], "torchtitan", catalog, "night")
+def test_replica_groups_reach_torchft(catalog: Catalog, folder: Path) -> None:
+    files = emit_elastic([replicated(catalog)], "torchtitan", catalog, "runbook")
     config, dims = parsed(files, folder, "replica-groups", 8)
     assert (dims.dp_replicate, dims.dp_shard) == (1, 8)
     groups = config.fault_tolerance
@@ -56,7 +56,7 @@ def test_replica_groups(catalog: Catalog, folder: Path) -> None:
     assert len(config.model_spec.model.layers) == 32
 
 
-def test_sites_far_apart(catalog: Catalog, folder: Path) -> None:
+def test_local_updates_reach_torchft(catalog: Catalog, folder: Path) -> None:
     config, dims = parsed(emit_plan(far_apart(catalog), "torchtitan", catalog), folder, "", 4)
     assert dims.dp_shard == 4
     sites = config.fault_tolerance

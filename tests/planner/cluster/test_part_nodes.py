@@ -56,6 +56,27 @@ def test_a_part_keeps_each_devices_share_of_the_network(catalog: Catalog) -> Non
     assert part.prices == whole.prices
 
 
+def test_of_racks_whole_hosts_are_used_and_paid(catalog: Catalog) -> None:
+    """Four racks of 64: groups of 64 stay within NVLink, which racks of 72 that are filled one by one cut."""
+    whole = catalog.node_type("gb200-nvl72")
+    part = part_of_node(whole, 64)
+    assert (part.num_devices, part.devices_per_host, part.num_hosts) == (64, 4, 16)
+    assert part.prices[0].usd_per_hour / 64 == pytest.approx(whole.prices[0].usd_per_hour / 72)
+    racks = {"nodes": [{"type": "gb200-nvl72", "count": 2, "devices": 64}]}
+    experts = {"model": "qwen3-30b-a3b", "workload": {"sequence_length": 4096, "global_batch_size": 512}}
+    pins = {"fixed": {"pipeline_parallel": 2, "expert_parallel": 64, "tensor_parallel": 1, "context_parallel": 1}}
+    full = {"nodes": [{"type": "gb200-nvl72", "count": 2}]}
+    within, cut = (
+        make_plan({**TRAINING, **experts, **pins, "cluster": cluster, "constraints": {"max_devices": 128}}, catalog)
+        for cluster in (racks, full)
+    )
+    assert within.predicted["iteration_s"].value < 0.8 * cut.predicted["iteration_s"].value
+    assert within.rank_table is not None
+    assert {device for _, device in within.rank_table} == set(range(4))
+    hosts = {one.path.name for one in emit_plan(within, "megatron", catalog).artifacts if "host_" in one.path.name}
+    assert len(hosts) == 32
+
+
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
@@ -63,8 +84,8 @@ def test_a_part_keeps_each_devices_share_of_the_network(catalog: Catalog) -> Non
             [{"type": "dgx-h100", "count": 1, "devices": 9}],
             r"nodes\[0\]\.devices: 9 of the 8 that dgx-h100 has",
         ),
-        ([{"type": "gb200-nvl72", "count": 1, "devices": 8}], "a part of gb200-nvl72 is not planned, which is a rack"),
-        ([{"type": "aws-p3dn-24xlarge", "count": 1, "devices": 4}], "which joins its devices in pairs: leave it out"),
+        ([{"type": "gb200-nvl72", "count": 1, "devices": 6}], "of a rack whole hosts of 4 may be used, not 6 devices"),
+        ([{"type": "aws-p3dn-24xlarge", "count": 1, "devices": 4}], "its devices are joined in pairs: leave it out"),
         (
             [{"type": "dgx-h100", "count": 1, "devices": 2}, {"type": "dgx-h100", "count": 1}],
             "nodes of dgx-h100 all have the same number of 'devices'",

@@ -208,6 +208,17 @@ def test_one_question_has_one_answer(catalog: Catalog) -> None:
     assert first == second
 
 
+def test_nodes_of_one_type_may_be_listed_apart(catalog: Catalog) -> None:
+    """As in the other kinds; it was refused as two types of node."""
+    apart = spec()
+    apart["cluster"]["nodes"] *= 2
+    together = make_plan(spec(count=2), catalog)
+    assert make_plan(apart, catalog).config == together.config
+    apart["cluster"]["nodes"][1] = {"type": "dgx-a100-80gb", "count": 1}
+    with pytest.raises(SpecError, match="one type of node at a time"):
+        make_plan(apart, catalog)
+
+
 @pytest.mark.parametrize("section", ["fixed", "workload"])
 def test_an_estimate_of_a_malformed_section_is_refused(section: str, catalog: Catalog) -> None:
     with pytest.raises(SpecError, match=section):

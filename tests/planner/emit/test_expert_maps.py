@@ -17,7 +17,7 @@ PLAIN = np.array([[2, 0, 1, 3], [3, 2, 1, 0]])
 
 
 @pytest.mark.parametrize("target", ["sglang", "trtllm", "vllm", "vllm-ascend"])
-def test_round_trip(target: str) -> None:
+def test_a_map_reads_back_as_the_placement(target: str) -> None:
     text = expert_map(target, PLACEMENT, num_experts=4, num_devices=2)
     assert read_expert_map(target, text).tolist() == PLACEMENT.tolist()
 
@@ -36,7 +36,7 @@ def test_trtllm_names_the_models_layers() -> None:
     }
 
 
-def test_vllm_record() -> None:
+def test_vllm_reads_one_line_of_its_own_record_type() -> None:
     text = expert_map("vllm", PLACEMENT, num_experts=4, num_devices=2, layer_ids=[3, 4])
     record = json.loads(text)
     assert text.count("\n") == 1
@@ -67,7 +67,7 @@ def test_megatron_cannot_express_copies() -> None:
         expert_map("megatron", PLACEMENT, num_experts=4, num_devices=2)
 
 
-def test_wrong_arguments() -> None:
+def test_an_unknown_target_and_a_wrong_number_of_layers_are_refused() -> None:
     with pytest.raises(EmitError, match="known are sglang"):
         expert_map("sgl", PLACEMENT, num_experts=4, num_devices=2)
     with pytest.raises(EmitError, match="3 layer ids"):

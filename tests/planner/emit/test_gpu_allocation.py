@@ -120,7 +120,7 @@ def test_capacities_given_by_hand_launch_nothing(catalog: Catalog) -> None:
         emit_plan(made, "vllm", catalog)
 
 
-def test_names() -> None:
+def test_object_names_are_dns_labels_and_long_ones_stay_different() -> None:
     assert instance_type("aws-p4de-24xlarge") == "p4de.24xlarge"
     assert object_name("AWS g5/us-east-1 TP2×DP4") == "aws-g5-us-east-1-tp2-dp4"
     assert len(object_name("x" * 100)) == 63

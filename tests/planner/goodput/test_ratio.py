@@ -66,7 +66,7 @@ def test_a_spare_never_hurts() -> None:
     assert waits == sorted(waits, reverse=True)
 
 
-def test_nothing_interrupts() -> None:
+def test_without_interruptions_only_checkpoints_take_time() -> None:
     stops, costs = Interruptions(per_s=0.0, restart_s=600.0), Checkpoints(block_s=1.0)
     assert float(efficiency(999.0, stops, costs)) == pytest.approx(0.999)
     assert waiting_share(stops) == 0.0

@@ -414,6 +414,13 @@ def test_the_interval_widens_where_misses_come_together() -> None:
     assert lower_limit(list(np.ones((NUM_RUNS, 200), dtype=bool))) == pytest.approx(0.999, abs=1e-4)
 
 
+def test_the_interval_of_few_runs_is_students_of_their_number() -> None:
+    """A search that runs out of time has fewer: of two that differ by 2 d the interval is 12.71 d either way."""
+    runs = [np.arange(2000) < served for served in (1980, 1990)]
+    mean, deviation = 0.9925, 0.0025
+    assert lower_limit(runs) == pytest.approx(mean - 12.71 * deviation)
+
+
 def test_head_room_is_capacity_kept_free(catalog: Catalog) -> None:
     problem = compiled(SPEC, catalog).problem
     half = replace(problem, kinds=tuple(replace(kind, headroom=0.5) for kind in problem.kinds))

@@ -118,7 +118,7 @@ OURS = "".join(
         (TERMINAL, {"ttft_mean_s": 0.41025, "ttft_p99_s": 1.83, "tpot_p95_s": 0.03025, "requests_per_s": 1.98}),
     ],
 )
-def test_serving(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
+def test_benchmark_results_are_read_as_predicted_metrics(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
     (tmp_path / "log").write_text(text)
     found = read_log(tmp_path / "log", SERVING)
     assert found.keys() <= SERVING.predicted.keys()
@@ -149,7 +149,7 @@ def test_serving(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
         (f'{OURS} meshplan {{"step": 4, "step_time_s": {"9" * 400}}}\n', {"iteration_s": 2.1}),
     ],
 )
-def test_training(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
+def test_a_training_log_gives_the_median_step_and_the_peak(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
     """The median of the steps, without the first, which compiles."""
     (tmp_path / "log").write_text(text)
     found = read_log(tmp_path / "log", TRAINING)

@@ -136,7 +136,7 @@ def test_broken_scripts_are_named(text: str, message: str) -> None:
     ("expression", "value"),
     [("2*(3+4)", 14), ("A/2", 4), ("__import__('os')", None), ("9**9**9", None), ("1/0", None), ("A.real", None)],
 )
-def test_arithmetic(expression: str, value: int | None) -> None:
+def test_shell_arithmetic_is_evaluated_or_left_unknown(expression: str, value: int | None) -> None:
     assert whole_number(expression, {"A": "8"}) == value
 
 
@@ -153,7 +153,9 @@ def test_arithmetic(expression: str, value: int | None) -> None:
         ("python a.py", None, None, None),
     ],
 )
-def test_launchers(command: str, hosts: int | None, per_host: int | None, total: int | None) -> None:
+def test_launchers_state_hosts_and_devices(
+    command: str, hosts: int | None, per_host: int | None, total: int | None
+) -> None:
     found = read_launch(command.split())
     assert (found.num_hosts, found.devices_per_host, found.num_devices) == (hosts, per_host, total)
     assert found.program[0] == "a.py"
@@ -310,7 +312,7 @@ def test_accelerate_of_both_fsdp_versions(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_engines(command: str, values: dict[str, int]) -> None:
+def test_engines_state_values_and_what_is_not_read(command: str, values: dict[str, int]) -> None:
     found = read_inputs([command])
     assert (found.kind, found.model) == ("serving", "meta-llama/Llama-3.1-70B")
     assert {name: found.values[name] for name in values} == values
@@ -358,7 +360,7 @@ def test_values_that_cannot_be_meant(flags: str, message: str) -> None:
     [
         ([], "give a file"),
         (["no-such-file.sh"], "no file 'no-such-file.sh'"),
-        (["make", "coffee"], "make is nothing that is known"),
+        (["make", "coffee"], "make coffee is nothing that is known"),
         (["accelerate", "launch", "--config_file", "/nowhere/a.yaml", "train.py"], "not here"),
     ],
 )

@@ -131,7 +131,7 @@ def returns(target: str, shape: ModelShape, config: TrainingConfig) -> None:
 
 @given(plan=megatron_plans())
 @settings(max_examples=150, deadline=None)
-def test_megatron(plan: tuple[ModelShape, TrainingConfig]) -> None:
+def test_megatron_plans_read_back_unchanged(plan: tuple[ModelShape, TrainingConfig]) -> None:
     returns("megatron", *plan)
 
 
@@ -139,7 +139,7 @@ def test_megatron(plan: tuple[ModelShape, TrainingConfig]) -> None:
 @pytest.mark.parametrize("target", sorted(FILES.keys() - {"megatron", "axolotl", "torchtune"}))
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_pytorch_frameworks(target: str, data: st.DataObject) -> None:
+def test_plans_of_pytorch_frameworks_read_back_unchanged(target: str, data: st.DataObject) -> None:
     returns(target, *data.draw(pytorch_plans(target)))
 
 

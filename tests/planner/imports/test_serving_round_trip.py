@@ -55,10 +55,12 @@ def written(config: ServingConfig, folder: Path) -> Path:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_the_written_script_is_read_with_the_flags_of_its_files(engine: str, tmp_path: Path) -> None:
-    limits = EngineLimits(max_num_seqs=77, max_batched_tokens=4096)
+    limits = EngineLimits(max_num_seqs=77, max_batched_tokens=4096, stream_interval=5)
     found = read_inputs([str(written(aggregated(engine, layout(tensor=4, pipeline=2), limits=limits), tmp_path))])
     assert (found.kind, found.target) == ("serving", engine)
     expected = {"tensor_parallel": 4, "pipeline_parallel": 2, "max_num_seqs": 77, "max_batched_tokens": 4096}
+    if engine != "trtllm":  # its file of options is named by a variable of the script
+        expected["stream_interval"] = 5
     assert {name: found.values[name] for name in expected} == expected
     (tmp_path / "mixed_args.txt").unlink()
     with pytest.raises(SpecError, match=r"mixed_args\.txt beside it, which is not there"):
@@ -99,6 +101,26 @@ def test_workers_that_are_not_there_or_not_as_written_are_refused(tmp_path: Path
         read_inputs([str(script)])
     workers.unlink()
     with pytest.raises(SpecError, match=r"workers from workers\.txt beside it"):
+        read_inputs([str(script)])
+
+
+@pytest.mark.parametrize(
+    ("server", "client"),
+    [
+        ("vllm serve a/model -tp 2 --port 8000 &", "vllm bench serve --model a/model --num-prompts 300"),
+        (
+            "python -m sglang.launch_server --model-path a/model --tp 2 &",
+            "python -m sglang.bench_serving --model a/model --num-prompts 300",
+        ),
+    ],
+)
+def test_a_benchmark_beside_the_server_is_not_the_server(server: str, client: str, tmp_path: Path) -> None:
+    """The last command of its name was read: a server without tensor parallelism."""
+    script = tmp_path / "run.sh"
+    script.write_text(f"{server}\nsleep 60\n{client}\n")
+    assert read_inputs([str(script)]).values["tensor_parallel"] == 2
+    script.write_text(f"{client}\n")
+    with pytest.raises(SpecError, match=r"(vllm bench serve|bench_serving) is nothing that is known"):
         read_inputs([str(script)])
 
 

@@ -59,4 +59,4 @@ def test_a_process_becomes_a_rank_of_the_plan_for_its_number_of_nodes(folder: Pa
 def test_one_number_of_hosts_is_no_elastic_job(catalog: Catalog) -> None:
     made = make_plan(question("megatron"), catalog)
     with pytest.raises(EmitError, match="neighbouring numbers"):
-        emit_elastic([made], "megatron", catalog, "night")
+        emit_elastic([made], "megatron", catalog, "runbook")

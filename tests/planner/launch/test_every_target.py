@@ -13,14 +13,14 @@ from meshplan.planner.launch.registry import TARGETS, framework_names
 PLANS = 25
 
 
-def test_serving_plans() -> None:
+def test_every_serving_target_writes_what_it_accepts() -> None:
     draw = random.Random(7)
     outcomes = [outcome for _ in range(PLANS) for outcome in serving_outcomes(random_serving(draw))]
     assert [(one.target, one.wrong) for one in outcomes if one.wrong] == []
     assert {one.target for one in outcomes if one.is_emitted} == {one.name for one in TARGETS if one.serves}
 
 
-def test_training_plans() -> None:
+def test_every_orchestrator_writes_what_it_accepts() -> None:
     draw = random.Random(8)
     outcomes = [outcome for _ in range(PLANS) for outcome in training_outcomes(random_training(draw))]
     assert [(one.target, one.wrong) for one in outcomes if one.wrong] == []

@@ -22,7 +22,7 @@ def plan(catalog: Catalog) -> Plan:
 
 
 def emitted(plan: Plan, catalog: Catalog) -> dict[str, str]:
-    found = emit_elastic([plan], "torchtitan", catalog, "night")
+    found = emit_elastic([plan], "torchtitan", catalog, "runbook")
     return {str(one.path): one.content for one in found.artifacts}
 
 
@@ -42,13 +42,13 @@ def test_each_copy_is_a_job_of_its_own(plan: Plan, catalog: Catalog, tmp_path: P
     for name in ("launch.sh", "lighthouse.sh", "torchtitan_args.txt", "meshplan_torchft.py"):
         assert f"meshplan plan {plan.plan_id}" in files[f"replica-groups/{name}"]
     assert "32 of 128 sequences a step fewer" in files["OPERATOR.md"]
-    write_files(emit_elastic([plan], "torchtitan", catalog, "night"), tmp_path)
+    write_files(emit_elastic([plan], "torchtitan", catalog, "runbook"), tmp_path)
     for script in tmp_path.rglob("*.sh"):
         subprocess.run(["bash", "-n", str(script)], check=True)
 
 
 def test_a_group_must_say_which_it_is(plan: Plan, catalog: Catalog, tmp_path: Path) -> None:
-    write_files(emit_elastic([plan], "torchtitan", catalog, "night"), tmp_path)
+    write_files(emit_elastic([plan], "torchtitan", catalog, "runbook"), tmp_path)
     script = tmp_path / "replica-groups" / "launch.sh"
     for group, word in (("", "set REPLICA_GROUP"), ("4", "0 to 3")):
         variables = {"PATH": "/usr/bin:/bin", "TORCHFT_LIGHTHOUSE": "http://a:29510", "REPLICA_GROUP": group}

@@ -50,7 +50,7 @@ def check_sums(costs: LinkCosts, states: MappingStates) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("everybody", [True, False])
-def test_exchanged_nodes(shape: tuple[int, int], *, everybody: bool) -> None:
+def test_the_energy_of_an_exchange_is_that_of_the_mapping_after_it(shape: tuple[int, int], *, everybody: bool) -> None:
     """Any two nodes: of different stages, of one stage, of one pipeline, neighbours in it."""
     rng = np.random.default_rng([*shape, everybody])
     costs = random_costs(rng, *shape)
@@ -70,7 +70,7 @@ def test_exchanged_nodes(shape: tuple[int, int], *, everybody: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if min(shape) > 1])
-def test_exchanged_segments(shape: tuple[int, int]) -> None:
+def test_the_energy_of_exchanged_segments_is_that_of_the_mapping_after_it(shape: tuple[int, int]) -> None:
     stages, pipelines = shape
     rng = np.random.default_rng(shape)
     costs = random_costs(rng, *shape)

@@ -64,7 +64,7 @@ def test_options_yield_what_was_measured(dataset: str, catalog: Catalog) -> None
         assert gains == sorted(gains)
 
 
-def test_all_accepted() -> None:
+def test_acceptance_is_one_where_every_draft_counts_and_none_where_no_draft_does() -> None:
     assert acceptance_of(4.0, 3) == pytest.approx(1.0)
     assert acceptance_of(1.0, 3) == pytest.approx(0.0, abs=1e-12)
 

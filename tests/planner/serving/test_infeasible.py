@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from serving_questions import load, small, spec
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.budget import Budget
-from meshplan.planner.service import make_plan
+from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.serving import infeasible, service
+from meshplan.planner.serving.binding import CAPACITY, Binding
 from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.spec import read_serving_spec
+from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.search.search import search_serving
 
 
 def test_an_impossible_slo_names_what_would_do(catalog: Catalog) -> None:
@@ -20,6 +28,7 @@ def test_an_impossible_slo_names_what_would_do(catalog: Catalog) -> None:
     assert made.solution["status"] == "infeasible"
     assert not made.config
     assert made.solution["binding_constraint"].startswith("tpot_p95_s")
+    assert made.solution["binding_constraint"].count("SLO") == 1, "said once, in one unit"
     reached = float(made.solution["least_change"][0]["change"].split(": ")[1])
     lifted = make_plan(spec(slo={"tpot_p95_s": reached}, fixed={"mode": "aggregated"}), catalog)
     assert lifted.config, "what the error advises must work"
@@ -108,6 +117,49 @@ def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
     assert "are missing" in made.solution["binding_constraint"]
 
 
+@pytest.mark.parametrize(
+    ("fixed", "engine", "said"),
+    [
+        ({"tensor_parallel": 1}, "vllm", "memory: TP1 on dgx-h200"),
+        ({"pipeline_parallel": 2}, "vllm", "speculation needs pipeline_parallel = 1 (pinned: pipeline_parallel 2)"),
+        ({}, "llama.cpp", "of other layouts: llama.cpp: a worker lies on one host"),
+    ],
+)
+def test_layouts_that_hold_the_model_but_are_refused_for_it(
+    fixed: dict[str, Any], engine: str, said: str, catalog: Catalog
+) -> None:
+    """Stages with drafts, several hosts: it was taken for an SLO that no worker keeps, and ended as a bug."""
+    is_llama_cpp = engine == "llama.cpp"
+    asked = spec(
+        model="llama-3.1-405b" if is_llama_cpp else "llama-3.1-70b",
+        cluster={"nodes": [{"type": "dgx-h100", "count": 2} if is_llama_cpp else {"type": "dgx-h200", "count": 1}]},
+        workload={"input_length": 1000, "output_length": 500, "request_rate_per_s": 1},
+        slo={"ttft_p99_s": 2.0},
+        constraints={"target": engine},
+        fixed=fixed,
+        **({} if is_llama_cpp else {"speculation": {"num_draft_tokens": 3, "acceptance": 0.7, "draft_cost": 0.05}}),
+    )
+    assert said in make_plan(asked, catalog).solution["binding_constraint"]
+
+
+@pytest.mark.parametrize(("device", "engine", "is_planned"), [("t4", "vllm", False), ("t4", "llama.cpp", True)])
+def test_a_format_without_kernels_on_the_device_is_no_plan(
+    device: str, engine: str, is_planned: bool, catalog: Catalog
+) -> None:
+    """vLLM has none for mxfp4 before Ampere, llama.cpp has."""
+    asked = spec(
+        model="gpt-oss-20b",
+        cluster={"devices": {"type": device, "per_node": 1, "nodes": 1}},
+        workload={"input_length": 500, "output_length": 100, "concurrency": 1},
+        slo={},
+        constraints={"target": engine},
+    )
+    made = make_plan(asked, catalog)
+    assert bool(made.config) is is_planned
+    said = made.solution.get("binding_constraint", "")
+    assert is_planned or "vllm has no kernels for weights in mxfp4" in said
+
+
 def test_a_format_that_the_engine_makes_itself_comes_before_another_checkpoint(catalog: Catalog) -> None:
     """vLLM casts weights to fp8 as it loads them; mxfp8 is a little wider, and somebody else's checkpoint."""
     cluster = {"nodes": [{"type": "rtx-4090-pcie-8", "count": 1}]}
@@ -165,3 +217,50 @@ def test_nothing_is_tried_once_the_time_is_over(catalog: Catalog, monkeypatch: p
     assert solution["binding_constraint"].startswith("tpot_p95_s")
     assert solution["least_change"] == []
     assert solution["tried"][-1] == "no more within the time limit of 1 s"
+
+
+def test_a_deployment_that_another_search_finds_on_the_same_devices_is_named_by_its_pins(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight devices instead of eight helps nobody; the pins do: with them the question has an answer."""
+    asked = small("l40s", model="llama-3.1-8b", workload=load(request_rate_per_s=1.0), slo={"tpot_p95_s": 0.05})
+    problem = resolve_serving(read_serving_spec(asked), catalog, Path()).problem
+    there = search_serving(problem)[0].assignment
+    assert there is not None
+    monkeypatch.setattr(infeasible._Changes, "_best", lambda self, problem: there)
+    binding = Binding(kind=CAPACITY, text="too slow")
+    changes = infeasible._Changes(problem=problem, binding=binding, seed=0, budget=Budget(memory_limit_bytes=None))
+    change = next(changes._more_devices())["change"]
+    assert change.startswith("fixed: {mode: aggregated")
+    assert make_plan({**asked, **yaml.safe_load(change)}, catalog).config
+
+
+def test_an_estimate_of_too_slow_workers_names_pins_that_carry_the_rate(catalog: Catalog) -> None:
+    """It said that weights do not fit the device, of workers whose weights do."""
+    asked = {**spec(model="llama-3.1-70b", workload=load(request_rate_per_s=5.0)), "fixed": {}}
+    with pytest.raises(SpecError, match=r"finishes at most .* of the 5 requests/s: pin one that does") as raised:
+        estimate_plan(asked, catalog)
+    pins = re.search(r"such as (fixed: .*}), or let", str(raised.value))
+    assert pins is not None
+    assert estimate_plan({**asked, **yaml.safe_load(pins[1])}, catalog).config
+
+
+def test_api_servers_that_bind_are_named_and_relieved(catalog: Catalog) -> None:
+    """One H100 computes more tokens of a small model than its API server hands on one by one."""
+    asked = {
+        "kind": "serving",
+        "model": "llama-3.2-1b",
+        "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+        "constraints": {"max_devices": 1, "target": "vllm"},
+        "workload": {"input_length": 220, "output_length": 200, "request_rate_per_s": 90.0},
+        "slo": {"ttft_p99_s": 2.0},
+    }
+    refused = make_plan(asked, catalog).solution
+    assert "API servers" in refused["binding_constraint"]
+    changes = [one["change"] for one in refused["least_change"]]
+    assert "fixed.stream_interval: 10" in changes
+    assert make_plan({**asked, "fixed": {"stream_interval": 10}}, catalog).config
+    each_token = make_plan({**asked, "slo": {"ttft_p99_s": 2.0, "itl_p99_s": 0.1}}, catalog).solution
+    assert not any("stream_interval" in one["change"] for one in each_token["least_change"])
+    without = make_plan({**asked, "constraints": {"max_devices": 1, "target": "llama.cpp"}}, catalog).solution
+    assert not any("stream_interval" in one["change"] for one in without.get("least_change", []))

@@ -381,6 +381,15 @@ def test_a_partly_used_node_is_paid_whole_unless_devices_are_rented(catalog: Cat
     assert usd[0] == pytest.approx(2.0 * usd[1])
 
 
+def test_a_part_of_a_node_costs_its_share(catalog: Catalog) -> None:
+    """One H100 was $25.60 an hour, that of a DGX; training plans took an eighth."""
+    fixed = {"tensor_parallel": 4, "num_workers": 1, "mode": "aggregated"}
+    for most, share in ((None, 1.0), (8, 1.0), (6, 0.75), (4, 0.5)):
+        limits = {} if most is None else {"max_devices": most}
+        usd = estimate_plan(spec(fixed=fixed, constraints=limits), catalog).predicted["usd_per_hour"].value
+        assert usd == pytest.approx(share * 25.6), most
+
+
 def test_a_dense_model_has_no_experts_to_pin_or_to_route(catalog: Catalog) -> None:
     changes = {"fixed": {"expert_tensor_parallel": 4}, "experts": {"dispatch": "stays"}}
     with pytest.raises(SpecError) as caught:

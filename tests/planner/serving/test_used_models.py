@@ -60,7 +60,7 @@ CACHED_ELEMENTS = {
 
 
 @pytest.mark.parametrize("model", sorted(set(USED) - REFUSED))
-def test_priced(model: str, catalog: Catalog) -> None:
+def test_bytes_and_flops_follow_from_the_parameters(model: str, catalog: Catalog) -> None:
     shape = catalog.model_shape(model)
     assert weights_bytes(shape, BF16, Layout()) == pytest.approx(2 * shape.num_parameters, rel=0.01)
     assert kv_bytes_per_token(shape, BF16) > 0

@@ -13,7 +13,7 @@ from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.frameworks.torchtitan import TORCHTITAN
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
-from meshplan.planner.training.search.degrees import search_degrees
+from meshplan.planner.training.search.degrees import DegreeSearch, search_degrees
 
 
 def answered(problem: TrainingProblem) -> tuple[Priced, float]:
@@ -68,7 +68,8 @@ def test_nor_what_one_that_does_not_fit_lacks() -> None:
 
 def test_an_alternative_is_the_best_plan_that_has_the_choice() -> None:
     problem = problem_of(DENSE, num_devices=16)
-    other = instead(problem, chosen_of(problem), {"pipeline_parallel": 2, "tensor_parallel": 2})
+    choices = {"pipeline_parallel": 2, "tensor_parallel": 2}
+    other = instead(problem, chosen_of(problem), choices, search=DegreeSearch(problem))
     best, _ = search_degrees(replace(problem, fixed={"pipeline_parallel": 2, "tensor_parallel": 2}))
     assert other.priced is not None
     assert best.assignment is not None
@@ -89,15 +90,17 @@ def test_experts_are_asked_about_in_mixtures_only() -> None:
 
 def test_an_alternative_that_does_not_fit_says_by_how_much() -> None:
     problem = problem_of(replace(DENSE, num_hidden_layers=24), num_devices=8, limits={"memory_bytes": 12e9})
-    other = instead(problem, None, {"zero_stage": 0, "data_parallel": 8})
+    other = instead(problem, None, {"zero_stage": 0, "data_parallel": 8}, search=DegreeSearch(problem))
     assert other.priced is None
     assert other.reason.startswith("does not fit: ")
     assert "limit 11.2 GiB" in other.reason
 
 
 def test_an_illegal_alternative_says_so() -> None:
-    assert "not legal" in instead(problem_of(DENSE), None, {"tensor_parallel": 3}).reason
-    other = instead(problem_of(DENSE, num_devices=8), None, {"data_parallel": 16})
+    problem = problem_of(DENSE)
+    assert "not legal" in instead(problem, None, {"tensor_parallel": 3}, search=DegreeSearch(problem)).reason
+    problem = problem_of(DENSE, num_devices=8)
+    other = instead(problem, None, {"data_parallel": 16}, search=DegreeSearch(problem))
     assert (other.priced, other.reason) == (None, "not legal for this model, batch and cluster")
 
 
@@ -109,6 +112,7 @@ def test_a_reason_names_what_changed_most() -> None:
     assert reason.startswith(f"{recomputed.step_s / plain.step_s - 1:+.1%} step time: recompute +")
     fewer = price(problem, configured(problem, data_parallel=4))
     assert "on 4 fewer devices" in why_slower(plain, fewer)
+    assert "on 4 more devices" in why_slower(fewer, plain)
 
 
 def test_by_another_objective_the_chosen_plan_may_be_slower() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from core_cases import DENSE, MOE, problem_of
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress
+from meshplan.planner.service import make_plan
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.infeasible import explain_infeasible, has_plan
 from meshplan.planner.training.pinned import fixed_config
@@ -221,3 +223,18 @@ def test_pins_that_need_a_network_are_refused_with_words() -> None:
     alone = replace(problem, machine=replace(problem.machine, scale_out_bytes_per_s=0.0))
     with pytest.raises(SpecError, match=r"need 16 devices, there are 8; no network is described between nodes"):
         fixed_config(alone)
+
+
+def test_a_framework_that_does_not_know_the_model_is_exchanged(catalog: Catalog) -> None:
+    """TorchTitan has no Gemma: "up to 256 devices" was all that was tried."""
+    asked = {
+        "kind": "training",
+        "model": "gemma-3-27b",
+        "cluster": {"nodes": [{"type": "dgx-h100", "count": 2}]},
+        "workload": {"sequence_length": 4096, "global_batch_size": 128},
+        "constraints": {"target": "torchtitan"},
+    }
+    solution = make_plan(asked, catalog).solution
+    assert solution["status"] == "infeasible"
+    target = next(one["change"] for one in solution["least_change"] if one["change"].startswith("constraints.target: "))
+    assert make_plan({**asked, "constraints": {"target": target.split()[-1]}}, catalog).config

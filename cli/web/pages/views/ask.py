@@ -171,13 +171,13 @@ def _asked(given: Mapping[str, str], purpose: str) -> Asked:
     targets, target = engine_names() if purpose == SERVE else framework_names(), given.get("target")
     if target is not None and target not in targets:
         message = f"must be one of {', '.join(targets)}, not {target!r}"
-        raise SpecError([Problem(path="--target", message=message)])
+        raise SpecError.at("--target", message)
     rate = given.get("rate")
     try:
         number = None if rate is None else float(rate)
     except ValueError:
         message = f"{rate!r} is no number of requests a second"
-        raise SpecError([Problem(path="--rate", message=message)]) from None
+        raise SpecError.at("--rate", message) from None
     return Asked(**{**given, "rate": number})  # type: ignore[arg-type]  # every other option is text
 
 
@@ -191,11 +191,11 @@ def _check_model(model: str, purpose: str) -> None:
         pictures = diffusion_model(model).name
     except UnknownEntryError as error:
         if purpose == MAKE and model:
-            raise SpecError([Problem(path="model", message=str(error))]) from None
+            raise SpecError.at("model", str(error)) from None
         return
     if purpose != MAKE:
         message = f"{pictures} makes images or videos: choose that above"
-        raise SpecError([Problem(path="model", message=message)])
+        raise SpecError.at("model", message)
 
 
 def text_view(text: str, catalog: Catalog) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.catalogs.units import format_duration, format_usd
+from meshplan.catalogs.units import SECONDS_PER_HOUR, format_duration, format_usd
 from meshplan.cli.reports.quantities import metric_text, metric_title, signed_percent
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Interval, Plan
@@ -20,7 +20,7 @@ from meshplan.planner.core.plan import Interval, Plan
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
 
-_HOUR_S, _JOULES_PER_KWH, _MILLION, _BILLION = 3600.0, 3.6e6, 1e6, 1e9
+_JOULES_PER_KWH, _MILLION, _BILLION = 3.6e6, 1e6, 1e9
 # Where the sliders of what a plan does not know begin: a round number to start from, no price of anybody.
 START_USD_PER_KWH, START_USD_PER_DEVICE_HOUR = 0.10, 2.0
 # Sliders that need a new estimate.
@@ -129,7 +129,7 @@ def what_if_view(plan: Plan, values: Mapping[str, float], catalog: Catalog) -> d
     """
     if not plan.config or plan.kind not in ("training", "serving"):
         message = f"plan {plan.plan_id} ({plan.kind}) has no single configuration to move"
-        raise SpecError([Problem(path="", message=message)], of="the question")
+        raise SpecError.at("", message, of="the question")
     known = sliders(plan)
     now = {slider.name: values.get(slider.name, slider.value) for slider in known}
     wrong = [slider for slider in known if not slider.least <= now[slider.name] <= slider.most]
@@ -196,16 +196,16 @@ def _money(plan: Plan, predicted: Mapping[str, Interval], values: Mapping[str, f
         rate = predicted["output_tokens_per_s"].value
         found = {"cost of an hour": hourly}
         if rate > 0:
-            found["cost of a million output tokens"] = hourly / _HOUR_S / rate * _MILLION / used
+            found["cost of a million output tokens"] = hourly / SECONDS_PER_HOUR / rate * _MILLION / used
         if "energy_j_per_token" in predicted:
             joules = predicted["energy_j_per_token"].value * _MILLION
             found["power for a million output tokens"] = joules / _JOULES_PER_KWH * values["power_price"]
         return found
     rate = predicted["tokens_per_s"].value
-    found = {"cost of an hour": hourly, "cost of a billion tokens": hourly / _HOUR_S / rate * _BILLION / used}
+    found = {"cost of an hour": hourly, "cost of a billion tokens": hourly / SECONDS_PER_HOUR / rate * _BILLION / used}
     if "run_time_s" in predicted:
         run_s = predicted["run_time_s"].value / used
-        found |= {"time of the run": run_s, "cost of the run": hourly / _HOUR_S * run_s}
+        found |= {"time of the run": run_s, "cost of the run": hourly / SECONDS_PER_HOUR * run_s}
     if "energy_j_per_step" in predicted:
         steps = _BILLION / rate / predicted["iteration_s"].value
         joules = predicted["energy_j_per_step"].value * steps

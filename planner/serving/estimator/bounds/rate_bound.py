@@ -117,14 +117,15 @@ def least_request_s(cost: StepCost, work: Work, counts: IntArray, *, in_flight: 
     """
     decodes = work.decodes(cost)
     price = np.minimum.accumulate(_decode_s(cost, work, counts) / _filled(cost, counts)) if decodes else 0.0 * counts
+    floor = max(cost.request_s, LEAST_S)
     if work.role is Role.DECODE:
-        return np.maximum(price * decodes, LEAST_S)
+        return np.maximum(price * decodes, floor)
     sampled = counts[_sampled(counts)]
     prices = np.interp(sampled, counts, price)
     iterations = _iterations(cost, work, sampled, in_flight=in_flight)
     total = [share * prices * decodes + _prompt_s(cost, work, iterations, share * prices) for share in PRICES]
     beyond = np.maximum.reduce(total) - prices * decodes
-    return np.maximum(price * decodes + _between(counts, sampled, beyond), LEAST_S)
+    return np.maximum(price * decodes + _between(counts, sampled, beyond), floor)
 
 
 def least_within_s(cost: StepCost, work: Work, counts: IntArray, tpot_limit_s: float) -> float:
@@ -152,7 +153,7 @@ def least_within_s(cost: StepCost, work: Work, counts: IntArray, tpot_limit_s: f
         least = np.maximum.reduce(
             [share * price * decodes + _prompt_s(cost, work, scaled, share * price) for share in PRICES]
         )
-    return max(float(np.max(least - weight * steps * tpot_limit_s)), LEAST_S)
+    return max(float(np.max(least - weight * steps * tpot_limit_s)), cost.request_s, LEAST_S)
 
 
 def least_at_random_s(cost: StepCost, work: Work, counts: IntArray, tpot_limit_s: float) -> float:

@@ -29,6 +29,7 @@ import numpy as np
 from meshplan.catalogs.constants.power import PowerConstants
 from meshplan.planner.cluster.power import peak_bytes_per_j, power_share
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.front_end import NO_FRONT_END
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.power.work import request_work
 from meshplan.planner.serving.estimator.steady_state import steady_state
@@ -74,10 +75,13 @@ def capped(worker: Worker, cap_w: float, power: PowerConstants) -> Worker:
 
 
 def _asked_share(worker: Worker, power: PowerConstants) -> tuple[FloatArray, FloatArray]:
-    """[N] Running requests; [N] power over the board's limit that the worker asks for with them, without another."""
+    """[N] Running requests; [N] power over the board's limit that the worker asks for with them, without another.
+
+    A limit acts within an iteration: that devices wait for a front end between two of them spares no clock.
+    """
     contexts = worker.contexts
     steady = steady_state(
-        worker.step_cost(),
+        replace(worker, front_end=NO_FRONT_END).step_cost(),
         role=worker.role,
         prompt=contexts.prompt,
         output=contexts.most - contexts.least,

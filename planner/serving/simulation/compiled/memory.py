@@ -52,7 +52,8 @@ _REQUEST = np.dtype(
 _WORKER = np.dtype(
     [
         *((name, _REAL) for name in ("speed", "clock", "wake_s", "next_arrival", "context", "tokens", "weight")),
-        *((name, _REAL) for name in ("lag", "enough_tokens", "prefill_fixed_s", "prefill_pair_s", "prefill_least_s")),
+        *((name, _REAL) for name in ("lag", "enough_tokens", "prefill_fixed_s", "prefill_pair_s")),
+        *((name, _REAL) for name in ("prefill_least_s", "front_end_s")),
         *((name, _COUNT) for name in ("number", "is_plain", "most_per_step", "block", "num_blocks", "budget", "slots")),
         *((name, _COUNT) for name in ("concurrent_batches", "pipeline", "verified", "graphed", "is_chunked")),
         *(
@@ -197,6 +198,7 @@ def _workers(members: Sequence[Member], slots: Sequence[int], block: int, pauses
             "prefill_fixed_s": cost.prefill_fixed_s,
             "prefill_pair_s": cost.prefill_pair_s,
             "prefill_least_s": cost.prefill_least_s,
+            "front_end_s": cost.front_end_s,
             "graphed": cost.graphed_tokens,
             "launches_ahead": cost.launches_ahead,
             "is_chunked": limits.chunked_prefill,

@@ -257,12 +257,24 @@ def _step_s(m: Memory, worker: Any, n: int, num_prompts: int, prompt_tokens: int
     seconds += worker.prefill_fixed_s + worker.prefill_pair_s * fullest_pairs(m, worker)
     if n > 0:
         seconds += tables[DECODE_FIXED, n] + tables[DECODE_CONTEXT, n] * context
+        if worker.front_end_s > 0.0:
+            seconds = _beside_prompts_s(
+                seconds, tables[DECODE, n] + tables[DECODE_CONTEXT, n] * context, n * worker.front_end_s
+            )
     least = worker.prefill_least_s
     if least == 0.0 or batch <= worker.graphed:
         return seconds
     if worker.launches_ahead and n > 0:
         least = max(least - (tables[DECODE, n] + tables[DECODE_CONTEXT, n] * context), 0.0)
     return math.pow(math.pow(seconds, OVERLAP_POWER) + math.pow(least, OVERLAP_POWER), 1.0 / OVERLAP_POWER)
+
+
+@machine_code
+def _beside_prompts_s(seconds: float, decodes: float, streamed: float) -> float:
+    """An iteration with prompts in which the front end works for ``streamed``: beside all of it, not decodes alone."""
+    streamed = math.pow(streamed, OVERLAP_POWER)
+    alone = math.pow(max(math.pow(decodes, OVERLAP_POWER) - streamed, 0.0), 1.0 / OVERLAP_POWER)
+    return math.pow(math.pow(seconds - decodes + alone, OVERLAP_POWER) + streamed, 1.0 / OVERLAP_POWER)
 
 
 @machine_code

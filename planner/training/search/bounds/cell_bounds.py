@@ -31,6 +31,7 @@ import numpy as np
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.network.rank_layout import Degrees
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
+from meshplan.planner.training.estimator.assembly import CONTEXT_COMMUNICATION, LAUNCHES
 from meshplan.planner.training.estimator.candidates import (
     Candidates,
     PipelineSplit,
@@ -370,9 +371,9 @@ def _layer_s(times: LayerTimes, *, exchanges: bool) -> FloatArray:
     """Time of a layer; without the exchange of split sequences where that may be done in another way."""
     if exchanges:
         return times.total_s
-    device = times.total_s - times.parts["kernel-launch overhead"]
+    device = times.total_s - times.parts[LAUNCHES]
     host_squared = times.total_s**2 - device**2
-    left = device - times.parts["context-parallel communication"]
+    left = device - times.parts[CONTEXT_COMMUNICATION]
     return np.asarray(np.sqrt(left**2 + host_squared))
 
 

@@ -26,12 +26,13 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.estimator.assembly import DATA_COMMUNICATION
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.templates import tries_smaller_groups
-from meshplan.planner.training.search.variants import COMMUNICATION, without_communication_s
+from meshplan.planner.training.search.variants import without_communication_s
 
 NAME = "gathered_num_layers"
 # Candidates expanded at once: each of them is copied once for every number of gathered layers.
@@ -80,4 +81,4 @@ def _least_s(problem: TrainingProblem, batch: Candidates) -> FloatArray:
     step_s = np.asarray(estimate.step_s)
     if not tries_smaller_groups(problem):
         return step_s
-    return np.minimum(step_s, without_communication_s(batch, step_s, estimate.breakdown_s[COMMUNICATION]))
+    return np.minimum(step_s, without_communication_s(batch, step_s, estimate.breakdown_s[DATA_COMMUNICATION]))

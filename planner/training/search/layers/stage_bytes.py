@@ -93,30 +93,17 @@ def stage_bytes(
         layers: of the model.
         takes_blocks: layers may be recomputed one by one.
     """
-    batch = memory.candidates
-    split, p, kinds = batch.split, batch.split.pipeline_parallel, len(batch.split.kinds)
-    contents = [unit(kind, kinds, count) for kind in range(kinds) for count in (1, 2)]
-    # The first rows say what ends add to one layer of the first kind and to as many as there are, and need alone.
-    contents = [unit(0, kinds), unit(0, kinds, layers), unit(0, kinds, 0), *contents]
-    places = sorted({0, p - 1, *ends})
-    asked = [[stage_of(counts, index=index) for counts in contents] for index in places]
-    for stage, (first, head) in ends.items():
-        asked.append([stage_of(counts, first=first, head=head, index=stage) for counts in contents[:3]])
-    safe = np.stack([own.safe_bytes for own in memory.stages([stage for group in asked for stage in group])])
-    each = np.split(safe, np.cumsum([len(group) for group in asked])[:-1])
-    plain, with_ends = dict(zip(places, each, strict=False)), dict(zip(ends, each[len(places) :], strict=True))
-    one, two = ({index: of[3 + more :: 2] for index, of in plain.items()} for more in (0, 1))
-    flying = np.stack([flying_on(memory, stage) for stage in range(p)])
-    spread = np.maximum(flying[0] - flying[-1], 1e-9)
-    weight = np.where(flying[0] > flying[-1], (flying - flying[-1]) / spread, 1.0)[:, None]  # of the first stage
-    slope = weight * (two[0] - one[0]) + (1.0 - weight) * (two[p - 1] - one[p - 1])
-    base = np.broadcast_to((2.0 * one[0] - two[0]).min(axis=0), (p, len(batch))).copy()
+    batch, split = memory.candidates, memory.candidates.split
+    figures = _figures(memory, ends, layers)
+    flying = np.stack([flying_on(memory, stage) for stage in range(split.pipeline_parallel)])
+    slope, least_base = _lines(figures, flying)
+    base = np.broadcast_to(least_base, flying.shape).copy()
     gathers, empty = batch.zero_stage >= ZERO_PARAMETERS, {}
-    for stage, held in with_ends.items():
-        added = held - plain[stage][:3]
+    for stage, held in figures.with_ends.items():
+        one, every, _ = held - figures.of_first_kind[stage]
         # A fully sharded rank gathers a layer's share of all parameters of its stage, the ends' among them: that of a
         # stage with all layers is the smallest.
-        base[stage] += np.where(gathers, added[1], added[0])
+        base[stage] += np.where(gathers, every, one)
         empty[stage] = held[2]
     dropped = np.stack([memory.layer_bytes(kind) for kind in split.kinds]) - memory.layer_input_bytes()
     saved = flying[:, None] * dropped * memory.safe_per_activation_byte
@@ -129,6 +116,60 @@ def stage_bytes(
         saved_bytes=np.where(again & known, saved, 0.0),
     )
     return bytes_, empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figures:
+    """Safe memory of a few stages, by their place in the pipeline: the first, the last, and those with ends.
+
+    Args:
+        one: with one layer of each kind and no end, [kinds, n].
+        two: with two, [kinds, n].
+        of_first_kind: with one layer of the first kind, with as many as the model has, with none, [3, n].
+        with_ends: the same three of stages with their ends, [3, n].
+    """
+
+    one: Mapping[int, FloatArray]
+    two: Mapping[int, FloatArray]
+    of_first_kind: Mapping[int, FloatArray]
+    with_ends: Mapping[int, FloatArray]
+
+
+def _figures(memory: MemoryModel, ends: Mapping[int, tuple[bool, bool]], layers: int) -> _Figures:
+    """The estimator's figures, all asked for at once."""
+    split = memory.candidates.split
+    kinds = len(split.kinds)
+    of_first_kind = [unit(0, kinds), unit(0, kinds, layers), unit(0, kinds, 0)]
+    of_each = [unit(kind, kinds, count) for kind in range(kinds) for count in (1, 2)]
+    places = sorted({0, split.pipeline_parallel - 1, *ends})
+    asked = [[stage_of(counts, index=index) for counts in (*of_first_kind, *of_each)] for index in places]
+    for stage, (first, head) in ends.items():
+        asked.append([stage_of(counts, first=first, head=head, index=stage) for counts in of_first_kind])
+    safe = np.stack([own.safe_bytes for own in memory.stages([stage for group in asked for stage in group])])
+    groups = np.split(safe, np.cumsum([len(group) for group in asked])[:-1])
+    plain = dict(zip(places, groups, strict=False))
+    return _Figures(
+        one={index: found[3::2] for index, found in plain.items()},
+        two={index: found[4::2] for index, found in plain.items()},
+        of_first_kind={index: found[:3] for index, found in plain.items()},
+        with_ends=dict(zip(ends, groups[len(places) :], strict=True)),
+    )
+
+
+def _lines(figures: _Figures, flying: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """What a layer of each kind adds on every stage, [p, kinds, n], and the least that a stage needs without any, [n].
+
+    Between the first stage and the last memory is linear in the micro-batches in flight.
+
+    Args:
+        figures: of both.
+        flying: micro-batches in flight, [p, n].
+    """
+    one, two, last = figures.one, figures.two, len(flying) - 1
+    spread = np.maximum(flying[0] - flying[last], 1e-9)
+    weight = np.where(flying[0] > flying[last], (flying - flying[last]) / spread, 1.0)[:, None]  # of the first stage
+    slope = weight * (two[0] - one[0]) + (1.0 - weight) * (two[last] - one[last])
+    return slope, (2.0 * one[0] - two[0]).min(axis=0)
 
 
 def flying_on(memory: MemoryModel, stage: int) -> FloatArray:

@@ -53,6 +53,8 @@ from meshplan.planner.training.search.layers.stage_costs import (
 # Exposed gradient reductions that a bound tells apart, at most, and the least spread of them that is worth it: part of
 # the longest step of use.
 MOST_EXPOSED, LEAST_SPREAD = 16, 0.02
+# Longest step of use where nothing limits it, s: finite, so that what hides behind it can be worked out.
+UNLIMITED_S = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +237,7 @@ class UnevenSplits:
         fewest_layers = [self.stages.fewest_layers(stage) for stage in range(split.pipeline_parallel)]
         longest = longest_stage(costs, fewest_layers, stage_s, split.virtual_pipeline_stages)
         # What a stage recomputes hides more of its gradients, at most as if it took all of the longest step.
-        busy_s = np.where(exact, 0.0, np.where(np.isfinite(most_s), most_s, 1e30) / m)
+        busy_s = np.where(exact, 0.0, np.where(np.isfinite(most_s), most_s, UNLIMITED_S) / m)
         fewest = max(layers - (split.pipeline_parallel - 1) * longest, 0)
         self.tables = self.stages.tables(fewest, longest, busy_s)
         if self.tables and is_full.any():  # more work hides more of the transfers
@@ -377,7 +379,7 @@ class UnevenSplits:
 
     def outside_s(self, most_s: FloatArray) -> FloatArray:
         """A of the module docstring, [n]: some stage has ⌈L/p⌉ layers or more, and there are those with the ends."""
-        longest_s = np.where(np.isfinite(most_s), most_s, 1e30) / self.batch.num_microbatches
+        longest_s = np.where(np.isfinite(most_s), most_s, UNLIMITED_S) / self.batch.num_microbatches
         mean_s, least_s = self._endings_s(longest_s)
         usual = -(-len(self.kind_of) // self.split.pipeline_parallel)
         if self.tables:

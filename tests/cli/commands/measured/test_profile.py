@@ -124,3 +124,10 @@ def test_what_a_device_run_measures_scales_the_device_of_the_catalog(
     scales = Catalog(open_database(str(database))).device("l40s").operator_scales
     # A CPU is slower than an L40S, but for a machine so slow that the scale is refused.
     assert ("operator_time_scale.memory" in done.err and scales["memory"] > 1.0) or "left out, memory" in done.err
+
+
+def test_who_has_no_gpu_is_told_what_is_measured(meshplan: Command) -> None:
+    """Figures of the host's processor passed for those of a GPU that torch could not see."""
+    few = ("--quick", "--probe", "kernel_launch", "--format", "json")
+    assert "no GPU is seen from here" in meshplan("profile", "device", *few).err
+    assert "no GPU is seen" not in meshplan("profile", "device", "--backend", "numpy", *few).err

@@ -10,7 +10,7 @@ import importlib.metadata
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -121,7 +121,7 @@ def test_golden(golden) -> None:
 
 
 @pytest.mark.parametrize("target", FILES)
-def test_accepted(target: str, kinds: dict[str, Any]) -> None:
+def test_a_document_is_accepted_with_its_number_of_devices(target: str, kinds: dict[str, Any]) -> None:
     document = main(target)
     assert refusal(kinds, document) is None
     assert num_devices(document) == LLAMA_70B_ON_64.world_size
@@ -235,7 +235,7 @@ def test_without_an_image_the_placeholder_is_named() -> None:
     assert "registry.invalid/megatron:replace-me" in emitted.artifacts[1].content
 
 
-def test_skypilot(golden, tmp_path: Path) -> None:
+def test_skypilot_gets_hosts_and_a_known_device(golden, tmp_path: Path) -> None:
     for artifact in emit("skypilot", REQUEST, framework="megatron").artifacts:
         if artifact.path.name in {"task.yaml", "README.md"}:
             golden(f"emit/skypilot/{artifact.path}", artifact.content)
@@ -256,3 +256,10 @@ def test_pods_ask_for_the_network(target: str) -> None:
     text = next(file.content for file in made.artifacts if file.path.suffix == ".yaml")
     assert "rdma/ib: '8'" in text
     assert ("IPC_LOCK" in text) is (target != "trainjob")
+
+
+@pytest.mark.parametrize("text", ["1e5", "12e3", "1e-5", "+1e5", ".5e1"])
+def test_text_that_kubectl_would_read_as_a_number_is_quoted(text: str) -> None:
+    """A label, variable or argument must be text; YAML 1.1, which PyYAML follows, asks floats for a point."""
+    assert kubernetes.yaml_text({"value": text}) == f"value: '{text}'\n"
+    assert f"- '{text}'\n" in kubernetes.yaml_file(PurePosixPath("file"), (), [{"args": [text]}]).content

@@ -21,7 +21,7 @@ from meshplan.planner.emit.orchestrators import ray_serve
 from meshplan.planner.emit.serving import vllm
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.launch.registry import emit_serving
-from meshplan.planner.serving.problem.config import KvConnector, Role, Router
+from meshplan.planner.serving.problem.config import KvConnector, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 
@@ -229,6 +229,31 @@ def test_skypilot_runs_the_plans_devices_on_hosts_counted_from_zero() -> None:
     assert yaml.safe_load(files["task.yaml"])["num_nodes"] == 2
     rows = [line.split() for line in files["workers.txt"].splitlines() if not line.startswith("#")]
     assert [(row[2], row[-1]) for row in rows] == [("0", "0,1,2,3"), ("1", "0,1,2,3")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "installs"),
+    [
+        ("vllm", aggregated("vllm", layout(8)), "pip install vllm==0.33.0"),
+        ("sglang", aggregated("sglang", layout(4), num_workers=2), "pip install sglang==0.5.23 sglang-router==0.3.2"),
+        (
+            "vllm",
+            disaggregated("vllm", pool(layout(4), Role.PREFILL), pool(layout(4), Role.DECODE)),
+            "pip install vllm==0.33.0 vllm-router==0.1.17 nixl",
+        ),
+        ("trtllm", aggregated("trtllm", layout(8)), None),
+    ],
+)
+def test_a_cloud_s_bare_machine_gets_the_engine_or_the_reader_is_told(
+    engine: str, config: ServingConfig, installs: str | None
+) -> None:
+    """``sky launch`` of a task without image and setup ends with "vllm is not on the PATH"."""
+    request = serving_request(LLAMA_70B, config)
+    for image in ("", "mine/own:1"):
+        emitted = emit_serving("skypilot-serve", replace(request, image=image))
+        task = next(yaml.safe_load(one.content) for one in emitted.artifacts if str(one.path) == "task.yaml")
+        assert task.get("setup", "").strip() == ("" if image else installs or "")
+        assert any("names no image" in note for note in emitted.notes) is (not image and installs is None)
 
 
 @pytest.mark.parametrize("target", ["lws", "llm-d", "dynamo"])

@@ -71,6 +71,22 @@ def test_the_longest_request_that_is_taken_is_said_where_it_is_written(engine: s
         )
 
 
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [("vllm", "--trust-remote-code"), ("sglang", "--trust-remote-code"), ("trtllm", "--trust_remote_code")],
+)
+def test_a_tokenizer_that_is_code_is_allowed_to_run_and_the_reader_is_told(
+    catalog: Catalog, engine: str, flag: str
+) -> None:
+    """``vllm serve moonshotai/Kimi-K2-Instruct`` stops without: its tokenizer is tokenization_kimi.py."""
+    for name, brings in (("kimi-k2", True), ("deepseek-v3", False)):
+        request = serving_request(catalog.model_shape(name), aggregated(engine, layout(8)))
+        request = replace(request, quantized_checkpoint=True)
+        files = {str(file.path): file.content for file in emit_serving(engine, request).artifacts}
+        assert (flag in read_arguments(files["mixed_args.txt"])) is brings
+        assert ("Python files, which the servers run" in files["README.md"]) is brings
+
+
 def test_support_matrix_covers_every_field() -> None:
     rows = support_matrix()
     for engine in engine_names():
@@ -187,3 +203,24 @@ def test_devices_without_bf16_serve_in_fp16(catalog: Catalog, engine: str, forma
     flags = written["mixed_args.txt"]
     assert "--dtype float16" in flags
     assert "--kv-cache-dtype auto" in flags
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_tokens_are_sent_together_where_the_plan_says_so(engine: str) -> None:
+    def files(tokens: int) -> dict[str, str]:
+        config = aggregated(engine, layout(8), limits=EngineLimits(stream_interval=tokens))
+        return {
+            str(file.path): file.content
+            for file in emit_serving(engine, serving_request(LLAMA_70B, config)).artifacts
+            if file.path.suffix in (".txt", ".yaml", ".yml")
+        }
+
+    written = [line for text in files(10).values() for line in text.splitlines() if "stream" in line]
+    assert written == (["stream_interval: 10"] if engine == "trtllm" else ["--stream-interval 10"])
+    assert not any("stream" in text for text in files(1).values())
+
+
+def test_llama_cpp_sends_every_token_by_itself() -> None:
+    together = replace(pool(layout(1)), limits=EngineLimits(stream_interval=10))
+    assert any("stream_interval" in text for text in ENGINES["llama.cpp"].broken_pool(LLAMA_70B, together))
+    assert not any("stream_interval" in text for text in ENGINES["vllm"].broken_pool(LLAMA_70B, together))

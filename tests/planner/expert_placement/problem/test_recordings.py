@@ -29,7 +29,7 @@ def write_safetensors(path: Path, arrays: dict[str, np.ndarray], dtype: str = "I
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-def test_sglang(tmp_path: Path) -> None:
+def test_sglangs_counts_are_summed_over_its_windows(tmp_path: Path) -> None:
     path = tmp_path / "dump.json"
     path.write_text(json.dumps({"logical_count": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]}))
     recording = read_recording(path, "sglang")
@@ -46,7 +46,7 @@ def test_windows_become_scenarios(tmp_path: Path) -> None:
     assert ExpertPlacementProblem.from_document(document, tmp_path).load_cases.shape == (2, 1, 2)
 
 
-def test_vllm(tmp_path: Path) -> None:
+def test_vllms_loads_are_those_of_experts_not_of_slots(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "stats.jsonl",
         {"record_type": "eplb_load_meta", "version": 1},

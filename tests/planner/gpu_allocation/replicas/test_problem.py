@@ -57,7 +57,7 @@ def test_every_shipped_instance_is_read() -> None:
         ("max_utilisation", 0.9, "max_utilisation", "unknown key; did you mean 'max_utilization'?"),
     ],
 )
-def test_one_wrong_value(key: str, value: Any, path: str, message: str) -> None:
+def test_a_wrong_value_is_refused_at_its_key(key: str, value: Any, path: str, message: str) -> None:
     assert message in refused(toy() | {key: value})[path]
 
 

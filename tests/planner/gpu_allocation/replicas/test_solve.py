@@ -133,7 +133,7 @@ def cost_of(problem: GpuAllocationProblem) -> float:
 
 
 @pytest.mark.parametrize("row", OPTIMA, ids=lambda row: row["name"])
-def test_known_optima(row: dict[str, str]) -> None:
+def test_instances_with_known_optima_are_solved_to_them(row: dict[str, str]) -> None:
     document = answered(load(row["name"]))
     assert document["status"] == row["status"]
     if row["usd_per_hour"]:

@@ -16,7 +16,7 @@ from meshplan.catalogs.hardware import Cluster, NodeGroup
 from meshplan.planner.cluster.machine import machine_of
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.sampling import SamplingCost
-from meshplan.planner.serving.problem.config import EngineLimits, Layout
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Speculation
 from meshplan.planner.serving.problem.quantization import Quantization
 
 IDLE = ServingConstants(host_step_s=0.0, host_s_per_seq=0.0)
@@ -130,3 +130,30 @@ def test_servers_started_with_async_scheduling_hide_it_in_older_releases() -> No
     )
     assert not found.hides_host
     assert started_as(found, run).hides_host
+
+
+def test_a_batch_larger_than_any_graph_is_launched_kernel_by_kernel(catalog: Catalog) -> None:
+    """vLLM captures graphs up to 512 tokens, 1,024 on a B200 since July 2026; those of other engines hold any batch."""
+    limits = EngineLimits(max_num_seqs=1024, max_batched_tokens=4096)
+    launching = replace(IDLE, host_step_s=1e-3, launch_s_per_layer=1e-3)
+    graphed, any_size = (worker(catalog, limits=limits, constants=launching, graphed_tokens=n) for n in (512, 0))
+    for context in CONTEXTS.ends:
+        assert decode_s(graphed, 512, context) == pytest.approx(decode_s(any_size, 512, context))
+        device_s = decode_s(worker(catalog, limits=limits, constants=IDLE), 513, context)
+        expected = (device_s**4 + (32e-3 + 1e-3) ** 4) ** 0.25  # 32 layers
+        assert decode_s(graphed, 513, context) == pytest.approx(expected)
+        assert decode_s(graphed, 513, context) > 1.005 * decode_s(any_size, 513, context)
+
+
+def test_each_attention_rank_has_graphs_of_its_own_and_drafts_fill_them(catalog: Catalog) -> None:
+    limits = EngineLimits(max_num_seqs=1024, max_batched_tokens=4096)
+    launching = replace(IDLE, launch_s_per_layer=1e-3)
+    ranks = Layout(tensor_parallel=1, attention_data_parallel=2)
+    apart = worker(catalog, limits=limits, constants=launching, layout=ranks, graphed_tokens=512)
+    assert decode_s(apart, 1024, 1000.0) == decode_s(replace(apart, graphed_tokens=0), 1024, 1000.0)
+    one = replace(apart, layout=Layout(tensor_parallel=1))
+    drafts = Speculation(num_draft_tokens=3, acceptance=0.5)
+    verifying = replace(one, speculation=drafts)
+    free = replace(verifying, graphed_tokens=0)
+    assert decode_s(verifying, 128, 1000.0) == decode_s(free, 128, 1000.0)
+    assert decode_s(verifying, 129, 1000.0) > decode_s(free, 129, 1000.0)

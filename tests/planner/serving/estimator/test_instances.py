@@ -86,7 +86,7 @@ def test_a_question_that_does_not_ask_searches_whole_devices_alone(catalog: Cata
 
 def test_workers_in_instances_have_one_each_and_devices_are_rented_whole(catalog: Catalog) -> None:
     rejected = Counter[str]()
-    _, families = _space(question(catalog), rejected)
+    _, families = _space(question(catalog), rejected, lambda: None)
     cut_up = [family for family in families if family.problem.share is not None]
     assert cut_up
     assert all(kind.num_devices == 1 for family in cut_up for kind in family.kinds)

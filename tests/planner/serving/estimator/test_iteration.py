@@ -17,6 +17,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
 from meshplan.catalogs.models.layers.recurrent import LayerBlocks, Mixer
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.catalogs.surfaces.experts import ExpertShape
 from meshplan.catalogs.surfaces.recurrent import DECODE, PREFILL, recurrent_kernel
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.serving.estimator import operators
@@ -206,17 +207,8 @@ def test_tokens_that_choose_by_themselves_hit_fewer_experts_than_balanced_ones(
         worker_of(deepseek, machine, quantization=Quantization.uniform("fp8_block")),
         np.array([32.0, 4096.0]),
     )
-    table = worker.operators._expert_kernels_s(
-        "fp8_block",
-        sizes,
-        hidden_size=7168,
-        expert_size=256,
-        top_k=8,
-        num_experts=256,
-        expert_parallel=1,
-        gated=True,
-        skew=0.0,
-    )
+    experts = ExpertShape(hidden_size=7168, expert_size=256, top_k=8, num_experts=256)
+    table = worker.operators._expert_kernels_s("fp8_block", sizes, experts)
     assert table is not None
     shares = worker.routed_s(sizes) / table
     assert 163 / 256 - 0.05 < shares[0] < 0.95

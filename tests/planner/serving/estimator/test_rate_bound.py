@@ -17,7 +17,7 @@ from meshplan.planner.serving.estimator.bounds.rate_bound import (
     least_within_s,
 )
 from meshplan.planner.serving.estimator.steady_state import running_counts
-from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.estimator.step_cost import StepCost, beside_the_front_end
 from meshplan.planner.serving.problem.config import EngineLimits, Role
 from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.simulation.engine import simulate
@@ -76,6 +76,10 @@ def random_case(rng: np.random.Generator) -> Case:
     cost = replace(cost, dense_s=np.maximum(dense, dense[knee]).tolist(), graphed_tokens=int(rng.choice([0, 256, 512])))
     prompt = int(2 ** rng.uniform(4.0, 11.0))
     cost = replace(cost, launches_ahead=prompt % 2 == 0)
+    if prompt % 3 == 0:
+        cost = beside_the_front_end(
+            cost, 10 ** rng.uniform(-5.0, -3.0), (float(prompt), float(prompt + 128)), shortest=float(prompt)
+        )
     work = Work(
         role=Role.MIXED if rng.random() < 0.7 else Role(rng.choice([Role.PREFILL.value, Role.DECODE.value])),
         prompt=prompt,
@@ -91,7 +95,7 @@ def random_case(rng: np.random.Generator) -> Case:
 def test_many_iterations_cost_what_each_does(seed: int) -> None:
     """The bound reads iterations in arrays, the simulation one by one."""
     rng = np.random.default_rng(seed)
-    cost = replace(random_case(rng).cost, launches_ahead=False)
+    cost = replace(random_case(rng).cost, launches_ahead=False, front_end_s=0.0)
     decodes, prompts = rng.integers(0, MOST, 200), rng.integers(0, 9, 200)
     tokens = prompts * rng.integers(1, 900, 200)
     context, pairs = decodes * rng.uniform(1.0, 4000.0, 200), tokens * rng.uniform(1.0, 900.0, 200)
@@ -99,11 +103,12 @@ def test_many_iterations_cost_what_each_does(seed: int) -> None:
     rows = [one[some] for one in (decodes, context, prompts, tokens, pairs)]
     each = [cost.step_s(int(n), float(c), int(k), int(t), float(q)) for n, c, k, t, q in zip(*rows, strict=True)]
     assert cost.steps_s(*rows) == pytest.approx(each)
-    ahead = replace(cost, launches_ahead=True)
-    least = ahead.steps_s(*rows)
-    each = [ahead.step_s(int(n), float(c), int(k), int(t), float(q)) for n, c, k, t, q in zip(*rows, strict=True)]
-    assert (least <= np.array(each) * (1.0 + 1e-12)).all()
-    assert (least <= cost.steps_s(*rows)).all()
+    streamed = beside_the_front_end(cost, 10 ** rng.uniform(-5.0, -3.0), (1000.0, 1128.0))
+    for other in (replace(cost, launches_ahead=True), streamed, replace(streamed, launches_ahead=True)):
+        least = other.steps_s(*rows)
+        each = [other.step_s(int(n), float(c), int(k), int(t), float(q)) for n, c, k, t, q in zip(*rows, strict=True)]
+        assert (least <= np.array(each) * (1.0 + 1e-12)).all()
+    assert (replace(cost, launches_ahead=True).steps_s(*rows) <= cost.steps_s(*rows)).all()
 
 
 @pytest.mark.parametrize("seed", [*range(36), 101])
@@ -162,7 +167,7 @@ def test_no_mixture_of_whole_prompts_is_faster(seed: int) -> None:
 def test_many_iterations_are_priced_like_each() -> None:
     rng = np.random.default_rng(0)
     for _ in range(5):
-        cost = replace(random_case(rng).cost, launches_ahead=False)
+        cost = replace(random_case(rng).cost, launches_ahead=False, front_end_s=0.0)
         seqs, prompts = rng.integers(0, 200, 50), rng.integers(0, 9, 50)
         tokens = prompts * rng.integers(1, 200, 50)
         contexts, pairs = 1000.0 * seqs, 80.0 * tokens

@@ -18,6 +18,7 @@ from meshplan.catalogs.errors import CannotExpressError, SpecError, StoreError
 from meshplan.planner.cluster.shares import cut
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import emit_plan
+from meshplan.planner.serving.estimator.front_end import NO_FRONT_END
 from meshplan.planner.serving.estimator.instances import LOADS
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker
 from meshplan.planner.serving.estimator.step_cost import StepCost
@@ -53,7 +54,7 @@ def test_the_device_takes_as_often_as_long_and_the_host_as_long_as_ever(catalog:
     memory = problem.machines["dgx-h100"].device.memory_bytes
     shares = [None, *(MpsShare.of(memory, count) for count in (2, 4))]
     workers = [pool_worker(problem.site, replica(problem, share), problem.workload) for share in shares]
-    one, two, four = (replace(worker, hides_host=False).step_cost() for worker in workers)
+    one, two, four = (replace(worker, hides_host=False, front_end=NO_FRONT_END).step_cost() for worker in workers)
     for load in LOADS:
         device = iteration_s(two, load) - iteration_s(one, load)
         assert 0.0 < device < iteration_s(one, load)  # the rest is the host's

@@ -11,6 +11,7 @@ import pytest
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
+from meshplan.planner.serving.estimator.front_end import NO_FRONT_END
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.estimator.pools import pool_worker
@@ -128,7 +129,10 @@ def test_no_degree_of_tensor_parallelism_divides_it(catalog: Catalog) -> None:
     """Every device has all logits: what a spec's sampling adds to a decode is the same on one and on eight devices."""
     sampling = {"top_p": 0.9, "penalties": True}
     drawn, greedy = (
-        [replace(worker(catalog, t, 100, **said), hides_host=False).step_cost().decode_s(256) for t in (1, 8)]
+        [
+            replace(worker(catalog, t, 100, **said), hides_host=False, front_end=NO_FRONT_END).step_cost().decode_s(256)
+            for t in (1, 8)
+        ]
         for said in ({"sampling": sampling}, {})
     )
     added = [with_it - without for with_it, without in zip(drawn, greedy, strict=True)]
@@ -141,7 +145,9 @@ def test_a_step_waits_for_the_longer_of_its_layers_and_the_copy_of_answers(
     catalog: Catalog, output_length: int
 ) -> None:
     """25 ns for each token generated so far (vllm-project/vllm, pull request 47540), hidden where answers are short."""
-    found = replace(worker(catalog, 8, output_length, sampling={"penalties": True}), hides_host=False)
+    found = replace(
+        worker(catalog, 8, output_length, sampling={"penalties": True}), hides_host=False, front_end=NO_FRONT_END
+    )
     assert found.sampling is not None
     hidden = replace(found, sampling=replace(found.sampling, host_s_per_token=0.0)).step_cost()
     waits, n, grown = found.step_cost(), 256, 256 * output_length
@@ -165,7 +171,7 @@ def test_only_engines_that_copy_answers_on_the_host_wait_for_it() -> None:
     recipes, penalised = engine_recipes(), Sampling(penalties=True)
     costs = {name: sampling_cost(recipe, penalised) for name, recipe in recipes.items()}
     waits = {name for name, cost in costs.items() if cost is not None and cost.host_s_per_token}
-    assert waits == {"vllm-0.10", "vllm-0.11", "vllm-2025", "vllm-0.14", "vllm"}
+    assert waits == {"vllm-0.10", "vllm-0.11", "vllm-2025", "vllm-0.14", "vllm-0.15", "vllm"}
     plain = sampling_cost(recipes["vllm"], NUCLEUS)
     assert plain is not None
     assert plain.host_s_per_token == 0.0

@@ -32,7 +32,7 @@ def errors(
     ]
 
 
-def test_levels() -> None:
+def test_evidence_is_of_the_server_the_engine_or_any() -> None:
     seen = {VLLM}
     assert evidence_for(VLLM, seen) is Evidence.SERVER
     assert evidence_for(ELSEWHERE, seen) is Evidence.ENGINE

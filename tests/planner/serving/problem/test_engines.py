@@ -142,7 +142,7 @@ def test_limits_are_counted_by_rank() -> None:
     assert len(VLLM.broken_pool(LLAMA_70B, pool(layout(8), limits=narrow))) == 2
 
 
-def test_formats() -> None:
+def test_formats_without_a_flag_are_refused() -> None:
     assert all(set(engine.schemes) <= set(SCHEMES) for engine in ENGINES.values())
     assert all(set(engine.online) <= set(engine.schemes) for engine in ENGINES.values())
     (text,) = SGLANG.broken_pool(LLAMA_70B, pool(layout(8), quantization=Quantization.uniform("w8a16")))
@@ -155,7 +155,7 @@ def pair(prefill: Layout, decode: Layout, engine: str, **fields) -> ServingConfi
     return ServingConfig(engine=engine, pools=(pool(prefill, Role.PREFILL), pool(decode, Role.DECODE)), **fields)
 
 
-def test_pairs() -> None:
+def test_prefill_and_decode_workers_pair_as_each_engine_allows() -> None:
     staged = pair(layout(4, 2), layout(8), "vllm")
     assert not VLLM.broken(LLAMA_70B, staged)
     assert VLLM.broken(LLAMA_70B, pair(layout(8), layout(4, 2), "vllm")) == (
@@ -176,7 +176,7 @@ def test_pairs() -> None:
     assert VLLM.broken(LLAMA_70B, guessing) == ("prefill: speculation needs pipeline_parallel = 1",)
 
 
-def test_default_limits() -> None:
+def test_default_limits_are_those_of_the_engine_on_the_device() -> None:
     assert VLLM.default_limits(H100).max_batched_tokens == 8192
     assert VLLM.default_limits(replace(H100, slug="a100-sxm-80gb")).max_batched_tokens == 2048
     assert VLLM.default_limits(replace(B200, memory_bytes=180 * 10**9)).max_num_seqs == 1024

@@ -12,6 +12,7 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.reading.spec_reader import plain_numbers, spec_schema
 from meshplan.planner.service import make_plan
 from meshplan.planner.serving.problem.requests import Arrival
+from meshplan.planner.serving.problem.slo import slos_of
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 
 SPEC: dict[str, Any] = {
@@ -191,3 +192,11 @@ def test_a_checkpoint_of_drafts_that_no_chosen_method_loads_is_named() -> None:
     chosen = {"choose": ["ngram"], "draft_model": "org/draft"}
     assert "draft_model is" in messages({**SPEC, "speculation": chosen})["speculation"]
     assert read_serving_spec({**SPEC, "speculation": {**chosen, "choose": ["ngram", "eagle3"]}}).speculation
+
+
+def test_limits_have_one_order_however_a_spec_lists_them() -> None:
+    """What a plan says of several followed the spec, so that one question had two plans."""
+    limits = {"tpot_p95_s": 0.05, "e2e_mean_s": 9.0, "ttft_p99_s": 1.0, "note": 0.0}
+    listed = [slo.key for slo in slos_of(limits)]
+    assert listed == ["ttft_p99_s", "tpot_p95_s", "e2e_mean_s"]
+    assert slos_of(dict(reversed(limits.items()))) == slos_of(limits)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Status
 from meshplan.planner.serving.problem.config import Role
@@ -18,13 +19,13 @@ from meshplan.planner.serving.problem.problem import MAX_UTILIZATION, ServingPro
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search import branch
+from meshplan.planner.serving.search import branch, candidates, workers
 from meshplan.planner.serving.search.branch import TIE, Branch, simulate_candidate
 from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of
-from meshplan.planner.serving.search.families import Family, families
-from meshplan.planner.serving.search.search import search_serving
+from meshplan.planner.serving.search.families import Family
+from meshplan.planner.serving.search.search import families, search_serving
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, judge
-from meshplan.planner.serving.search.workers import priced_workers
+from meshplan.planner.serving.search.workers import price_worker, priced_workers
 
 NUM_REQUESTS = 60
 QUESTIONS: dict[str, dict[str, Any]] = {
@@ -232,3 +233,43 @@ def test_a_plan_is_found_though_the_first_deployments_violate_the_slos(
     assert solution.assignment is not None
     assert not solution.assignment.judged.violated
     assert report.is_complete is (solution.status is Status.OPTIMAL)
+
+
+def test_what_is_expected_to_carry_the_load_is_simulated_before_the_answer_is_no_plan(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the fewest devices nor the fastest single request: what serves best with a hundred requests running."""
+    workload = {"input_length": 2000, "output_length": 300, "num_requests": NUM_REQUESTS, "request_rate_per_s": 3}
+    asked = {"workload": workload, "slo": {"ttft_p99_s": 0.35}, "objective": "num_devices"}
+    problem = problem_of(catalog, model="llama-3.1-70b", fixed={"mode": "aggregated"}, **asked)
+    monkeypatch.setattr(branch, "MAX_SIMULATED", 4)
+    monkeypatch.setattr(branch, "MOST_RESCUERS", 0)
+    assert search_serving(problem)[0].assignment is not None
+    with monkeypatch.context() as none:
+        none.setattr(candidates, "MOST_CARRIERS", 0)
+        assert search_serving(problem)[0].assignment is None, "another way finds it"
+
+
+def test_what_is_tried_last_is_legal_for_the_engine(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's decode workers have one stage; a plan of four was the fastest, and no file could be written for it."""
+    problem = problem_of(catalog, **QUESTIONS["8B, short SLOs"])
+    monkeypatch.setattr(branch, "MAX_SIMULATED", 0)
+    assert search_serving(problem)[1].simulated
+    monkeypatch.setattr(Branch, "_broken", lambda self, family, counts: ("the engine refuses it",))
+    assert not search_serving(problem)[1].simulated
+
+
+def test_a_search_whose_time_is_over_prices_no_more_workers(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rack's workers took 25 seconds to price, whatever the time limit was."""
+    problem, priced = problem_of(catalog, **QUESTIONS["8B, short SLOs"]), Counter[str]()
+
+    def count(*arguments: Any) -> Any:
+        priced["worker"] += 1
+        return price_worker(*arguments)
+
+    monkeypatch.setattr(workers, "price_worker", count)
+    with pytest.raises(SolverError, match="no deployment that meets every SLO found within the time limit"):
+        search_serving(problem, budget=Budget(1.0, None, elapsed_s=2.0))
+    assert not priced
+    assert search_serving(problem)[0].assignment is not None
+    assert priced["worker"] > 0

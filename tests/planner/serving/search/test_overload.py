@@ -18,7 +18,7 @@ from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search import candidates
 from meshplan.planner.serving.search.candidates import Candidate, candidate_of, overload
-from meshplan.planner.serving.search.families import families
+from meshplan.planner.serving.search.search import families
 from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.search.workers import priced_workers
 

@@ -183,6 +183,28 @@ def test_no_device_of_a_node_that_is_paid_whole_idles_for_the_ratio_of_the_other
     assert tokens_per_s > single.predicted["output_tokens_per_s"].value
 
 
+@pytest.mark.parametrize("counts", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("rent", ["node", "device"])
+def test_no_numbers_of_prefill_and_decode_workers_beat_those_of_a_closed_loop(
+    counts: tuple[int, int], rent: str, catalog: Catalog
+) -> None:
+    """Decode workers that could finish what many prefill workers begin do not, with four requests in flight; of the
+    pairs that their best rates would balance none has room, and the answer that was proven made 47 % fewer tokens.
+    """
+    asked = {
+        **ONE_WORKER,
+        "cluster": {"nodes": [{"type": "dgx-a100-80gb", "count": 1}]},
+        "workload": {"input_length": 4000, "output_length": 128, "concurrency": 4},
+        "slo": {},
+        "objective": "throughput_per_device",
+        "constraints": {"target": "vllm", "rent": rent},
+    }
+    free = make_plan({**asked, "fixed": {"mode": "disaggregated"}}, catalog)
+    roles = {role: {"num_workers": count} for role, count in zip(("prefill", "decode"), counts, strict=True)}
+    pinned = make_plan({**asked, "fixed": {"mode": "disaggregated", **roles}}, catalog)
+    assert not pinned.config or least(free) <= pinned.solution["objective"]
+
+
 def test_three_devices_of_a_node_are_no_fewer_than_four(catalog: Catalog) -> None:
     """What three of eight leave is no place for four: a pipeline of three stages wins nothing by it."""
     asked = {

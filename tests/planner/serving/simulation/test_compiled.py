@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_cases import linear_cost, random_requests
 
+from meshplan.planner.serving.estimator.step_cost import beside_the_front_end
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import Admission, EngineLimits, Role, Router
 from meshplan.planner.serving.problem.slo import Slo
@@ -126,6 +127,7 @@ def test_every_bit_is_the_same(
         graphed_tokens=graphed,
         launches_ahead=bool(random.integers(2)),
     )
+    cost = beside_the_front_end(cost, float(random.choice([0.0, 1e-4, 1e-3])), (1.0, 200.0))
     limits = EngineLimits(
         max_num_seqs=slots,
         max_batched_tokens=budget,

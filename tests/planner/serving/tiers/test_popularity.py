@@ -29,8 +29,8 @@ def enumerated_hits(chances: np.ndarray, tokens: int, kept: set[int]) -> tuple[f
 def test_hits_are_those_of_all_outcomes(kept: int, tokens: int) -> None:
     expected = [enumerated_hits(layer, tokens, set(range(kept))) for layer in SMALL.chances]
     one = np.array([float(tokens)])
-    assert SMALL.hits(one, kept, by_popularity=True)[0] == pytest.approx(np.mean([hits for hits, _ in expected]))
-    assert SMALL.any_hit(one, kept, by_popularity=True)[0] == pytest.approx(np.mean([some for _, some in expected]))
+    assert SMALL.on_host(kept).hits(one)[0] == pytest.approx(np.mean([hits for hits, _ in expected]))
+    assert SMALL.on_host(kept).any_hit(one)[0] == pytest.approx(np.mean([some for _, some in expected]))
 
 
 def test_any_experts_miss_in_proportion() -> None:
@@ -41,7 +41,7 @@ def test_any_experts_miss_in_proportion() -> None:
             for kept in combinations(range(SMALL.num_experts), 2)
         ]
     )
-    assert SMALL.hits(np.array([1.0]), 2, by_popularity=False)[0] == pytest.approx(mean)
+    assert SMALL.on_host(2, by_popularity=False).hits(np.array([1.0]))[0] == pytest.approx(mean)
 
 
 def test_the_knapsack_is_the_best_of_all_sets_and_attains_its_bound() -> None:
@@ -63,14 +63,15 @@ def test_even_layers_lose_what_the_knapsack_gains() -> None:
 def test_popular_experts_first_spares_the_host_most() -> None:
     skewed, one = zipf(64, 8, 0.8), np.array([1.0, 16.0])
     for kept in (4, 32, 60):
-        assert np.all(skewed.hits(one, kept, by_popularity=True) <= skewed.hits(one, kept, by_popularity=False) + 1e-12)
-        fewer, more = (skewed.hits(one, number, by_popularity=True) for number in (kept, kept + 1))
+        any_kept = skewed.on_host(kept, by_popularity=False)
+        assert np.all(skewed.on_host(kept).hits(one) <= any_kept.hits(one) + 1e-12)
+        fewer, more = (skewed.on_host(number).hits(one) for number in (kept, kept + 1))
         assert np.all(more < fewer)
 
 
 def test_shares_become_chances_of_a_token() -> None:
     popularity = from_loads(np.array([[0.1, 0.4, 0.3, 0.2]]), 2, "counts")
     assert popularity.chances.tolist() == [[0.8, 0.6, 0.4, 0.2]]
-    assert popularity.copies(0, by_popularity=True) == pytest.approx(2.0)
+    assert popularity.on_host(0).copies == pytest.approx(2.0)
     assert popularity.is_known
     assert not even(4, 2).is_known

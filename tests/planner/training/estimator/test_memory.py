@@ -172,7 +172,7 @@ def states(shape: ModelShape, zero: int, **choices: Any) -> dict[str, float]:
     return dict(stage.components)
 
 
-def test_zero_by_hand() -> None:
+def test_zero_stages_shard_states_as_by_hand() -> None:
     """16 + 2 bytes a parameter (2 weight, 4 gradient, 12 optimizer), ZeRO §5 (arXiv:1910.02054) with d = 8."""
     parameters = DENSE.num_parameters - DENSE.norm_parameters * DENSE.num_outer_norms
     layer = parameters / DENSE.num_hidden_layers

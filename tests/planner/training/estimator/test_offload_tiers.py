@@ -206,7 +206,7 @@ def asked(target: str, config: TrainingConfig) -> TrainingRequest:
         ("deepspeed", {"optimizer_offload": True, "offload_to": "nvme", "zero_stage": 2}, "nvme_needs_zero_3"),
     ],
 )
-def test_frameworks_refuse(target: str, choices: dict[str, Any], rule: str) -> None:
+def test_frameworks_refuse_states_that_they_cannot_offload(target: str, choices: dict[str, Any], rule: str) -> None:
     config = config_for(LLAMA_70B, data_parallel=8, **choices)
     assert rule in {broken.name for broken in FRAMEWORKS[target].broken(LLAMA_70B, config)}
     if target != "any":

@@ -224,12 +224,12 @@ def test_it_is_said_with_its_share() -> None:
         ("axolotl", {"zero_stage": 0}, "axolotl_offloads_all_layers"),
     ],
 )
-def test_frameworks_refuse(target: str, choices: dict[str, Any], rule: str) -> None:
+def test_frameworks_refuse_layers_that_they_cannot_offload(target: str, choices: dict[str, Any], rule: str) -> None:
     config = config_for(LLAMA_70B, **{"data_parallel": 8, "activation_offload_num_layers": 4, **choices})
     assert rule in {broken.name for broken in FRAMEWORKS[target].broken(LLAMA_70B, config)}
 
 
-def test_megatron_is_told() -> None:
+def test_megatron_gets_the_number_of_offloaded_layers_and_no_recompute() -> None:
     config = config_for(LLAMA_70B, data_parallel=8, activation_offload_num_layers=78)
     emitted = emit("megatron", request_for(LLAMA_70B, config))
     said = next(file.content for file in emitted.artifacts if file.path.name == "megatron_args.txt")

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from core_cases import DENSE, MOE, configured, problem_of
 
-from meshplan.planner.training.admission import WITH_RECOMPUTE
+from meshplan.planner.training.admission import WITH_RECOMPUTE, peak_interval
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.validate import METRICS, validate_run
+from meshplan.planner.training.plan import UNMEASURED_SCHEDULE_ERROR, half_width, time_interval
 from meshplan.planner.training.problem.problem import TrainingProblem
 
 
@@ -31,6 +32,19 @@ def run_of(problem: TrainingProblem, measured: Mapping[str, Any], **choices: Any
     )
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_run_is_judged_by_the_interval_that_a_plan_would_show(schedule: str) -> None:
+    """A schedule that nobody measured widens both; a judge that was narrower called good plans misses."""
+    problem = problem_of(DENSE, num_devices=8)
+    choices = {"pipeline_parallel": 4, "data_parallel": 2, "pipeline_schedule": schedule, "num_microbatches": 8}
+    config = configured(problem, **choices)
+    step_s = price(problem, config).step_s
+    judged = validate_run(run_of(problem, {"iteration_s": step_s}, **choices)).predicted["iteration_s"]
+    assert judged == time_interval(problem, step_s, config=config)
+    widened = judged.high / judged.value - 1.0 - half_width(problem, config)
+    assert widened == pytest.approx(0.0 if schedule == "1f1b" else UNMEASURED_SCHEDULE_ERROR)
+
+
 def test_a_run_measured_as_predicted_has_no_error() -> None:
     problem = problem_of(MOE, num_devices=8)
     config = configured(problem, data_parallel=8)
@@ -38,7 +52,7 @@ def test_a_run_measured_as_predicted_has_no_error() -> None:
     measured = {"iteration_s": priced.step_s, "peak_memory_bytes": priced.typical_bytes}
     row = validate_run(run_of(problem, measured, data_parallel=8))
     assert row.error == {"iteration_s": 0.0, "peak_memory_bytes": 0.0}
-    assert row.predicted["peak_memory_bytes"].high == priced.safe_bytes
+    assert row.predicted["peak_memory_bytes"] == peak_interval(priced.typical_bytes, priced.safe_bytes)  # as a plan's
     assert row.labels["strategy"] == "MoE"
     assert not row.oom
 

@@ -194,7 +194,7 @@ def test_defaults_are_the_values_of_the_table() -> None:
         ("zero_stage", "zero_stage"),
     ],
 )
-def test_usual_abbreviations(short: str, name: str) -> None:
+def test_usual_abbreviations_mean_the_choice(short: str, name: str) -> None:
     assert full_name(short, NAMES) == name
 
 

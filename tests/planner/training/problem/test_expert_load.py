@@ -141,7 +141,7 @@ def test_other_frameworks_have_no_word_for_capacity(target: str) -> None:
     }
 
 
-def test_megatron_is_told(catalog: Catalog) -> None:
+def test_megatron_gets_the_capacity_of_experts_with_padding(catalog: Catalog) -> None:
     plan = make_plan(asked(expert_capacity_factor=1.25), catalog)
     assert plan.config["expert_capacity_factor"] == 1.25
     config = configured(routed(problem_of(MOE), drops_tokens=True), expert_capacity_factor=1.25)

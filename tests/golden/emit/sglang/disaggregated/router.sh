@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan aaf713820f2e
-# plan digest: aaf713820f2e676bcaa09d4b3f8fec552e2732adb9105d21e568ba3a19db1008
+# meshplan plan 90a453bd1a99
+# plan digest: 90a453bd1a9902277cdc201f182d73366df8ab178c3aeaa4a84a38c49c78066e
 # parser: sglang-router 0.3.2 (its own argument parser; no router starts)
 # Start this on one host once the workers are up; clients talk to it.
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan d6c7ac1ce5c0
-# plan digest: d6c7ac1ce5c06dcb2c967a930755b28f31720e24992d130aee404a724f6e6166
+# meshplan plan 3fc59fae2b12
+# plan digest: 3fc59fae2b12d0f2f6741e729c50018f309e8f46dc8ba451543b7f096ef80ec5
 # usage: launch.sh HOST [more flags of every server]; HOST is a host number of workers.txt
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)

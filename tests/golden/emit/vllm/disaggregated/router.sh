@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan 4af308e221b8
-# plan digest: 4af308e221b8302214b3a7c9f6a044f0f275f58f1c7444d51a17f86b1be73aa1
+# meshplan plan 07866c03f561
+# plan digest: 07866c03f561a703b093e3be90fe26d6eeed52e3f71db5640c4c05fc55cd0b62
 # parser: vllm-router 0.1.17 (its own argument parser; no router starts)
 # Start this on one host once the workers are up; clients talk to it.
 set -euo pipefail

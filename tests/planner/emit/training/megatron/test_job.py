@@ -162,7 +162,7 @@ def test_shards_in_groups() -> None:
     assert said["--num-distributed-optimizer-instances"] == "4"
 
 
-def test_learned_positions() -> None:
+def test_learned_positions_have_a_length_and_no_rotary_base() -> None:
     said = flags(GPT2_XL)
     assert (said["--position-embedding-type"], said["--max-position-embeddings"]) == ("learned_absolute", "1024")
     assert "--rotary-base" not in said
@@ -178,7 +178,7 @@ def test_learned_positions() -> None:
         ({"tensor_parallel": 8, "zero_stage": 3}, False, {"CUDA_DEVICE_MAX_CONNECTIONS": None}),
     ],
 )
-def test_hardware_queues(
+def test_hardware_queues_are_limited_where_order_matters(
     choices: dict[str, int], architecture_is_blackwell: bool, expected: dict[str, str | None]
 ) -> None:
     request = request_for(LLAMA_70B, config_for(LLAMA_70B, **choices))
