@@ -13,6 +13,7 @@ from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
 from meshplan.planner.serving.estimator.exchange.expert_traffic import expert_traffic
 from meshplan.planner.serving.estimator.memory import weights_bytes
 from meshplan.planner.serving.estimator.pools import pool_worker
+from meshplan.planner.serving.pareto import pareto_front, useful_batch
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig
 from meshplan.planner.serving.problem.expert_routing import copies_of
 from meshplan.planner.serving.problem.problem import ServingProblem
@@ -21,7 +22,6 @@ from meshplan.planner.serving.search.branch import Simulated
 from meshplan.planner.serving.search.cache_shapes import simulated_shapes
 from meshplan.planner.serving.search.candidates import layout_label
 from meshplan.planner.serving.search.deployment import slowest_front_ends
-from meshplan.planner.serving.search.pareto import pareto_front, useful_batch
 from meshplan.planner.serving.search.search import ServingReport, sustainable_rate
 from meshplan.planner.serving.search.slo_judgement import RATE_KEY, Judged, judge
 from meshplan.planner.serving.search.trials import FEWEST, LONGER_RUN

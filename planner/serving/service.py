@@ -18,7 +18,7 @@ from meshplan.planner.core.solution import solution_document
 from meshplan.planner.serving.advice import images_answer, sound_answer
 from meshplan.planner.serving.certify import certify_deployment
 from meshplan.planner.serving.drafts import drafts_by_load
-from meshplan.planner.serving.infeasible import explain_infeasible
+from meshplan.planner.serving.no_plan.infeasible import explain_infeasible
 from meshplan.planner.serving.pictures import pareto_page
 from meshplan.planner.serving.plan import catalog_content, make_serving_plan, predicted, provenance, rejected_rows
 from meshplan.planner.serving.problem.config import Role, ServingConfig, serving_config_from_document

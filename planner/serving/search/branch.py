@@ -38,12 +38,12 @@ from meshplan.planner.serving.search.candidates import (
     Candidate,
     candidate_of,
     carriers,
-    refused,
     score_of,
     smaller_batches,
     soonest,
 )
 from meshplan.planner.serving.search.families import Counts, Family
+from meshplan.planner.serving.search.overload import refused
 from meshplan.planner.serving.search.scores import INFINITE, UNITS
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, HighestRate, Judged, judge
 from meshplan.planner.serving.search.trials import FEWEST, Effort

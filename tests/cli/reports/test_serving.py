@@ -16,7 +16,7 @@ import pytest
 from command_line import Command
 
 from meshplan.cli.reports.serving.certainty import calibration_text
-from meshplan.cli.reports.serving.plan import question_text, status_text
+from meshplan.cli.reports.serving.headline import question_text, status_text
 from meshplan.planner.core.plan import Plan
 
 VALIDATION = Path(__file__).parents[2] / "validation"

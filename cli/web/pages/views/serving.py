@@ -10,6 +10,7 @@ from meshplan.cli.render import Column
 from meshplan.cli.reports.quantities import LATENCY_TITLES, metric_text, metric_title
 from meshplan.cli.reports.serving import advice, certainty
 from meshplan.cli.reports.serving import plan as report
+from meshplan.cli.reports.serving.headline import question_text
 from meshplan.cli.web.pages.views import charts
 from meshplan.cli.web.pages.views.tables import table
 from meshplan.planner.core.plan import Plan
@@ -31,7 +32,7 @@ _PERCENTILE = {"p50": "half", "p90": "90 %", "p95": "95 %", "p99": "99 %"}
 
 def question(plan: Plan) -> str:
     """What was asked."""
-    return report.question_text(plan.spec)
+    return question_text(plan.spec)
 
 
 def sections(plan: Plan) -> dict[str, Any]:

@@ -218,14 +218,20 @@ def test_what_was_given_up_is_looked_at_again_when_longer_runs_lower_the_best(ca
     assert len({id(one.candidate) for one in again}) == len(again)
 
 
-def test_a_plan_is_found_though_the_first_deployments_violate_the_slos(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What needs the fewest devices by its bound is simulated first, and may all be too slow under load."""
+def slow_at_first(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> ServingProblem:
+    """A question of whose deployments the first four, which are all that may be simulated, are too slow under load."""
     workload = {"input_length": 2000, "output_length": 300, "num_requests": NUM_REQUESTS, "request_rate_per_s": 3}
     asked = {"workload": workload, "slo": {"ttft_p99_s": 0.35}, "objective": "num_devices"}
     problem = problem_of(catalog, model="llama-3.1-70b", fixed={"mode": "aggregated"}, **asked)
     monkeypatch.setattr(branch, "MAX_SIMULATED", 4)
+    return problem
+
+
+def test_a_plan_is_found_though_the_first_deployments_violate_the_slos(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs the fewest devices by its bound is simulated first, and may all be too slow under load."""
+    problem = slow_at_first(catalog, monkeypatch)
     with monkeypatch.context() as without:
         without.setattr(Branch, "_rescue", lambda self: None)
         assert search_serving(problem)[0].assignment is None, "the question does not need a rescue"
@@ -239,10 +245,7 @@ def test_what_is_expected_to_carry_the_load_is_simulated_before_the_answer_is_no
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the fewest devices nor the fastest single request: what serves best with a hundred requests running."""
-    workload = {"input_length": 2000, "output_length": 300, "num_requests": NUM_REQUESTS, "request_rate_per_s": 3}
-    asked = {"workload": workload, "slo": {"ttft_p99_s": 0.35}, "objective": "num_devices"}
-    problem = problem_of(catalog, model="llama-3.1-70b", fixed={"mode": "aggregated"}, **asked)
-    monkeypatch.setattr(branch, "MAX_SIMULATED", 4)
+    problem = slow_at_first(catalog, monkeypatch)
     monkeypatch.setattr(branch, "MOST_RESCUERS", 0)
     assert search_serving(problem)[0].assignment is not None
     with monkeypatch.context() as none:

@@ -16,8 +16,9 @@ from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search import candidates
-from meshplan.planner.serving.search.candidates import Candidate, candidate_of, overload
+from meshplan.planner.serving.search import overload as module
+from meshplan.planner.serving.search.candidates import Candidate, candidate_of
+from meshplan.planner.serving.search.overload import overload
 from meshplan.planner.serving.search.search import families
 from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.search.workers import priced_workers
@@ -66,7 +67,7 @@ def test_no_simulation_waits_less_than_the_bound(
     catalog: Catalog, workload: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where what is allowed is so near to a bound that nothing is refused: any limit is held against it here."""
-    monkeypatch.setattr(candidates, "DECISIVE", 1e-3)
+    monkeypatch.setattr(module, "DECISIVE", 1e-3)
     slo = {f"{metric}_{part}_s": 5.0 for metric in ("ttft", "e2e") for part in ("mean", "p50", "p99")}
     held = 0
     for key, limit in slo.items():

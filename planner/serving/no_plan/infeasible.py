@@ -7,7 +7,6 @@ deployment reached, devices and limits to what the deployment of a search took, 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.text import rounded_up
 from meshplan.planner.serving.advice import what_if_rows
-from meshplan.planner.serving.binding import (
+from meshplan.planner.serving.no_plan.binding import (
     ALONE,
     CAPACITY,
     DEVICES,
@@ -29,20 +28,17 @@ from meshplan.planner.serving.binding import (
     binding_constraint,
     nearest_row,
 )
+from meshplan.planner.serving.no_plan.fastest import MOST_KINDS, reached
 from meshplan.planner.serving.problem.config import Role, pins_text
 from meshplan.planner.serving.problem.problem import Pinned, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import SCHEMES, checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.search.branch import Simulated, judge_once
-from meshplan.planner.serving.search.candidates import candidate_of, config_label, full_counts
-from meshplan.planner.serving.search.families import Family
-from meshplan.planner.serving.search.max_rate import DOWN, MAX_DOWN
+from meshplan.planner.serving.search.branch import Simulated
+from meshplan.planner.serving.search.candidates import config_label
 from meshplan.planner.serving.search.search import ServingReport, search_serving
-from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
+from meshplan.planner.serving.search.slo_judgement import Judged
 
-# Kinds of workers that are simulated with all devices to find how far an SLO must be relaxed: the fastest ones.
-MOST_KINDS = 6
 # The devices are multiplied by these until a plan is found, beginning with what the closed form asks for.
 MORE_DEVICES = (1, 1.25, 2, 4, 8, 16)
 MOST_SEARCHES = 4
@@ -206,27 +202,10 @@ class _Changes:
                 return eased.limit_s, config_label(found.candidate.config)
         return None
 
-    def _reached(self, kept: list[Slo]) -> Iterator[tuple[Any, str]]:
+    def _reached(self, kept: list[Slo]) -> Iterator[tuple[Judged, str]]:
         """Simulated deployments on all devices that meet the SLOs ``kept``, with their labels."""
-        problem = replace(self.problem, slos=tuple(kept))
-        workload = problem.workload
-        if problem.has_free_load and not self.comes_in_bursts:  # latencies are least where hardly anything runs
-            alone = replace(workload, arrival=Arrival.CLOSED_LOOP, concurrency=1, num_requests=16)
-            problem = replace(problem, workload=alone)
-        for family in _fastest(problem):
-            if self.budget.stopped:
-                return
-            counts = full_counts(family, most=problem.workload.concurrency)
-            if not family.fits(counts) or problem.rules.broken(problem.shape, candidate_of(family, counts).config):
-                continue
-            candidate = candidate_of(family, counts)
-            if self.comes_in_bursts:  # as in the search, where hardly anything runs between bursts
-                rarely = DOWN**MAX_DOWN * family.rate(counts)
-                uneven = replace(workload, arrival=workload.open_arrival, request_rate_per_s=rarely)
-                problem = replace(problem, workload=uneven)
-            judged = judge_once(problem, candidate, seed=self.seed)
-            if judged.is_met:
-                yield judged, config_label(candidate.config)
+        eased = replace(self.problem, slos=tuple(kept))
+        return reached(eased, comes_in_bursts=self.comes_in_bursts, seed=self.seed, budget=self.budget)
 
     # --- the load, devices, pins and limits ---------------------------------------------------------------------------
 
@@ -436,25 +415,3 @@ class _Changes:
 def _change(constraint: str, change: str, found: Simulated) -> dict[str, Any]:
     """What stands in the way, what would do in its place, and the deployment that a search then found."""
     return {"constraint": constraint, "change": change, "label": config_label(found.candidate.config)}
-
-
-def _fastest(problem: ServingProblem) -> list[Family]:
-    """Families whose requests alone are answered soonest: by the time to the first token, and between tokens."""
-    aggregated = problem.pinned.is_disaggregated is not True
-    mixed = priced_workers(problem, Role.MIXED, Counter()) if aggregated else []
-    half = MOST_KINDS // 2 if aggregated else MOST_KINDS
-    soonest = [*sorted(mixed, key=_first_token)[:half], *sorted(mixed, key=_between_tokens)[:half]]
-    found = [Family(problem=problem, kinds=(kind,)) for kind in {id(kind): kind for kind in soonest}.values()]
-    if problem.pinned.is_disaggregated is not False and problem.workload.arrival is not Arrival.ALL_AT_ONCE:
-        prefill = sorted(priced_workers(problem, Role.PREFILL, Counter()), key=_first_token)
-        decode = sorted(priced_workers(problem, Role.DECODE, Counter()), key=_between_tokens)
-        found += [Family(problem=problem, kinds=pair) for pair in zip(prefill[:half], decode[:half], strict=False)]
-    return found
-
-
-def _first_token(kind: PricedWorker) -> float:
-    return kind.first_token_s
-
-
-def _between_tokens(kind: PricedWorker) -> float:
-    return float(kind.steady.tpot_s[0])

@@ -21,9 +21,10 @@ from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.branch import Simulated
-from meshplan.planner.serving.search.candidates import candidate_of, config_label, full_counts, layout_label, overload
+from meshplan.planner.serving.search.candidates import candidate_of, config_label, full_counts, layout_label
 from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.layouts import default_limits, layouts, refusal, tokens_held
+from meshplan.planner.serving.search.overload import overload
 from meshplan.planner.serving.search.search import ServingReport, families
 from meshplan.planner.serving.search.trials import DECISIVE
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers

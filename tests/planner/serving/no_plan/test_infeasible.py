@@ -15,8 +15,9 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.service import estimate_plan, make_plan
-from meshplan.planner.serving import infeasible, service
-from meshplan.planner.serving.binding import CAPACITY, Binding
+from meshplan.planner.serving import service
+from meshplan.planner.serving.no_plan import infeasible
+from meshplan.planner.serving.no_plan.binding import CAPACITY, Binding
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving

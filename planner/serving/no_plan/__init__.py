@@ -1,0 +1,1 @@
+"""Why a serving question has no plan, and what would do."""
