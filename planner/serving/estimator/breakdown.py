@@ -14,6 +14,9 @@ from meshplan.planner.serving.estimator.step_cost import longer
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 
+# The part in which iterations wait for clients' tokens; reports call it so, too.
+API_SERVER = "API server"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -28,9 +31,6 @@ class Part:
     name: str
     seconds: float
     level: EvidenceLevel
-
-
-API_SERVER = "API server"
 
 
 def iteration_parts(problem: ServingProblem, pool: Pool, *, num_running: float) -> list[Part]:

@@ -15,9 +15,11 @@ from typing import cast
 import pytest
 from command_line import Command
 
+from meshplan.cli.reports.serving import advice
 from meshplan.cli.reports.serving.certainty import calibration_text
 from meshplan.cli.reports.serving.headline import question_text, status_text
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.serving.estimator import breakdown
 
 VALIDATION = Path(__file__).parents[2] / "validation"
 SPEC = """\
@@ -249,3 +251,8 @@ def test_the_question_says_how_tokens_are_drawn() -> None:
     drawn = question_text({"workload": {**load, "sampling": {"top_p": 0.9, "penalties": True}}})
     assert ", drawn with top-p 0.9 and penalties" in drawn
     assert "drawn" not in question_text({"workload": load})
+
+
+def test_the_part_that_waits_for_clients_has_one_name() -> None:
+    """The report of a stored plan does not import the estimator, whose breakdown names it."""
+    assert advice.API_SERVER == breakdown.API_SERVER
