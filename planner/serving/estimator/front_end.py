@@ -18,8 +18,8 @@ answers is sent, so that r a request is all that it waits for.
 which sends the same prompts), one 24.3 ms for 128 and 530 (Qwen3-1.7B on four H200, sgl-project/sglang, pull request
 22548, 41.1 requests/s). Two equations: r = 6.2 ms and s = 34 µs.
 
-*Assumptions.* All engines' are alike, on any host. Tokenizing is none of it (it has threads of its own). Clients of a
-closed loop who all begin at once wait for each other's tokenizing alone. Servers that merge messages of a backlog send
+*Assumptions.* All engines' are alike, on any host. Tokenizing is none of it (it has threads of its own). The clients of
+a closed loop begin at once: their first requests are parsed like a burst. Servers that merge messages of a backlog send
 more.
 """
 

@@ -8,15 +8,17 @@ c is fitted (:class:`~meshplan.catalogs.constants.serving.ServingConstants`): th
 prefill and once for decode servers, because the router sends a disaggregated request to one and then to the other.
 s is published. In a closed loop the next request reaches the engine as much later on average: the answer's last token
 goes to the client, who then sends it. Only such gaps vary (:func:`gaps_s`): requests of one length would otherwise stay
-in step for ever, and queue or not by a hair. One thread of a server tokenizes its prompts one after another
-(vllm-project/vllm, issue 25301), so that of the clients of a closed loop, who all begin at once, the i-th of a server
-reaches its engine i·s·p later (:func:`starts_s`). Assumptions: later prompts, which come one by one, do not wait for
-each other's tokenizing (a hundred prompts of 1,024 tokens a second would); front ends of disaggregated servers tokenize
-in parallel; tokens of images are not text.
+in step for ever, and queue or not by a hair. The clients of a closed loop all begin at once. A server parses their
+requests one after another, r each (:mod:`~meshplan.planner.serving.estimator.front_end`), and one thread of it
+tokenizes them (vllm-project/vllm, issue 25301), so that the i-th of a server reaches its engine i·max(r, s·p) later
+(:func:`starts_s`). Assumptions: later prompts, which come one by one, do not wait for each other's tokenizing (a
+hundred prompts of 1,024 tokens a second would); front ends of disaggregated servers tokenize in parallel; tokens of
+images are not text.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -24,7 +26,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.serving.estimator.exchange.cache_transfer import CacheTransfer
-from meshplan.planner.serving.estimator.front_end import FrontEnd
+from meshplan.planner.serving.estimator.front_end import NO_FRONT_END, FrontEnd
 from meshplan.planner.serving.estimator.memory import WorkerMemory, kv_bytes_per_token
 from meshplan.planner.serving.estimator.pools import front_end as front_end_of
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker, scheduled
@@ -92,7 +94,7 @@ def server(
         if requests.concurrency is None:
             requests = replace(requests, arrival_s=np.maximum.accumulate(requests.arrival_s + wait_s))
         else:
-            begun = starts_s(config, workload, requests)
+            begun = starts_s(config, workload, requests, front_end)
             arrival_s = np.maximum.accumulate(requests.arrival_s + begun)
             requests = replace(requests, arrival_s=arrival_s, think_s=requests.think_s + gaps_s(later_s) + wait_s)
             wait_s = np.where(np.arange(len(requests)) < (requests.concurrency or 0), begun, wait_s)
@@ -197,20 +199,27 @@ def gaps_s(later_s: FloatArray) -> FloatArray:
     return np.asarray(later_s * shares)
 
 
-def starts_s(config: ServingConfig, workload: ServingWorkload, requests: Requests) -> FloatArray:
-    """How long the requests that begin a closed loop wait for the prompts before them to be tokenized, s, [n].
+def starts_s(
+    config: ServingConfig, workload: ServingWorkload, requests: Requests, front_end: FrontEnd = NO_FRONT_END
+) -> FloatArray:
+    """How long the requests that begin a closed loop wait to be parsed and tokenized behind those before them, s, [n].
 
-    The loop's first requests are dealt in turn to the front ends of the workers; those that follow wait for none.
+    The loop's first requests are dealt in turn to the API servers, and to the tokenizing threads of the workers behind
+    them, each first come, first served; those that follow wait for none of it.
     """
     waited_s = np.zeros(len(requests))
-    if config.is_disaggregated or not workload.has_front_end:
+    if not workload.has_front_end:
         return waited_s
     first = min(requests.concurrency or 0, len(requests))
+    waited_s[:first] = front_end.waits_s(np.zeros(first), 0.0, answered_per_s=math.inf)
+    if config.is_disaggregated:
+        return waited_s
     each_s = tokenize_s(workload, requests.input_length[:first])
-    front_ends = sum(pool.num_workers for pool in config.pools)
-    for server in range(min(front_ends, first)):
-        own_s = each_s[server::front_ends]
-        waited_s[server:first:front_ends] = np.cumsum(own_s) - own_s
+    threads = sum(pool.num_workers for pool in config.pools)
+    for thread in range(min(threads, first)):
+        own_s, parsed_s = each_s[thread::threads], waited_s[thread:first:threads]
+        before_s = np.cumsum(own_s) - own_s
+        waited_s[thread:first:threads] = before_s + np.maximum.accumulate(parsed_s - before_s)
     return waited_s
 
 

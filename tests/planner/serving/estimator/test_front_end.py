@@ -92,6 +92,17 @@ def test_a_closed_loop_comes_no_faster_than_its_api_servers_let_requests_pass(ca
     assert gaps < 1.3 * alone
 
 
+@pytest.mark.parametrize("in_flight", [64, 512])
+def test_clients_who_all_begin_at_once_pass_one_by_one(catalog: Catalog, in_flight: int) -> None:
+    """No request follows another: without parsing 512 came at four times the rate that a process lets pass."""
+    problem, pool = asked(catalog, num_requests=in_flight, concurrency=in_flight)
+    run = serve(problem.site, ServingConfig(engine="vllm", pools=(pool,)), problem.workload)
+    assert in_flight / float(run.finish_s.max()) < 1.0 / REQUEST_S
+    waited_s = run.first_token_s - run.arrival_s
+    assert waited_s.max() > (in_flight - 1) * REQUEST_S
+    assert not run.arrival_s.any()
+
+
 def test_requests_that_come_by_themselves_wait_for_what_came_before(catalog: Catalog) -> None:
     """One process that works off requests and, between two, the messages of as many: by hand."""
     front_end = FrontEnd(processes=1)

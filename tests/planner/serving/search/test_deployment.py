@@ -9,6 +9,7 @@ import pytest
 from planted_serving import PLANTED, prepared
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.serving.estimator.front_end import REQUEST_S, FrontEnd
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.requests import Arrival, Images
 from meshplan.planner.serving.search.deployment import TOKENIZE_S_PER_TOKEN, outside_s, starts_s, tokenize_s
@@ -66,6 +67,26 @@ def test_prompts_that_come_together_are_tokenized_one_after_another(loop: Prepar
     assert spread_s[4:8] == pytest.approx(TOKENIZE_S_PER_TOKEN * requests.input_length[:4])
     static = replace(run.workload, arrival=Arrival.STATIC_BATCH)
     assert not starts_s(run.config, static, requests).any()
+
+
+@pytest.mark.parametrize("prompt", [100, 20_000])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_they_are_parsed_first_and_the_slower_of_both_paces_them(loop: PreparedRun, prompt: int, servers: int) -> None:
+    """Two stations one after another, by hand: a request is tokenized when it is parsed and the one before it done."""
+    workload = replace(loop.run.workload, concurrency=40, num_requests=60, input_length=prompt, length_ratio=0.5)
+    config = replace(loop.run.config, pools=(replace(loop.run.config.pools[0], num_workers=servers),))
+    requests = make_requests(workload)
+    waited_s = starts_s(config, workload, requests, FrontEnd(processes=servers))
+    for server in range(servers):
+        parsed_s = tokenized_s = 0.0
+        for request in range(server, 40, servers):
+            begun_s = max(parsed_s, tokenized_s)
+            assert waited_s[request] == pytest.approx(begun_s)
+            parsed_s += REQUEST_S
+            tokenized_s = begun_s + TOKENIZE_S_PER_TOKEN * requests.input_length[request]
+    assert not waited_s[40:].any()
+    routed = starts_s(config, workload, requests, FrontEnd(processes=servers, parses=False))
+    assert (routed <= waited_s).all()
 
 
 def test_the_next_request_of_a_closed_loop_comes_when_its_client_has_the_answer(loop: PreparedRun) -> None:
