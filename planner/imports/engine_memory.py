@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from meshplan.planner.emit.serving.terms import MEMORY_SHARES
 from meshplan.planner.serving.estimator.memory import share_of_device, worker_memory
 from meshplan.planner.serving.problem.config import Layout
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines import ENGINES, expert_padding
 from meshplan.planner.serving.problem.quantization import checkpoint_formats, published_formats
 
 if TYPE_CHECKING:
@@ -64,4 +64,6 @@ def _share_of_device(
     published = None if "quantization" in values else published_formats(shape)
     named = checkpoint_formats(shape, str(values.get("quantization", "bf16")), cache)
     formats = published.with_cache(cache) if published is not None else named
-    return share_of_device(worker_memory(shape, device, layout, limits, formats, context=context), share, of)
+    padding = expert_padding(reading.target, formats, device)
+    memory = worker_memory(shape, device, layout, limits, formats, context=context, padding=padding)
+    return share_of_device(memory, share, of)

@@ -2,7 +2,7 @@
 
 - Weights of one device of a stage: attention / (t·pipeline), dense MLP and shared experts / (t·pipeline), routed
   experts / (expert × expert-tensor × pipeline), embedding and LM head / t, each in its scheme's bytes. Key/value heads
-  that are fewer than the tensor-parallel devices are replicated.
+  that are fewer than the tensor-parallel devices are replicated. Experts are held as the engine pads them.
 - KV cache of one token on one device: 2·⌈k/t⌉·d·bytes a layer; latent attention keeps (r_kv + d_rope)·bytes, the same
   on every tensor-parallel device (DeepSeek-V2, arXiv:2405.04434, §2.1). Layers with a sliding window keep at most the
   window. Context parallelism divides it. Cross-attention keeps what a request's encoder read, an indexer one key a
@@ -20,7 +20,7 @@ from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.encoders.sound import cross_cache_bytes, cross_parameters
 from meshplan.planner.serving.problem.config import EngineLimits, Layout
 from meshplan.planner.serving.problem.expert_routing import Dispatch, ExpertRouting, copies_of
-from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
+from meshplan.planner.serving.problem.quantization import NO_PADDING, SCHEMES, ExpertPadding, Quantization
 
 # Communicators and buffers of one process inside the engine's fraction of the memory. vLLM 0.15.1 on H100 printed so
 # many blocks of KV cache that at most 0.4 GiB remain beside weights and activations (five servers of the sim-to-real
@@ -86,10 +86,18 @@ def kv_bytes_per_token(shape: ModelShape, quantization: Quantization, *, tensor_
     return per_layer * shape.num_attention_layers + indexed
 
 
-def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout, *, expert_copies: int = 0) -> float:
+def weights_bytes(
+    shape: ModelShape,
+    quantization: Quantization,
+    layout: Layout,
+    *,
+    expert_copies: int = 0,
+    padding: ExpertPadding = NO_PADDING,
+) -> float:
     """Weights on one device of a worker, bytes; stages are taken as equal, the ends hold embedding or head.
 
-    ``expert_copies`` are those of a layer beyond one of each expert, over all devices that hold its experts.
+    ``expert_copies`` are those of a layer beyond one of each expert, over all devices that hold its experts, which the
+    engine pads to ``padding``.
     """
     attention = SCHEMES[quantization.attention].weight_bytes * attention_parameters(shape, layout.tensor_parallel)
     mlp = SCHEMES[quantization.mlp].weight_bytes
@@ -101,7 +109,9 @@ def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout,
     if shape.moe is not None:
         spread = layout.expert_parallel * layout.expert_tensor_parallel
         held = shape.moe.num_experts + expert_copies
-        routed = SCHEMES[quantization.experts].weight_bytes * held * shape.expert_parameters / spread
+        width = shape.moe.expert_intermediate_size / layout.expert_tensor_parallel
+        stored = shape.expert_parameters * padding.growth(shape.expert_hidden_size, width)
+        routed = SCHEMES[quantization.experts].weight_bytes * held * stored / spread
         shared = mlp * shape.shared_expert_parameters / layout.tensor_parallel
         total += shape.num_moe_layers * (routed + shared + BYTES_16_BIT * shape.router_parameters)
     stored = SCHEMES[quantization.ends].weight_bytes
@@ -146,6 +156,7 @@ def worker_memory(
     context: float,
     experts: ExpertRouting | None = None,
     encoder_bytes: float = 0.0,
+    padding: ExpertPadding = NO_PADDING,
 ) -> WorkerMemory:
     """Memory of one worker.
 
@@ -158,8 +169,11 @@ def worker_memory(
         context: mean tokens held by a request, which determines the effect of sliding windows.
         experts: their copies, and whether every device holds the cache of all requests.
         encoder_bytes: weights of the vision encoder on a device of the first stage.
+        padding: of experts, by the engine on this device
+            (:meth:`~meshplan.planner.serving.problem.engine_rules.EngineRules.expert_padding`).
     """
-    weights = encoder_bytes + weights_bytes(shape, quantization, layout, expert_copies=copies_of(experts, layout))
+    copies = copies_of(experts, layout)
+    weights = encoder_bytes + weights_bytes(shape, quantization, layout, expert_copies=copies, padding=padding)
     t = layout.tensor_parallel
     width = max(shape.intermediate_size, _expert_width(shape)) / t
     tokens = min(limits.max_batched_tokens, 2**16)

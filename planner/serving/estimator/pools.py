@@ -15,6 +15,7 @@ from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memor
 from meshplan.planner.serving.estimator.power.cap import capped
 from meshplan.planner.serving.estimator.sampling import sampling_cost
 from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Speculation
+from meshplan.planner.serving.problem.engines import expert_padding
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 
@@ -126,6 +127,7 @@ def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemo
         context=workload.input_length + workload.output_length / 2.0,
         experts=site.experts,
         encoder_bytes=encoder_bytes(site.shape, workload.images, pool.layout),
+        padding=expert_padding(site.recipe.engine, pool.quantization, site.machine(pool).device),
     )
     if site.separation is not None:
         memory = site.separation.memory(memory, site.shape, pool)

@@ -23,31 +23,26 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.memory import WorkerMemory, share_of_device, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role
+from meshplan.planner.serving.problem.engines import expert_padding
 from meshplan.planner.serving.problem.quantization import (
     KV_CACHE_BYTES,
     SCHEMES,
     Quantization,
     checkpoint_formats,
+    named,
+    published_formats,
 )
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
 # Limits of the scheduler that a row may state under ``workload``, by their names there → as fields of EngineLimits.
 STATED_LIMITS = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_batched_tokens"}
+FP8 = ("fp8", "fp8_block")
 # Keys of ``parallelism``, or of a pool's part of it.
 DEGREES = frozenset(
     {"tensor_parallel", "pipeline_parallel", "data_parallel", "attention_data_parallel", "context_parallel"}
     | {"expert_parallel", "expert_tensor_parallel", "num_workers", "max_batch_size", "prefill", "decode"}
 )
-# What "fp8" of a published checkpoint is, by the beginning and end of its name → formats of attention and of the rest:
-# Qwen scales in blocks of 128 (vllm-project/vllm, issue 17569; rows of others say so of the same checkpoint), so does
-# MiniMax (quantization_config of MiniMaxAI/MiniMax-M2.5: weight_block_size 128 × 128), Meta quantises feed-forward
-# layers alone (arXiv:2407.21783, §6.2; that the first and the last stay wide is left out).
-PUBLISHED_FP8: Mapping[tuple[str, str], tuple[str, str]] = {
-    ("Qwen/", "-FP8"): ("fp8_block", "fp8_block"),
-    ("MiniMaxAI/", ""): ("fp8_block", "fp8_block"),
-    ("meta-llama/", "-405B-Instruct-FP8"): ("bf16", "fp8"),
-}
 
 
 def refuse_misnamed_degrees(degrees: Section, *others: Section) -> None:
@@ -108,8 +103,8 @@ def observed_formats(
 ) -> tuple[Quantization, tuple[str, ...]]:
     """Number formats of a row, and those that it leaves out.
 
-    DeepSeek's fp8 is the published one, scaled in blocks, that of other checkpoints what :data:`PUBLISHED_FP8` says,
-    unless the row says more: ``fp8`` of its products repeats the precision.
+    A checkpoint in fp8 is the published one, which may be scaled in blocks or leave attention wide, unless the row says
+    more: ``fp8`` of its products repeats the precision.
     """
     precision = row.get("precision")
     if not isinstance(precision, str) or precision not in (*SCHEMES, "fp32"):
@@ -131,23 +126,11 @@ def observed_formats(
         return checkpoint_formats(shape, "fp8_block" if mlp == "fp8" else mlp, kv_cache), filled
     if experts == "fp8_block" and mlp == "fp8":  # no checkpoint has both
         mlp = experts
-    attention = mlp
     if weight == mlp == experts == "fp8":
-        attention, mlp = _published_fp8(str(Section(row, "model").values.get("name", "")))
-        experts = mlp
-    return Quantization(attention=attention, mlp=mlp, experts=experts, kv_cache=kv_cache), filled
-
-
-def _published_fp8(name: str) -> tuple[str, str]:
-    """Formats of attention and of the rest of a checkpoint in fp8.
-
-    >>> _published_fp8("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"), _published_fp8("mine")
-    (('fp8_block', 'fp8_block'), ('fp8', 'fp8'))
-    """
-    for (first, last), formats in PUBLISHED_FP8.items():
-        if name.startswith(first) and name.endswith(last):
-            return formats
-    return "fp8", "fp8"
+        published = named(str(Section(row, "model").values.get("name", ""))) or published_formats(shape)
+        if published is not None and published.mlp in FP8:
+            return published.with_cache(kv_cache), filled
+    return Quantization(attention=mlp, mlp=mlp, experts=experts, kv_cache=kv_cache), filled
 
 
 def observed_pools(server: Server, degrees: Section, *, disaggregated: bool) -> tuple[Pool, ...]:
@@ -213,7 +196,16 @@ def _within_memory(limits: EngineLimits, server: Server, role: Role, layout: Lay
     held = workload.input_length + (1.0 if role is Role.PREFILL else workload.output_length)
 
     def memory_under(limits: EngineLimits) -> WorkerMemory:
-        return worker_memory(server.shape, server.machine.device, layout, limits, server.quantization, context=held)
+        device = server.machine.device
+        return worker_memory(
+            server.shape,
+            device,
+            layout,
+            limits,
+            server.quantization,
+            context=held,
+            padding=expert_padding(recipe.engine, server.quantization, device),
+        )
 
     memory = memory_under(replace(limits, memory_fraction=1.0))
     share = share_of_device(memory, recipe.memory_fraction, recipe.memory_fraction_of)

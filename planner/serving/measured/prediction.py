@@ -10,8 +10,7 @@ from meshplan.catalogs.constants.power import power_calibration
 from meshplan.catalogs.constants.serving import OwnLoad, ServingConstants
 from meshplan.planner.cluster.power import DeviceWork, peak_bytes_per_j, power_share
 from meshplan.planner.serving.estimator.iteration import Worker
-from meshplan.planner.serving.estimator.memory import worker_memory
-from meshplan.planner.serving.estimator.pools import pool_worker
+from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker
 from meshplan.planner.serving.measured.observations import ServedRun
 from meshplan.planner.serving.measured.power import run_utilization
 from meshplan.planner.serving.problem.problem import Site
@@ -169,9 +168,7 @@ def _total_rate(prepared: PreparedRun, metrics: Metrics) -> float:
 
 def _cache_blocks(prepared: PreparedRun, _: Metrics) -> float:
     run, pool = prepared.run, prepared.run.config.pools[0]
-    context = run.workload.input_length + run.workload.output_length
-    device = run.machine.device
-    memory = worker_memory(run.shape, device, pool.layout, pool.limits, pool.quantization, context=context)
+    memory = pool_memory(prepared.site, pool, run.workload)
     return memory.kv_capacity_tokens / KV_BLOCK_TOKENS
 
 

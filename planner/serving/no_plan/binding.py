@@ -172,7 +172,16 @@ def _missing(
     device = problem.machines[node_type].device
     held = tokens_held(problem, role)
     limits = default_limits(problem, role, device, layout)
-    memory = worker_memory(problem.shape, device, layout, limits, quantization, context=held, experts=problem.experts)
+    memory = worker_memory(
+        problem.shape,
+        device,
+        layout,
+        limits,
+        quantization,
+        context=held,
+        experts=problem.experts,
+        padding=problem.rules.expert_padding(quantization, device),
+    )
     cache = held * memory.kv_bytes_per_token
     needed = memory.weights_bytes + memory.workspace_bytes + cache
     text = (

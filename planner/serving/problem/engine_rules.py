@@ -10,7 +10,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.serving.problem import engine_layouts as layouts
 from meshplan.planner.serving.problem.config import EngineLimits, KvConnector, Layout, Pool, Role, Router, ServingConfig
-from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.quantization import NO_PADDING, ExpertPadding, Quantization
 
 STAGES_WITH_DRAFTS = "speculation needs pipeline_parallel = 1"
 
@@ -60,6 +60,7 @@ class EngineRules:
         streams_in_intervals: the engine has a flag for how many tokens it sends to a client at once.
         weight_ways: ways to serve weights in host memory (:class:`Way`) for which the engine has flags.
         schemes_not_on: generation of devices → schemes for which the engine has no kernels there.
+        mxfp4_padding: generation of devices → how experts in mxfp4 are padded there.
     """
 
     name: str
@@ -85,6 +86,7 @@ class EngineRules:
     streams_in_intervals: bool = True
     weight_ways: tuple[str, ...] = ()
     schemes_not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mxfp4_padding: Mapping[str, ExpertPadding] = field(default_factory=dict)
 
     def layout_rules(self, quantization: Quantization | None = None) -> tuple[LegalityRule, ...]:
         """The rules over a layout, including those of the formats in use."""
@@ -95,6 +97,11 @@ class EngineRules:
         """Schemes of a model that the engine does not multiply on a device."""
         missing = self.schemes_not_on.get(device.architecture, ())
         return tuple(scheme for scheme in dict.fromkeys(_schemes(quantization)) if scheme in missing)
+
+    def expert_padding(self, quantization: Quantization, device: Device) -> ExpertPadding:
+        """How the engine pads a model's experts on a device."""
+        padding = self.mxfp4_padding.get(device.architecture, NO_PADDING)
+        return padding if quantization.experts == "mxfp4" else NO_PADDING
 
     def broken_pool(self, shape: ModelShape, pool: Pool) -> tuple[str, ...]:
         """Violated conditions of one pool with their sources; empty if the engine accepts it."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from meshplan.catalogs.hardware import Device
 from meshplan.planner.serving.problem import engine_layouts as layouts
 from meshplan.planner.serving.problem.config import KV_STORES, EngineLimits, KvConnector
 from meshplan.planner.serving.problem.engine_layouts import rule
 from meshplan.planner.serving.problem.engine_rules import EngineRules, LimitTier
-from meshplan.planner.serving.problem.quantization import GGUF_SCHEMES
+from meshplan.planner.serving.problem.quantization import GGUF_SCHEMES, NO_PADDING, ExpertPadding, Quantization
 
 _GIB = 2**30
 _MIB = 2**20
@@ -66,6 +67,24 @@ _COMMON = (
 )
 
 
+# vllm 0.33.0, layers/fused_moe/oracle/mxfp4.py (the order of backends, and
+# mxfp4_round_up_hidden_size_and_intermediate_size): Triton's kernels on compute capability 9, Marlin's below it and on
+# 12, TensorRT-LLM's on 10, padded like Marlin's; AITER's on AMD, for gpt-oss's activation.
+_MARLIN, _AITER = ExpertPadding(hidden=256, width=128), ExpertPadding(hidden=256, width=256)
+_VLLM_PADS = {
+    **dict.fromkeys(("ampere", "ada", "blackwell"), _MARLIN),
+    "hopper": ExpertPadding(width=64),
+    **dict.fromkeys(("cdna3", "cdna4"), _AITER),
+}
+# sglang 0.5.23, layers/quantization/mxfp4.py, create_weights: FlashInfer's kernels on Blackwell, AITER's on AMD,
+# Triton's elsewhere (where they are not installed, experts are expanded to 16 bits; not counted).
+_SGLANG_PADS = {
+    "blackwell": ExpertPadding(hidden=128, width=128),
+    **dict.fromkeys(("ampere", "ada", "hopper"), ExpertPadding(width=64)),
+    **dict.fromkeys(("cdna3", "cdna4"), _AITER),
+}
+
+
 def _vllm_tier(memory_gib: int, max_num_seqs: int, tokens: int, *, not_on: tuple[str, ...] = ()) -> LimitTier:
     limits = EngineLimits(
         max_num_seqs=max_num_seqs, max_batched_tokens=tokens, memory_fraction=0.92, prefix_caching=True
@@ -114,6 +133,7 @@ VLLM = EngineRules(
     block_size=16,
     # docs.vllm.ai, features/quantization: Volta has no Marlin, "Turing does not support Marlin MXFP4".
     schemes_not_on={"volta": ("mxfp4",), "turing": ("mxfp4",)},
+    mxfp4_padding=_VLLM_PADS,
     weight_ways=("streamed",),
     pipeline_on_decode="one",
     whole_context_on_transfer=True,
@@ -181,6 +201,7 @@ SGLANG = EngineRules(
     weight_ways=("experts_on_host", "streamed"),
     pipeline_on_decode="one_or_prefill",
     prefix_caching_on_decode=False,
+    mxfp4_padding=_SGLANG_PADS,
     prefill_holds_slots=True,  # disaggregation/prefill.py: release_kv_cache where the sender's poll says Success
     kv_connectors=tuple(KvConnector),
 )
@@ -290,3 +311,8 @@ ENGINES: Mapping[str, EngineRules] = {engine.name: engine for engine in (VLLM, S
 POOLING_ENGINES = (VLLM.name, SGLANG.name)
 # Engines whose scheduling of encoders of sound was read. SGLang 0.5.23 has Whisper too (srt/models/whisper.py).
 SOUND_ENGINES = (VLLM.name,)
+
+
+def expert_padding(engine: str, quantization: Quantization, device: Device) -> ExpertPadding:
+    """How an engine pads a model's experts on a device; engines without rules of their own are taken to pad nothing."""
+    return ENGINES[engine].expert_padding(quantization, device) if engine in ENGINES else NO_PADDING

@@ -171,6 +171,34 @@ class Quantization:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertPadding:
+    """Multiples to which an engine rounds the matrices of an expert up when it loads them, for its kernels.
+
+    Args:
+        hidden: of the hidden size.
+        width: of an expert's intermediate size, of the part that a device holds.
+    """
+
+    hidden: int = 1
+    width: int = 1
+
+    def growth(self, hidden_size: int, width: float) -> float:
+        """Stored over published elements of a matrix of so many columns and, on one device, rows.
+
+        >>> round(ExpertPadding(hidden=256, width=128).growth(2880, 2880), 3)
+        1.09
+        """
+        return _rounded_up(hidden_size, self.hidden) * _rounded_up(width, self.width) / (hidden_size * width)
+
+
+NO_PADDING = ExpertPadding()
+
+
+def _rounded_up(size: float, multiple: int) -> int:
+    return -int(-size // multiple) * multiple
+
+
 def checkpoint_formats(shape: ModelShape, scheme: str, kv_cache: str) -> Quantization:
     """Formats of a checkpoint that is published as ``scheme``: what publishers leave in 16 bits stays in 16 bits.
 
@@ -221,12 +249,12 @@ PUBLISHED: Mapping[str, Published] = {
     "minimax_m2": _BLOCKS,
 }
 # Beginning and end of a Hugging Face id in small letters → formats. Qwen: vllm-project/vllm, issues 17569 and 52997;
-# Z.ai: model card of zai-org/GLM-5.3 (GLM-4.5 and 4.6 are scaled by channels); Meta: arXiv:2407.21783, §6.2, attention
-# stays wide.
+# Z.ai: model card of zai-org/GLM-5.3 (GLM-4.5 and 4.6 are scaled by channels); MiniMax: weight_block_size of
+# quantization_config, M2 to M2.5; Meta: arXiv:2407.21783, §6.2, attention stays wide.
 NAMED: Mapping[tuple[str, str], Published] = {
     ("qwen/", "-fp8"): _BLOCKS,
     ("zai-org/glm-5", "-fp8"): _BLOCKS,
-    ("minimaxai/", "-fp8"): _BLOCKS,
+    ("minimaxai/minimax-m2", ""): _BLOCKS,
     ("meta-llama/", "-405b-instruct-fp8"): Published("bf16", "fp8", "fp8"),
 }
 
@@ -245,7 +273,16 @@ def named_formats(written: str, scheme: str, shape: ModelShape, kv_cache: str) -
         shape: the model.
         kv_cache: dtype of keys and values.
     """
+    published = named(written) or (None if scheme else published_formats(shape))
+    return published.with_cache(kv_cache) if published else checkpoint_formats(shape, scheme or "bf16", kv_cache)
+
+
+def named(written: str) -> Published | None:
+    """Formats of a checkpoint by its name alone, in any case; None where it does not tell.
+
+    >>> named("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8").mlp
+    'fp8_block'
+    """
     name = written.strip().rstrip("/").lower()
     found = (held for (first, last), held in NAMED.items() if name.startswith(first) and name.endswith(last))
-    published = next(found, None if scheme else published_formats(shape))
-    return published.with_cache(kv_cache) if published else checkpoint_formats(shape, scheme or "bf16", kv_cache)
+    return next(found, None)

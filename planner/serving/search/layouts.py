@@ -246,6 +246,7 @@ def _placed(
         context=held,
         experts=problem.experts,
         encoder_bytes=encoder_bytes(problem.shape, problem.workload.images, layout),
+        padding=problem.rules.expert_padding(quantization, machine.device),
     )
     if memory.kv_capacity_tokens < held * ranks:
         return None

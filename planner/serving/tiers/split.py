@@ -121,6 +121,7 @@ class Split:
             self.quantization,
             context=tokens_held(problem, Role.MIXED),
             encoder_bytes=encoder_bytes(problem.shape, problem.workload.images, self.layout),
+            padding=problem.rules.expert_padding(self.quantization, self.machine.device),
         )
 
     @property

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from emit_cases import B200, DEEPSEEK_V3, GPT_OSS_20B, H100, LLAMA_70B, MIXTRAL, SHAPES
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.models.shapes import MixtureOfExperts
+from meshplan.planner.serving.estimator.memory import weights_bytes
 from meshplan.planner.serving.problem.config import (
     EngineLimits,
     KvConnector,
@@ -23,7 +25,7 @@ from meshplan.planner.serving.problem.config import (
     Speculation,
 )
 from meshplan.planner.serving.problem.engines import ENGINES, LLAMA_CPP, SGLANG, TRTLLM, VLLM
-from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
+from meshplan.planner.serving.problem.quantization import NO_PADDING, SCHEMES, Quantization
 
 DEGREES = (1, 2, 3, 8, 16)
 FIELDS = tuple(Layout.__dataclass_fields__)
@@ -184,3 +186,35 @@ def test_default_limits_are_those_of_the_engine_on_the_device() -> None:
     assert SGLANG.default_limits(H100).max_batched_tokens == 8192
     assert SGLANG.default_limits(replace(H100, memory_bytes=16 * 10**9)).max_batched_tokens == 2048
     assert not TRTLLM.default_limits(H100).chunked_prefill
+
+
+GPT_OSS_EXPERTS = Quantization(attention="bf16", mlp="bf16", experts="mxfp4")
+
+
+@pytest.mark.parametrize(
+    ("engine", "slug", "tensor", "stored"),
+    [
+        (VLLM, "a100-sxm-80gb", 1, 3072 * 2944),  # Marlin
+        (VLLM, "b200-sxm-180gb", 2, 3072 * 2 * 1536),  # TensorRT-LLM's
+        (VLLM, "h100-sxm-80gb", 1, 2880 * 2880),  # Triton
+        (VLLM, "h100-sxm-80gb", 4, 2880 * 4 * 768),
+        (VLLM, "mi300x", 1, 3072 * 3072),
+        (SGLANG, "gb200", 2, 2944 * 2 * 1536),
+        (SGLANG, "h100-sxm-80gb", 8, 2880 * 8 * 384),
+        (TRTLLM, "h100-sxm-80gb", 8, 2880 * 2880),  # not read
+    ],
+)
+def test_experts_are_held_as_their_kernels_want_them(catalog: Catalog, engine, slug, tensor, stored) -> None:
+    """gpt-oss's matrices of 2,880 × 2,880, by hand, split over tensor-parallel devices."""
+    shape, device = catalog.model_shape("gpt-oss-120b"), catalog.device(slug)
+    split = layout(tensor)
+    published, held = (
+        weights_bytes(shape, GPT_OSS_EXPERTS, split, padding=padding)
+        for padding in (NO_PADDING, engine.expert_padding(GPT_OSS_EXPERTS, device))
+    )
+    elements = 36 * 128 * 3 * (stored - 2880 * 2880) / tensor
+    assert held - published == pytest.approx(SCHEMES["mxfp4"].weight_bytes * elements, rel=1e-3)  # and biases
+    assert engine.expert_padding(BLOCKS, device) == NO_PADDING
+    spread = layout(tensor, expert=tensor)
+    whole = weights_bytes(shape, GPT_OSS_EXPERTS, spread, padding=engine.expert_padding(GPT_OSS_EXPERTS, device))
+    assert whole <= held
