@@ -21,6 +21,7 @@ ENGINE_FILE = "engines.yaml"
 # From which memory on, but for every A100, vLLM starts with more requests and tokens (engine/arg_utils.py,
 # get_batch_defaults).
 LARGE_BOARD_BYTES = 70 * 2**30
+MANY_DEVICES = 4  # from so many of a stage on SGLang captures larger graphs (arg_groups/memory_hook.py, 0.5.23)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,11 @@ class EngineRecipe:
         graphed_tokens: iterations with prompts are replayed from graphs, too, where they have at most so many tokens
             and at most two for each request that may run; 0 where all of them are launched kernel by kernel.
         graphed_tokens_on: part of a device's name → the same there.
+        graphed_tokens_of: family of models → the same for these, whatever the requests that may run.
         fixed_graphs: that size was set, and holds whatever the requests that may run.
+        decode_graphs: (device memory in GiB, r, R), the largest first: from that memory on, batches of up to r requests
+            decode from a graph where a stage has fewer than four devices, else of up to R. Empty: of any size, or as
+            ``graphed_tokens`` says.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
         hides_host: what it prepares ahead takes no time but where that is longer than the iteration that runs; else it
@@ -110,7 +115,9 @@ class EngineRecipe:
     quantized_kv_cache: str = "bf16"
     graphed_tokens: int = 0
     graphed_tokens_on: Mapping[str, int] = field(default_factory=dict)
+    graphed_tokens_of: Mapping[str, int] = field(default_factory=dict)
     fixed_graphs: bool = False
+    decode_graphs: tuple[tuple[float, int, int], ...] = ()
     prepares_ahead: tuple[str, ...] = ()
     hides_host: bool = False
     pads_ranks: bool = False
@@ -157,13 +164,32 @@ class EngineRecipe:
             return math.inf
         return float(self.state_updates_per_s.get(architecture, math.inf))
 
-    def graphs_on(self, slug: str) -> int:
-        """``graphed_tokens`` on a device.
+    def graphs_on(self, slug: str, family: str) -> int:
+        """``graphed_tokens`` of a family of models on a device.
 
-        >>> [engine_recipes()["vllm"].graphs_on(slug) for slug in ("h100-sxm-80gb", "gb200", "rtx-pro-6000")]
+        >>> [engine_recipes()["vllm"].graphs_on(slug, "llama") for slug in ("h100-sxm-80gb", "gb200", "rtx-pro-6000")]
         [512, 1024, 512]
         """
+        if self.fixed_graphs:
+            return self.graphed_tokens
+        if family in self.graphed_tokens_of:
+            return self.graphed_tokens_of[family]
         return next((tokens for part, tokens in self.graphed_tokens_on.items() if part in slug), self.graphed_tokens)
+
+    def fixes_graphs(self, family: str) -> bool:
+        """Whether that holds whatever the requests that may run."""
+        return self.fixed_graphs or family in self.graphed_tokens_of
+
+    def largest_decode_graph(self, memory_bytes: float, devices: int) -> float:
+        """Requests of the largest batch that decodes from a graph of its own, with so many devices in a stage.
+
+        >>> [engine_recipes()["sglang"].largest_decode_graph(80 * 2**30, devices) for devices in (1, 8)]
+        [256, 512]
+        """
+        for least_gib, few, many in self.decode_graphs:
+            if memory_bytes >= least_gib * 2**30:
+                return few if devices < MANY_DEVICES else many
+        return math.inf
 
     def on_board(self, slug: str, memory_bytes: float) -> EngineRecipe:
         """The entry with the limits that the engine gives a board.

@@ -107,6 +107,8 @@ class Worker(WorkerParts):
             at most two for each request that may run; one without where it has at most so many. 0: those with prompts
             never are, those without always.
         fixed_graphs: whatever the requests that may run: the size was set.
+        largest_decode_graph: decoding requests of the largest batch without prompts that is replayed from a graph,
+            whatever ``graphed_tokens`` says.
         prepares_ahead: the engine prepares iterations while others run.
         hides_host: that takes no time but where it takes longer than they do.
         remote_step_s: host's time of an iteration to reach workers on other devices.
@@ -126,6 +128,7 @@ class Worker(WorkerParts):
     slowdown: Slowdown | None = None
     graphed_tokens: int = 0
     fixed_graphs: bool = False
+    largest_decode_graph: float = math.inf
     prepares_ahead: bool = False
     hides_host: bool = False
     remote_step_s: float = 0.0
@@ -228,7 +231,7 @@ class Worker(WorkerParts):
         """Tokens of the largest batch without prompts that is replayed from a graph."""
         if not self.limits.cuda_graphs:
             return 0.0
-        return float(self.graphed_tokens or math.inf)
+        return min(self.graphed_tokens or math.inf, self.largest_decode_graph * self._verified_tokens)
 
     @property
     def _most_in_batch(self) -> float:

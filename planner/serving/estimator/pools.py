@@ -49,14 +49,15 @@ def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> En
 def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: Speculation | None = None) -> Worker:
     """One worker of a pool, priced at the context lengths of the workload."""
     prompt, output = workload.mean_lengths
-    first = prompt + workload.shared_history
+    first, device = prompt + workload.shared_history, site.machines[pool.node_type].device
     worker = Worker(
         shape=site.shape,
         machine=site.machine(pool),
         engine=site.recipe.engine,
         all_reduce=site.recipe.all_reduce,
-        graphed_tokens=site.recipe.graphs_on(site.machines[pool.node_type].device.slug),
-        fixed_graphs=site.recipe.fixed_graphs,
+        graphed_tokens=site.recipe.graphs_on(device.slug, site.shape.family),
+        fixed_graphs=site.recipe.fixes_graphs(site.shape.family),
+        largest_decode_graph=site.recipe.largest_decode_graph(device.memory_bytes, pool.layout.devices_per_stage),
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
         hides_host=site.recipe.hides_host and pool.role.value in site.recipe.prepares_ahead,
         remote_step_s=site.recipe.remote_step_s if pool.layout.num_devices > 1 else 0.0,
@@ -79,9 +80,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         state_updates_per_s=_state_updates_per_s(site, pool),
         expert_kernels=site.recipe.expert_kernels,
         expert_block_rows=site.recipe.expert_block_rows,
-        block_flops_per_s=site.recipe.block_flops_per_s.get(
-            site.machines[pool.node_type].device.architecture, math.inf
-        ),
+        block_flops_per_s=site.recipe.block_flops_per_s.get(device.architecture, math.inf),
         gathers_tokens=site.recipe.gathers_tokens,
         images=workload.images,
         sampling=sampling_cost(site.recipe, workload.sampling),

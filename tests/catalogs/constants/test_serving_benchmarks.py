@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -76,6 +77,27 @@ def test_scripts_set_how_many_tokens_vllm_captures() -> None:
     assert (capturing.graphed_tokens, capturing.fixed_graphs) == (2048, True)
     assert started_as(recipe, replace(RUN, model="meta-llama/Llama-3.1-70B")).graphed_tokens == 0
     assert (recipe.graphed_tokens, recipe.fixed_graphs) == (512, False)
+
+
+def test_vllm_captures_1024_tokens_for_gpt_oss_unless_a_script_says_more() -> None:
+    recipe = engine_recipes()["vllm-0.15"]
+    assert recipe.graphs_on("h100-sxm-80gb", "gpt_oss") == 1024
+    assert recipe.fixes_graphs("gpt_oss")
+    assert recipe.graphs_on("h100-sxm-80gb", "llama") == 512
+    assert not recipe.fixes_graphs("llama")
+    capturing = started_as(recipe, replace(RUN, model="openai/gpt-oss-120b"))
+    assert capturing.graphs_on("b200-sxm-180gb", "gpt_oss") == 2048
+
+
+@pytest.mark.parametrize(
+    ("gib", "few", "many"), [(16, 8, 8), (24, 48, 160), (48, 32, 160), (80, 256, 512), (141, 256, 512), (180, 512, 512)]
+)
+def test_sglang_captures_decodes_by_memory_and_devices(gib: int, few: int, many: int) -> None:
+    """arg_groups/memory_hook.py of 0.5.23, by hand."""
+    recipe = engine_recipes()["sglang"]
+    found = [recipe.largest_decode_graph(gib * 2**30, devices) for devices in (1, 3, 4, 8)]
+    assert found == [few, few, many, many]
+    assert engine_recipes()["vllm"].largest_decode_graph(gib * 2**30, 1) == math.inf
 
 
 def test_the_publishers_own_servers_take_one_prompt_and_a_margin_at_a_time() -> None:

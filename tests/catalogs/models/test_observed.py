@@ -190,6 +190,7 @@ def test_junk_gives_a_shape_or_a_model_config_error(junk: dict[str, Any], base: 
     ("stated", "groups"),
     [
         ({"name": "DeepSeekV3 (w/o MTP)"}, (8, 4)),
+        ({"name": "deepseek-ai/DeepSeek-R1"}, (8, 4)),
         ({"name": "DeepSeek-V3", "num_experts": 64}, (1, 1)),  # a proxy of fewer experts
         ({"name": "DeepSeek-V3", "n_group": 1, "topk_group": 1}, (1, 1)),
         ({"name": "Qwen3"}, (1, 1)),
@@ -205,5 +206,6 @@ def test_gpt_oss_is_known_by_its_name() -> None:
     """Its experts have biases and their activation no fused kernel, which no key of a measurement says."""
     keys = {"num_hidden_layers": 36, "hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8}
     experts = {"head_dim": 64, "num_experts": 128, "num_experts_per_tok": 4, "moe_intermediate_size": 2880}
-    shapes = [shape_from_observation({"name": name, **keys, **experts}) for name in ("GPT OSS 120B", "Other 120B")]
-    assert [shape.moe is not None and shape.moe.expert_bias for shape in shapes] == [True, False]
+    names = ("GPT OSS 120B", "openai/gpt-oss-120b", "Other 120B")
+    shapes = [shape_from_observation({"name": name, **keys, **experts}) for name in names]
+    assert [shape.moe is not None and shape.moe.expert_bias for shape in shapes] == [True, True, False]

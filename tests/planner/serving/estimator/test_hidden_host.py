@@ -157,3 +157,6 @@ def test_each_attention_rank_has_graphs_of_its_own_and_drafts_fill_them(catalog:
     free = replace(verifying, graphed_tokens=0)
     assert decode_s(verifying, 128, 1000.0) == decode_s(free, 128, 1000.0)
     assert decode_s(verifying, 129, 1000.0) > decode_s(free, 129, 1000.0)
+    of_requests = replace(free, largest_decode_graph=200)  # SGLang counts requests, whatever they verify
+    assert decode_s(of_requests, 200, 1000.0) == decode_s(free, 200, 1000.0)
+    assert decode_s(of_requests, 201, 1000.0) > decode_s(free, 201, 1000.0)
