@@ -52,6 +52,8 @@ class EngineRecipe:
         graphed_tokens_on: part of a device's name → the same there.
         graphed_tokens_of: family of models → the same for these, whatever the requests that may run.
         fixed_graphs: that size was set, and holds whatever the requests that may run.
+        graphs_prompts: iterations of prompts alone are replayed from graphs of any size, but over stages
+            (:attr:`~meshplan.planner.serving.estimator.iteration.Worker.captured_tokens`).
         decode_graphs: (device memory in GiB, r, R), the largest first: from that memory on, batches of up to r requests
             decode from a graph where a stage has fewer than four devices, else of up to R. Empty: of any size, or as
             ``graphed_tokens`` says.
@@ -117,6 +119,7 @@ class EngineRecipe:
     graphed_tokens_on: Mapping[str, int] = field(default_factory=dict)
     graphed_tokens_of: Mapping[str, int] = field(default_factory=dict)
     fixed_graphs: bool = False
+    graphs_prompts: bool = False
     decode_graphs: tuple[tuple[float, int, int], ...] = ()
     prepares_ahead: tuple[str, ...] = ()
     hides_host: bool = False

@@ -39,6 +39,7 @@ MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 256.0, 2048.0
 # Processor's time of the forward of one torch.nn.Linear on a DGX H100 (Xeon 8480C), s (NVIDIA/TransformerEngine, issue
 # 2053): constants are fitted to hosts like that one, so that others launch in proportion to what they took there.
 EAGER_LAUNCH_S = 13.48e-6
+LARGEST_LATENT_GRAPH = 8192  # tokens of prompts (SGLang 0.5.23, arg_groups/memory_hook.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,7 @@ class Worker(WorkerParts):
             at most two for each request that may run; one without where it has at most so many. 0: those with prompts
             never are, those without always.
         fixed_graphs: whatever the requests that may run: the size was set.
+        graphs_prompts: iterations of prompts alone are replayed from graphs of any size.
         largest_decode_graph: decoding requests of the largest batch without prompts that is replayed from a graph,
             whatever ``graphed_tokens`` says.
         prepares_ahead: the engine prepares iterations while others run.
@@ -128,6 +130,7 @@ class Worker(WorkerParts):
     slowdown: Slowdown | None = None
     graphed_tokens: int = 0
     fixed_graphs: bool = False
+    graphs_prompts: bool = False
     largest_decode_graph: float = math.inf
     prepares_ahead: bool = False
     hides_host: bool = False
@@ -223,8 +226,23 @@ class Worker(WorkerParts):
         """
         if self.shape.encoder is not None or self.shape.num_recurrent_layers or not self.limits.cuda_graphs:
             return 0
+        if self.graphs_prompts:
+            return self._captured_prompts
         most = 2 * self.limits.max_num_seqs // self.layout.attention_data_parallel
         return self.graphed_tokens if self.fixed_graphs else min(self.graphed_tokens, most)
+
+    @property
+    def _captured_prompts(self) -> int:
+        """Tokens of the largest batch of prompts that SGLang replays from graphs: one as large as the engine admits.
+
+        With latent attention at most 8,192, and none on Blackwell, whose kernels for it run none in graphs, nor where
+        stages follow each other (0.5.23: arg_groups/memory_hook.py, arg_groups/cuda_graph_hook.py).
+        """
+        is_latent = self.shape.latent is not None
+        if self.layout.pipeline_parallel > 1 or (is_latent and self.machine.device.architecture == "blackwell"):
+            return 0
+        budget = self.limits.max_batched_tokens
+        return min(budget, LARGEST_LATENT_GRAPH) if is_latent else budget
 
     @property
     def graphed_decodes(self) -> float:

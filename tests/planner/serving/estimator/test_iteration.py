@@ -248,6 +248,21 @@ def test_short_iterations_with_prompts_are_replayed_from_graphs(llama: ModelShap
     assert launched.step_s(0, 0.0, 1, 1, 1.0) >= 0.4
 
 
+def test_sglang_replays_prompts_of_any_size_from_graphs_on_one_stage(
+    llama: ModelShape, machine: Machine, catalog: Catalog
+) -> None:
+    """0.5.10 and newer; latent attention up to 8,192 tokens on Hopper, none on Blackwell (arg_groups/*_hook.py)."""
+    limits = EngineLimits(max_num_seqs=16, max_batched_tokens=16_384, chunked_prefill=False)
+    worker = worker_of(llama, machine, limits=limits, graphs_prompts=True)
+    assert worker.captured_tokens == 16_384
+    stages = replace(worker, layout=replace(worker.layout, pipeline_parallel=2))
+    latent = replace(worker, shape=catalog.model_shape("deepseek-v3"))
+    on_blackwell = replace(latent, machine=replace(machine, device=catalog.device("b200-sxm-180gb")))
+    assert [one.captured_tokens for one in (stages, latent, on_blackwell)] == [0, 8192, 0]
+    assert replace(worker, limits=replace(limits, cuda_graphs=False)).captured_tokens == 0
+    assert [engine_recipes()[name].graphs_prompts for name in ("sglang-0.5", "sglang", "vllm")] == [False, True, False]
+
+
 def test_the_cache_has_the_blocks_that_vllm_printed(llama: ModelShape, machine: Machine) -> None:
     """vLLM 0.15.1, Llama-3.1-70B on four H100 with 0.9 of their memory (sim-to-real validation of BLIS).
 
