@@ -21,7 +21,6 @@ ENGINE_FILE = "engines.yaml"
 # From which memory on, but for every A100, vLLM starts with more requests and tokens (engine/arg_utils.py,
 # get_batch_defaults).
 LARGE_BOARD_BYTES = 70 * 2**30
-MANY_DEVICES = 4  # from so many of a stage on SGLang captures larger graphs (arg_groups/memory_hook.py, 0.5.23)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +53,8 @@ class EngineRecipe:
         fixed_graphs: that size was set, and holds whatever the requests that may run.
         graphs_prompts: iterations of prompts alone are replayed from graphs of any size, but over stages
             (:attr:`~meshplan.planner.serving.estimator.iteration.Worker.captured_tokens`).
-        decode_graphs: (device memory in GiB, r, R), the largest first: from that memory on, batches of up to r requests
-            decode from a graph where a stage has fewer than four devices, else of up to R. Empty: of any size, or as
-            ``graphed_tokens`` says.
+        largest_decode_graph: decodes of at most so many requests of a rank run from graphs, where launch files set
+            that; 0: of as many as ``graphed_tokens`` says.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
         hides_host: what it prepares ahead takes no time but where that is longer than the iteration that runs; else it
@@ -120,7 +118,7 @@ class EngineRecipe:
     graphed_tokens_of: Mapping[str, int] = field(default_factory=dict)
     fixed_graphs: bool = False
     graphs_prompts: bool = False
-    decode_graphs: tuple[tuple[float, int, int], ...] = ()
+    largest_decode_graph: int = 0
     prepares_ahead: tuple[str, ...] = ()
     hides_host: bool = False
     pads_ranks: bool = False
@@ -182,17 +180,6 @@ class EngineRecipe:
     def fixes_graphs(self, family: str) -> bool:
         """Whether that holds whatever the requests that may run."""
         return self.fixed_graphs or family in self.graphed_tokens_of
-
-    def largest_decode_graph(self, memory_bytes: float, devices: int) -> float:
-        """Requests of the largest batch that decodes from a graph of its own, with so many devices in a stage.
-
-        >>> [engine_recipes()["sglang"].largest_decode_graph(80 * 2**30, devices) for devices in (1, 8)]
-        [256, 512]
-        """
-        for least_gib, few, many in self.decode_graphs:
-            if memory_bytes >= least_gib * 2**30:
-                return few if devices < MANY_DEVICES else many
-        return math.inf
 
     def on_board(self, slug: str, memory_bytes: float) -> EngineRecipe:
         """The entry with the limits that the engine gives a board.

@@ -195,6 +195,12 @@ RELEASES: Mapping[str, Releases] = {
                     before="--dp-size {value} --enable-dp-attention",
                     source=_SGLANG.format("0.5.22", "0.5.21"),
                 ),
+                Introduced(
+                    flag="--cuda-graph-max-bs-decode",
+                    since="0.5.23",
+                    before="--cuda-graph-max-bs {value}",
+                    source="sglang 0.5.23, where the other is a deprecated alias; 0.5.1.post1: srt/server_args.py",
+                ),
                 Introduced(flag="--dcp-size", since="0.5.15", source=_SGLANG.format("0.5.15", "0.5.14")),
                 Introduced(
                     flag="--speculative-algorithm",

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.expert_maps import expert_map
@@ -48,6 +49,7 @@ _DATA_IS_ATTENTION = "--enable-dp-attention"
 _EXPERTS = ("--ep-size", "--expert-parallel-size", "--ep")
 _CHUNK = "--chunked-prefill-size"
 _MEMORY = "--mem-fraction-static"
+_NO_GRAPHS, _LARGEST_GRAPH = "--disable-cuda-graph", "--cuda-graph-max-bs-decode"
 # Model families whose classes in SGLang 0.5.23 have get_model_config_for_expert_location; for others (mixtral, olmoe)
 # the engine passes over the map without a word.
 MAPPED_FAMILIES = (
@@ -62,6 +64,16 @@ def _attention_data(arguments: Arguments) -> int | None:
 
 def _attention_ranks(arguments: Arguments) -> int:
     return _attention_data(arguments) or 1
+
+
+def _graphs(_: ServingRequest, pool: Pool) -> Arguments:
+    """Decodes run from graphs as planned: left to itself, SGLang captures 8 to 512 requests by memory and devices."""
+    if not pool.limits.cuda_graphs:
+        return {_NO_GRAPHS: ""}
+    if pool.role is Role.PREFILL:
+        return {}
+    running = pool.limits.max_num_seqs // pool.layout.attention_data_parallel
+    return {_LARGEST_GRAPH: str(min(running, engine_recipes()[SGLANG.name].largest_decode_graph))}
 
 
 def uses_all_to_all(layout: Layout) -> bool:
@@ -289,7 +301,15 @@ TERMS = (
         verified_by="documented argument list",
     ),
     _rows.off_switch("custom_all_reduce", "--disable-custom-all-reduce"),
-    _rows.off_switch("cuda_graphs", "--disable-cuda-graph"),
+    _rows.term(
+        "cuda_graphs",
+        _graphs,
+        lambda arguments: {"cuda_graphs": False} if _NO_GRAPHS in arguments else {},
+        _NO_GRAPHS,
+        _LARGEST_GRAPH,
+        "--cuda-graph-max-bs",
+        expressed_by=f"{_NO_GRAPHS}; {_LARGEST_GRAPH} (requests of a rank)",
+    ),
     _rows.write_only(
         "quantization",
         _formats,

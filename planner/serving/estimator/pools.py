@@ -58,7 +58,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         graphed_tokens=site.recipe.graphs_on(device.slug, site.shape.family),
         fixed_graphs=site.recipe.fixes_graphs(site.shape.family),
         graphs_prompts=site.recipe.graphs_prompts,
-        largest_decode_graph=site.recipe.largest_decode_graph(device.memory_bytes, pool.layout.devices_per_stage),
+        largest_decode_graph=site.recipe.largest_decode_graph or math.inf,
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
         hides_host=site.recipe.hides_host and pool.role.value in site.recipe.prepares_ahead,
         remote_step_s=site.recipe.remote_step_s if pool.layout.num_devices > 1 else 0.0,

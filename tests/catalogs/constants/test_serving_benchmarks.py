@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields, replace
 
 import pytest
@@ -87,17 +86,6 @@ def test_vllm_captures_1024_tokens_for_gpt_oss_unless_a_script_says_more() -> No
     assert not recipe.fixes_graphs("llama")
     capturing = started_as(recipe, replace(RUN, model="openai/gpt-oss-120b"))
     assert capturing.graphs_on("b200-sxm-180gb", "gpt_oss") == 2048
-
-
-@pytest.mark.parametrize(
-    ("gib", "few", "many"), [(16, 8, 8), (24, 48, 160), (48, 32, 160), (80, 256, 512), (141, 256, 512), (180, 512, 512)]
-)
-def test_sglang_captures_decodes_by_memory_and_devices(gib: int, few: int, many: int) -> None:
-    """arg_groups/memory_hook.py of 0.5.23, by hand."""
-    recipe = engine_recipes()["sglang"]
-    found = [recipe.largest_decode_graph(gib * 2**30, devices) for devices in (1, 3, 4, 8)]
-    assert found == [few, few, many, many]
-    assert engine_recipes()["vllm"].largest_decode_graph(gib * 2**30, 1) == math.inf
 
 
 def test_the_publishers_own_servers_take_one_prompt_and_a_margin_at_a_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from emit_cases import H100, LLAMA_70B
@@ -52,6 +53,20 @@ def test_memory_is_written_in_each_engine_s_own_share() -> None:
     assert flag("sglang", "--mem-fraction-static") * total - 20e9 == pytest.approx(cache, rel=1e-3)
     left = total - 24e9
     assert flag("trtllm", "--kv_cache_free_gpu_memory_fraction") * left == pytest.approx(cache, rel=1e-3)
+
+
+@pytest.mark.parametrize(("running", "captured"), [(64, "64"), (2048, "512")])
+def test_decodes_run_from_graphs_as_planned(running: int, captured: str) -> None:
+    """By itself SGLang captures 32 requests on an L40S; TensorRT-LLM powers of two, so that 300 are computed as 512."""
+    limits = EngineLimits(max_num_seqs=running)
+    request = serving_request(LLAMA_70B, aggregated("sglang", layout(8), limits=limits))
+    files = {str(file.path): file.content for file in emit_serving("sglang", request).artifacts}
+    words = read_arguments(files["mixed_args.txt"])
+    assert words[words.index("--cuda-graph-max-bs-decode") + 1] == captured
+    graphs = trtllm.options(request, request.config.pools[0])["cuda_graph_config"]
+    assert graphs["max_batch_size"] == running
+    sizes = graphs.get("batch_sizes", [])
+    assert not sizes if running == 64 else (sizes[-1], max(b - a for a, b in pairwise(sizes))) == (running, 64)
 
 
 @pytest.mark.parametrize(
