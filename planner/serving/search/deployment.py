@@ -46,6 +46,9 @@ from meshplan.planner.serving.simulation.run import ServingRun
 # tokens (ray-project/ray, pull request 64049; vLLM's chat requests, 256 clients). A tokenizer alone takes 1.1 µs (1.1 s
 # for a million tokens, charlesxu.io/parallel-tokenizer). The published time is that of a loaded server, as here.
 TOKENIZE_S_PER_TOKEN = 0.164 / 37_000
+# The tokenizer alone, where a front end in Rust runs it and servers get its tokens: "The Dynamo frontend tokenizes
+# every incoming prompt before it sends the request to an inference backend" (docs.nvidia.com/dynamo, Fastokens).
+TOKENIZER_S_PER_TOKEN = 1.1e-6
 # How near a closed loop comes to the rate that its front end lets pass, and the most runs that look for the wait.
 RATE_TOLERANCE, MOST_RUNS = 0.01, 4
 GAP_SEED = 0  # of the order in which gaps are dealt out
@@ -232,26 +235,30 @@ def outside_s(
     slowest = dict.fromkeys(Role, 0.0)
     for pool in config.pools:
         slowest[pool.role] = max(slowest[pool.role], site.constants[pool.node_type].first_token_offset_s)
-    return sum(slowest.values()) + tokenize_s(workload, np.asarray(prompt_tokens))
+    each_s = TOKENIZE_S_PER_TOKEN if site.recipe.parses_requests else TOKENIZER_S_PER_TOKEN
+    return sum(slowest.values()) + tokenize_s(workload, np.asarray(prompt_tokens), each_s)
 
 
-def tokenize_s(workload: ServingWorkload, prompt_tokens: FloatArray | IntArray) -> FloatArray:
-    """Time to tokenize prompts, s, of the shape of ``prompt_tokens``."""
+def tokenize_s(
+    workload: ServingWorkload, prompt_tokens: FloatArray | IntArray, each_s: float = TOKENIZE_S_PER_TOKEN
+) -> FloatArray:
+    """Time to tokenize prompts, s, of the shape of ``prompt_tokens``, at so much a token."""
     images = workload.images
     of_images = 0 if images is None else images.per_request * images.tokens
-    return np.asarray(TOKENIZE_S_PER_TOKEN * np.maximum(np.asarray(prompt_tokens) - of_images, 0.0))
+    return np.asarray(each_s * np.maximum(np.asarray(prompt_tokens) - of_images, 0.0))
 
 
 def kv_link(site: Site, config: ServingConfig) -> KvLink:
     """The link for KV caches: the network shares of the smaller worker's devices, at the rate of the slower end."""
     prefill, decode = config.pool(Role.PREFILL), config.pool(Role.DECODE)
+    reads_again = ENGINES[config.engine].decode_reads_prompt and site.recipe.parses_requests
     moved = [CacheTransfer(connector=config.kv_connector, machine=site.machine(pool)) for pool in (prefill, decode)]
     return KvLink(
         kv_bytes_per_token=kv_bytes_per_token(site.shape, prefill.quantization),
         bandwidth_bytes_per_s=min(prefill.layout.num_devices, decode.layout.num_devices)
         * min(end.bytes_per_s for end in moved),
         latency_s=max(end.start_s(site.shape) for end in moved),
-        reads_prompt_s_per_token=TOKENIZE_S_PER_TOKEN if ENGINES[config.engine].decode_reads_prompt else 0.0,
+        reads_prompt_s_per_token=TOKENIZE_S_PER_TOKEN if reads_again else 0.0,
         holds_slots=ENGINES[config.engine].prefill_holds_slots,
     )
 

@@ -11,8 +11,15 @@ from planted_serving import PLANTED, prepared
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.estimator.front_end import REQUEST_S, FrontEnd
 from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.requests import Arrival, Images
-from meshplan.planner.serving.search.deployment import TOKENIZE_S_PER_TOKEN, outside_s, starts_s, tokenize_s
+from meshplan.planner.serving.search.deployment import (
+    TOKENIZE_S_PER_TOKEN,
+    kv_link,
+    outside_s,
+    starts_s,
+    tokenize_s,
+)
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.validation.machines import MachineReader
 
@@ -32,6 +39,17 @@ def test_prompts_are_tokenized_and_a_static_batch_is_not(loop: PreparedRun) -> N
     assert found - PLANTED.first_token_offset_s == pytest.approx([0.0, 1_000 * TOKENIZE_S_PER_TOKEN, 0.164])
     static = replace(run.workload, arrival=Arrival.STATIC_BATCH)
     assert not outside_s(site, run.config, static, prompts).any()
+
+
+def test_a_front_end_that_hands_servers_tokens_runs_the_tokenizer_alone(loop: PreparedRun) -> None:
+    """Dynamo's, in Rust, before either server: nobody reads the prompt again."""
+    run, site = loop.run, replace(loop.site, constants=dict.fromkeys(loop.site.constants, PLANTED))
+    behind = replace(site, recipe=replace(site.recipe, parses_requests=False))
+    of_both = [float(outside_s(one, run.config, run.workload, np.array([1_000_000]))[0]) for one in (site, behind)]
+    assert np.array(of_both) - PLANTED.first_token_offset_s == pytest.approx([1e6 * TOKENIZE_S_PER_TOKEN, 1.1])
+    pools = tuple(replace(run.config.pools[0], role=role) for role in (Role.PREFILL, Role.DECODE))
+    apart = replace(run.config, engine="vllm", pools=pools)
+    assert [kv_link(one, apart).reads_prompt_s_per_token for one in (site, behind)] == [TOKENIZE_S_PER_TOKEN, 0.0]
 
 
 def test_tokens_of_images_are_not_text(loop: PreparedRun) -> None:
