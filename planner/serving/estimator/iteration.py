@@ -20,6 +20,7 @@ from meshplan.planner.serving.estimator.cache_groups import num_cache_groups
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
 from meshplan.planner.serving.estimator.front_end import NO_FRONT_END, FrontEnd
+from meshplan.planner.serving.estimator.graphs import NO_LIMIT, Graphs
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
 from meshplan.planner.serving.estimator.step_cost import (
@@ -39,7 +40,6 @@ MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 256.0, 2048.0
 # Processor's time of the forward of one torch.nn.Linear on a DGX H100 (Xeon 8480C), s (NVIDIA/TransformerEngine, issue
 # 2053): constants are fitted to hosts like that one, so that others launch in proportion to what they took there.
 EAGER_LAUNCH_S = 13.48e-6
-LARGEST_LATENT_GRAPH = 8192  # tokens of prompts (SGLang 0.5.23, arg_groups/memory_hook.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +104,7 @@ class Worker(WorkerParts):
         role: prefill workers run no decodes.
         speculation: None without a draft.
         slowdown: under a power limit; None at full clocks.
-        graphed_tokens: an iteration with prompts is replayed from graphs where a batch has at most so many tokens, and
-            at most two for each request that may run; one without where it has at most so many. 0: those with prompts
-            never are, those without always.
-        fixed_graphs: whatever the requests that may run: the size was set.
-        graphs_prompts: iterations of prompts alone are replayed from graphs of any size.
-        largest_decode_graph: decoding requests of the largest batch without prompts that is replayed from a graph,
-            whatever ``graphed_tokens`` says.
+        graphs: what its engine replays from graphs.
         prepares_ahead: the engine prepares iterations while others run.
         hides_host: that takes no time but where it takes longer than they do.
         remote_step_s: host's time of an iteration to reach workers on other devices.
@@ -128,10 +122,7 @@ class Worker(WorkerParts):
     role: Role = Role.MIXED
     speculation: Speculation | None = None
     slowdown: Slowdown | None = None
-    graphed_tokens: int = 0
-    fixed_graphs: bool = False
-    graphs_prompts: bool = False
-    largest_decode_graph: float = math.inf
+    graphs: Graphs = NO_LIMIT
     prepares_ahead: bool = False
     hides_host: bool = False
     remote_step_s: float = 0.0
@@ -218,38 +209,13 @@ class Worker(WorkerParts):
 
     @property
     def captured_tokens(self) -> int:
-        """Tokens of the largest batch with prompts that is replayed from graphs: they are captured up to twice the
-        requests of a batch where no size is set, and not at all where the engine is started without them, an encoder
-        comes before (vLLM 0.33.0: config/vllm.py, FULL_DECODE_ONLY), or recurrent layers, which such a batch runs
-        kernel by kernel between the pieces of its graph (splitting_ops: mamba_mixer2, gdn_attention, …; vLLM pull
-        request 34571).
-        """
-        if self.shape.encoder is not None or self.shape.num_recurrent_layers or not self.limits.cuda_graphs:
-            return 0
-        if self.graphs_prompts:
-            return self._captured_prompts
-        most = 2 * self.limits.max_num_seqs // self.layout.attention_data_parallel
-        return self.graphed_tokens if self.fixed_graphs else min(self.graphed_tokens, most)
-
-    @property
-    def _captured_prompts(self) -> int:
-        """Tokens of the largest batch of prompts that SGLang replays from graphs: one as large as the engine admits.
-
-        With latent attention at most 8,192, and none on Blackwell, whose kernels for it run none in graphs, nor where
-        stages follow each other (0.5.23: arg_groups/memory_hook.py, arg_groups/cuda_graph_hook.py).
-        """
-        is_latent = self.shape.latent is not None
-        if self.layout.pipeline_parallel > 1 or (is_latent and self.machine.device.architecture == "blackwell"):
-            return 0
-        budget = self.limits.max_batched_tokens
-        return min(budget, LARGEST_LATENT_GRAPH) if is_latent else budget
+        """Tokens of the largest batch with prompts that is replayed from graphs."""
+        return self.graphs.most_with_prompts(self.shape, self.layout, self.limits, self.machine.device)
 
     @property
     def graphed_decodes(self) -> float:
         """Tokens of the largest batch without prompts that is replayed from a graph."""
-        if not self.limits.cuda_graphs:
-            return 0.0
-        return min(self.graphed_tokens or math.inf, self.largest_decode_graph * self._verified_tokens)
+        return self.graphs.most_without(self.limits, self._verified_tokens)
 
     @property
     def _most_in_batch(self) -> float:

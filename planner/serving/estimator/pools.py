@@ -9,6 +9,7 @@ from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.planner.serving.estimator.encoders.sound import windows_of_an_iteration
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
 from meshplan.planner.serving.estimator.front_end import NO_FRONT_END, FrontEnd
+from meshplan.planner.serving.estimator.graphs import Graphs
 from meshplan.planner.serving.estimator.instances import in_share
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
@@ -55,10 +56,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         machine=site.machine(pool),
         engine=site.recipe.engine,
         all_reduce=site.recipe.all_reduce,
-        graphed_tokens=site.recipe.graphs_on(device.slug, site.shape.family),
-        fixed_graphs=site.recipe.fixes_graphs(site.shape.family),
-        graphs_prompts=site.recipe.graphs_prompts,
-        largest_decode_graph=site.recipe.largest_decode_graph or math.inf,
+        graphs=Graphs.of(site.recipe, site.shape, device),
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
         hides_host=site.recipe.hides_host and pool.role.value in site.recipe.prepares_ahead,
         remote_step_s=site.recipe.remote_step_s if pool.layout.num_devices > 1 else 0.0,

@@ -15,6 +15,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.service import make_plan
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
 from meshplan.planner.serving.estimator.front_end import MESSAGE_S, NO_FRONT_END, REQUEST_S, FrontEnd
+from meshplan.planner.serving.estimator.graphs import Graphs
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, ServingConfig
@@ -67,7 +68,7 @@ def test_decodes_take_about_the_longer_of_the_engine_and_its_front_end(
 @pytest.mark.parametrize("tokens", [300, 6000])
 def test_it_works_beside_prompts_too_not_before_them(worker: Worker, num_seqs: int, tokens: int) -> None:
     """Of all that an iteration with prompts takes the front end hides as much as it can."""
-    worker = replace(worker, graphed_tokens=8192, fixed_graphs=True)
+    worker = replace(worker, graphs=Graphs(tokens=8192, is_fixed=True))
     load = (num_seqs, num_seqs * float(PROMPT), -(-tokens // PROMPT), tokens, 110.0 * tokens)
     alone = replace(worker, front_end=NO_FRONT_END).step_cost().step_s(*load)
     expected = (alone**4 + (num_seqs * EACH_S) ** 4) ** 0.25

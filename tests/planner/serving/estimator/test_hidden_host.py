@@ -14,6 +14,7 @@ from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, started
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
 from meshplan.planner.cluster.machine import machine_of
+from meshplan.planner.serving.estimator.graphs import NO_LIMIT, Graphs
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.sampling import SamplingCost
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Speculation
@@ -136,7 +137,7 @@ def test_a_batch_larger_than_any_graph_is_launched_kernel_by_kernel(catalog: Cat
     """vLLM captures graphs up to 512 tokens, 1,024 on a B200 since July 2026; those of other engines hold any batch."""
     limits = EngineLimits(max_num_seqs=1024, max_batched_tokens=4096)
     launching = replace(IDLE, host_step_s=1e-3, launch_s_per_layer=1e-3)
-    graphed, any_size = (worker(catalog, limits=limits, constants=launching, graphed_tokens=n) for n in (512, 0))
+    graphed, any_size = (worker(catalog, limits=limits, constants=launching, graphs=Graphs(tokens=n)) for n in (512, 0))
     for context in CONTEXTS.ends:
         assert decode_s(graphed, 512, context) == pytest.approx(decode_s(any_size, 512, context))
         device_s = decode_s(worker(catalog, limits=limits, constants=IDLE), 513, context)
@@ -149,14 +150,14 @@ def test_each_attention_rank_has_graphs_of_its_own_and_drafts_fill_them(catalog:
     limits = EngineLimits(max_num_seqs=1024, max_batched_tokens=4096)
     launching = replace(IDLE, launch_s_per_layer=1e-3)
     ranks = Layout(tensor_parallel=1, attention_data_parallel=2)
-    apart = worker(catalog, limits=limits, constants=launching, layout=ranks, graphed_tokens=512)
-    assert decode_s(apart, 1024, 1000.0) == decode_s(replace(apart, graphed_tokens=0), 1024, 1000.0)
+    apart = worker(catalog, limits=limits, constants=launching, layout=ranks, graphs=Graphs(tokens=512))
+    assert decode_s(apart, 1024, 1000.0) == decode_s(replace(apart, graphs=NO_LIMIT), 1024, 1000.0)
     one = replace(apart, layout=Layout(tensor_parallel=1))
     drafts = Speculation(num_draft_tokens=3, acceptance=0.5)
     verifying = replace(one, speculation=drafts)
-    free = replace(verifying, graphed_tokens=0)
+    free = replace(verifying, graphs=NO_LIMIT)
     assert decode_s(verifying, 128, 1000.0) == decode_s(free, 128, 1000.0)
     assert decode_s(verifying, 129, 1000.0) > decode_s(free, 129, 1000.0)
-    of_requests = replace(free, largest_decode_graph=200)  # SGLang counts requests, whatever they verify
+    of_requests = replace(free, graphs=Graphs(most_decodes=200))  # SGLang counts requests, whatever they verify
     assert decode_s(of_requests, 200, 1000.0) == decode_s(free, 200, 1000.0)
     assert decode_s(of_requests, 201, 1000.0) > decode_s(free, 201, 1000.0)

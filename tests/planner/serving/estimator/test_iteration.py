@@ -21,6 +21,7 @@ from meshplan.catalogs.surfaces.experts import ExpertShape
 from meshplan.catalogs.surfaces.recurrent import DECODE, PREFILL, recurrent_kernel
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.serving.estimator import operators
+from meshplan.planner.serving.estimator.graphs import Graphs
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token, state_bytes_per_request, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout
@@ -227,15 +228,15 @@ def test_short_iterations_with_prompts_are_replayed_from_graphs(llama: ModelShap
     """80 layers at 5 ms each would last 0.4 s; from a graph an iteration lasts as long as its kernels."""
     constants = ServingConstants(launch_s_per_layer=5e-3)
     launched = worker_of(llama, machine, constants=constants).step_cost()
-    graphed = worker_of(llama, machine, constants=constants, graphed_tokens=512).step_cost()
+    graphed = worker_of(llama, machine, constants=constants, graphs=Graphs(tokens=512)).step_cost()
     few = worker_of(
         llama,
         machine,
         constants=constants,
-        graphed_tokens=512,
+        graphs=Graphs(tokens=512),
         limits=EngineLimits(max_num_seqs=16, max_batched_tokens=4096),
     ).step_cost()
-    fixed = worker_of(llama, machine, constants=constants, graphed_tokens=512, fixed_graphs=True).step_cost()
+    fixed = worker_of(llama, machine, constants=constants, graphs=Graphs(tokens=512, is_fixed=True)).step_cost()
     for cost, tokens, is_launched in (
         (graphed, 128, False),
         (graphed, 129, True),
@@ -253,7 +254,7 @@ def test_sglang_replays_prompts_of_any_size_from_graphs_on_one_stage(
 ) -> None:
     """0.5.10 and newer; latent attention up to 8,192 tokens on Hopper, none on Blackwell (arg_groups/*_hook.py)."""
     limits = EngineLimits(max_num_seqs=16, max_batched_tokens=16_384, chunked_prefill=False)
-    worker = worker_of(llama, machine, limits=limits, graphs_prompts=True)
+    worker = worker_of(llama, machine, limits=limits, graphs=Graphs(any_prompts=True))
     assert worker.captured_tokens == 16_384
     stages = replace(worker, layout=replace(worker.layout, pipeline_parallel=2))
     latent = replace(worker, shape=catalog.model_shape("deepseek-v3"))
@@ -396,7 +397,7 @@ def test_launch_shapes_slow_states_that_nobody_tuned_for(catalog: Catalog, machi
 
 
 def test_prompts_of_a_hybrid_are_never_replayed_whole(hybrid: ModelShape, machine: Machine) -> None:
-    graphed = replace(worker_of(hybrid, machine), graphed_tokens=512)
+    graphed = replace(worker_of(hybrid, machine), graphs=Graphs(tokens=512))
     assert graphed.captured_tokens == 0
     assert replace(graphed, shape=all_attention(hybrid)).captured_tokens > 0
 

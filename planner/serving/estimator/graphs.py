@@ -1,0 +1,81 @@
+"""Which iterations an engine replays from CUDA graphs; the others are launched kernel by kernel.
+
+vLLM captures graphs up to so many tokens, for batches with prompts in pieces with attention between them, and launches
+what is larger ("cudagraph will not be used", vllm 0.33.0, config/vllm.py, _set_cudagraph_sizes). SGLang captures
+decodes up to so many requests and, from 0.5.10 on, prompts up to its token budget. TensorRT-LLM is told to capture
+decodes of as many requests as may run, and captures no prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.serving.problem.config import EngineLimits, Layout
+
+LARGEST_LATENT = 8192  # tokens of prompts with latent attention (SGLang 0.5.23, arg_groups/memory_hook.py)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graphs:
+    """Graphs that an engine captures where it is started with them.
+
+    Args:
+        tokens: a batch with prompts is replayed where it has at most so many tokens, and at most two for each request
+            that may run; one without where it has at most so many. 0: those with prompts never are, those without
+            always.
+        is_fixed: whatever the requests that may run: the size was set.
+        any_prompts: batches of prompts alone are replayed, whatever their size.
+        most_decodes: decoding requests of the largest batch without prompts that is replayed, whatever ``tokens`` says.
+    """
+
+    tokens: int = 0
+    is_fixed: bool = False
+    any_prompts: bool = False
+    most_decodes: float = math.inf
+
+    @classmethod
+    def of(cls, recipe: EngineRecipe, shape: ModelShape, device: Device) -> Graphs:
+        """Those of an engine's release for a model on a device."""
+        return cls(
+            tokens=recipe.graphs_on(device.slug, shape.family),
+            is_fixed=recipe.fixes_graphs(shape.family),
+            any_prompts=recipe.graphs_prompts,
+            most_decodes=recipe.largest_decode_graph or math.inf,
+        )
+
+    def most_with_prompts(self, shape: ModelShape, layout: Layout, limits: EngineLimits, device: Device) -> int:
+        """Tokens of the largest batch with prompts that is replayed.
+
+        None is where the engine is started without graphs, an encoder comes before (vLLM 0.33.0: config/vllm.py,
+        FULL_DECODE_ONLY), or recurrent layers, which such a batch runs kernel by kernel between the pieces of its graph
+        (splitting_ops: mamba_mixer2, gdn_attention, …; vLLM pull request 34571).
+        """
+        if shape.encoder is not None or shape.num_recurrent_layers or not limits.cuda_graphs:
+            return 0
+        if self.any_prompts:
+            return _most_of_prompts_alone(shape, layout, limits, device)
+        most = 2 * limits.max_num_seqs // layout.attention_data_parallel
+        return self.tokens if self.is_fixed else min(self.tokens, most)
+
+    def most_without(self, limits: EngineLimits, verified_tokens: int) -> float:
+        """Tokens of the largest batch without prompts that is replayed, so many verified for each request."""
+        if not limits.cuda_graphs:
+            return 0.0
+        return min(self.tokens or math.inf, self.most_decodes * verified_tokens)
+
+
+NO_LIMIT = Graphs()
+
+
+def _most_of_prompts_alone(shape: ModelShape, layout: Layout, limits: EngineLimits, device: Device) -> int:
+    """SGLang's: as many tokens as it admits; with latent attention at most 8,192, and none on Blackwell, whose kernels
+    for it run none in graphs, nor where stages follow each other (0.5.23: arg_groups/cuda_graph_hook.py).
+    """
+    is_latent = shape.latent is not None
+    if layout.pipeline_parallel > 1 or (is_latent and device.architecture == "blackwell"):
+        return 0
+    return min(limits.max_batched_tokens, LARGEST_LATENT) if is_latent else limits.max_batched_tokens
