@@ -170,6 +170,7 @@ def check_choices(
     _check_separation(spec, shape, problems)
     _check_arrivals(spec, problems)
     _check_streaming(spec, ENGINES[spec.constraints.target], problems)
+    _check_api_servers(spec, ENGINES[spec.constraints.target], problems)
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
     if needs_rate:
         problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
@@ -216,6 +217,14 @@ def _check_streaming(spec: ServingSpec, rules: EngineRules, problems: Problems) 
             problems.say(path, f"{interval}: {spec.workload.task} streams no tokens")
         elif gaps:
             problems.say(path, f"{interval}: clients see {interval} tokens at once, so {gaps} has no meaning: say 1")
+
+
+def _check_api_servers(spec: ServingSpec, rules: EngineRules, problems: Problems) -> None:
+    """Several API servers, where the engine has no flag for them."""
+    parts = {"fixed": spec.fixed, "fixed.prefill": spec.fixed.prefill, "fixed.decode": spec.fixed.decode}
+    for name, part in parts.items():
+        if part.api_servers is not None and not rules.scales_api_servers:
+            problems.say(f"{name}.api_servers", f"{part.api_servers}: {rules.name} has no flag for it")
 
 
 def _check_no_experts(fixed: ServingFixedSpec, problems: Problems) -> None:

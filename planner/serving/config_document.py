@@ -55,6 +55,8 @@ def _sound_limits(limits: EngineLimits) -> EngineLimits:
         raise ValueError(f"memory_fraction is {limits.memory_fraction}, not above 0 and at most 1")
     if not 1 <= limits.stream_interval <= _MAX_BATCH:
         raise ValueError(f"stream_interval is {limits.stream_interval}, not within 1 and {_MAX_BATCH}")
+    if limits.api_servers is not None and not 1 <= limits.api_servers <= MAX_DEVICES:
+        raise ValueError(f"api_servers is {limits.api_servers}, not within 1 and {MAX_DEVICES}")
     return limits
 
 

@@ -195,6 +195,7 @@ def _pins(pools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "memory_fraction": pool["limits"]["memory_fraction"],
             "num_workers": pool["num_workers"],
             "stream_interval": pool["limits"].get("stream_interval", 1),
+            **({"api_servers": number} if (number := pool["limits"].get("api_servers")) else {}),
         }
         for pool in pools
     }

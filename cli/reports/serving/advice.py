@@ -15,6 +15,8 @@ from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, percent, rate_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
+from meshplan.planner.serving.estimator.front_end import AT_ONCE, MORE_API_SERVERS
+from meshplan.planner.serving.problem.engines import ENGINES
 
 LOADS_SHOWN = 4
 # Where prefixes are kept that the devices have no room for.
@@ -43,11 +45,17 @@ def front_end_text(plan: Plan, width: int) -> str:
         lines.append(f"Its API servers let {passed:.3g} requests/s pass, however fast the GPUs are.")
     if waits >= LEAST_WAIT:
         lines.append(f"An iteration waits {percent(waits)} of its time for the API server.")
-    if lines and all(pool["limits"].get("stream_interval", 1) == 1 for pool in plan.config["pools"]):
-        lines.append("It sends every token by itself: --set fixed.stream_interval=10 plans with ten at once.")
-    if lines:
-        lines.append("More workers have more API servers.")
-    return paragraph(" ".join(lines), width) if lines else ""
+    return paragraph(" ".join([*lines, _relief(plan)]), width) if lines else ""
+
+
+def _relief(plan: Plan) -> str:
+    """What lets API servers pass more."""
+    pools, words = plan.config["pools"], []
+    if ENGINES[plan.config["engine"]].scales_api_servers and not any(one["limits"].get("api_servers") for one in pools):
+        words.append(f"more of them (--set fixed.api_servers={MORE_API_SERVERS}, a processor core each)")
+    if all(one["limits"].get("stream_interval", 1) == 1 for one in pools):
+        words.append(f"several tokens sent to a client at once (--set fixed.stream_interval={AT_ONCE})")
+    return f"More pass with {'; '.join([*words, 'more workers'])}."
 
 
 def sensitivity_section(plan: Plan, width: int) -> str:

@@ -166,6 +166,7 @@ TERMS = (
         expressed_by=f"{_BATCH[0]}, --ubatch-size",
     ),
     _rows.covered("stream_interval", "refused: every token is sent by itself"),
+    _rows.covered("api_servers", "refused: one for each worker"),
     _rows.write_only("max_sequence_length", _context, "--ctx-size (of all slots together), --kv-unified"),
     _rows.write_only("weight_tiers", _layers, "--gpu-layers, --n-cpu-moe, --cpu-moe, --override-tensor, --threads"),
     _rows.write_only("quantization", _formats, "--cache-type-k, --cache-type-v; formats of weights come with the GGUF"),

@@ -72,7 +72,8 @@ def _pool_text(name: str, pool: Pool) -> str:
         ("devices of a worker", pool.layout.num_devices),
     ]
     choices += [(name, getattr(pool.layout, name)) for name in pool.layout.__dataclass_fields__]
-    choices += [(name, getattr(pool.limits, name)) for name in pool.limits.__dataclass_fields__ if name != "admission"]
+    limits = {name: getattr(pool.limits, name) for name in pool.limits.__dataclass_fields__ if name != "admission"}
+    choices += [(name, value) for name, value in limits.items() if value is not None]  # None: what the engine does
     choices += [("weight", pool.weight)] if pool.weight > 1 else []
     choices += [] if pool.power_cap_w is None else [("power_cap_w", f"{pool.power_cap_w:g}")]
     choices += [("formats", pool.quantization.label), ("hosts", plain(pool.node_type))]

@@ -278,6 +278,7 @@ TERMS = (
         expressed_by=f"{_CHUNK} (× attention_data_parallel), --max-prefill-tokens",
     ),
     _rows.stream_interval("--stream-interval"),
+    _rows.covered("api_servers", "refused: one for each worker"),
     _rows.write_only("chunked_prefill", _mixed, "--enable-mixed-chunk"),
     _rows.memory(
         _memory,

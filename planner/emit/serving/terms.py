@@ -145,6 +145,14 @@ class ServingRows(Rows):
             "stream_interval", write, lambda arguments: stated(stream_interval=count(arguments, flag)), flag
         )
 
+    def api_servers(self, flag: str) -> Term:
+        """API servers of a worker; not written where the engine starts as many as it does by itself."""
+
+        def write(_: ServingRequest, pool: Pool) -> Arguments:
+            return {flag: str(pool.limits.api_servers)} if pool.limits.api_servers else {}
+
+        return self.term("api_servers", write, lambda arguments: stated(api_servers=count(arguments, flag)), flag)
+
     def off_switch(self, name: str, flag: str, *, note: str = "") -> Term:
         """A limit that is on by default, behind a flag that switches it off."""
         return self.term(

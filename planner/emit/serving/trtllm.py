@@ -192,6 +192,7 @@ TERMS = (
     ),
     _switch_term("chunked_prefill", "enable_chunked_prefill"),
     _rows.stream_interval("stream_interval"),
+    _rows.covered("api_servers", "refused: one for each worker"),
     _switch_term("prefix_caching", "kv_cache_config.enable_block_reuse"),
     _rows.write_only("quantization", _formats, "kv_cache_config.dtype; formats of weights come with the checkpoint"),
     _rows.write_only("kv_tier", _kv_tier, "kv_cache_config.host_cache_size (bytes of one rank)"),

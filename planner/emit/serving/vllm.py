@@ -195,6 +195,7 @@ TERMS = (
     _rows.max_num_seqs("--max-num-seqs", ranks=_data_ranks, note=" (of one data-parallel rank)"),
     _rows.max_batched_tokens("--max-num-batched-tokens"),
     _rows.stream_interval("--stream-interval"),
+    _rows.api_servers("--api-server-count"),
     _pair_term("chunked_prefill", write=_chunks),
     _rows.memory(
         lambda _, pool: {_MEMORY: f"{pool.fraction_of_device:g}"},

@@ -33,6 +33,9 @@ from meshplan.planner.core.arrays import FloatArray
 
 REQUEST_S = 6.2e-3
 MESSAGE_S = 34e-6
+# What is advised where API servers decide: tokens sent at once (with more, requests themselves are most of the work),
+# and API servers of a worker.
+AT_ONCE, MORE_API_SERVERS = 10, 4
 LEAST_SPAN_S = 1e-6  # arrivals within less have no rate
 
 

@@ -97,8 +97,9 @@ def front_end(site: Site, pool: Pool, workload: ServingWorkload) -> FrontEnd:
     """The API servers of one worker of a pool."""
     if not workload.has_front_end or not site.recipe.has_api_server:
         return NO_FRONT_END
+    own = pool.layout.attention_data_parallel if site.recipe.front_end_per_rank else 1
     return FrontEnd(
-        processes=pool.layout.attention_data_parallel if site.recipe.front_end_per_rank else 1,
+        processes=pool.limits.api_servers or own,
         interval=max(site.recipe.stream_interval, pool.limits.stream_interval),
         parses=site.recipe.parses_requests,
         at_once=(workload.num_requests or 1) if workload.arrival is Arrival.ALL_AT_ONCE else 0,

@@ -16,6 +16,7 @@ from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.text import rounded_up
 from meshplan.planner.serving.advice import what_if_rows
+from meshplan.planner.serving.estimator.front_end import AT_ONCE, MORE_API_SERVERS
 from meshplan.planner.serving.no_plan.binding import (
     ALONE,
     CAPACITY,
@@ -54,8 +55,6 @@ MOST_FORMATS = 2
 NEAR_ENOUGH = 0.25
 # Requests in flight that are tried first.
 FEW_IN_FLIGHT = 8
-# Tokens that are sent at once where API servers bind: with more, requests themselves are most of their work.
-AT_ONCE = 10
 # Arrivals that no rate serves are made more even by these factors until one does; the last is Poisson's.
 LESS_BURSTY = (2.0, 4.0, math.inf)
 # Limits on latencies of such arrivals that are tried, over the latency of one run.
@@ -123,7 +122,7 @@ class _Changes:
         if kind == CAPACITY or self.binding.finished_per_s:
             yield from self._lower_rate()
         if self.binding.is_passed_on:
-            yield from self._fewer_messages()
+            yield from self._relieved_api_servers()
         if kind == OVERLOAD:
             yield from self._fewer_in_flight()
             if not self.carried and self.problem.slos:  # however few: what is asked of each is too much
@@ -227,19 +226,28 @@ class _Changes:
             least = f"request_rate_per_s: {float(f'{0.995 * rate:.3g}'):g}"
             yield _change(f"request_rate_per_s: {workload.request_rate_per_s:g}", least, found)
 
-    def _fewer_messages(self) -> Iterator[dict[str, Any]]:
-        """Several tokens sent to a client at once, where the engine does so and no SLO is on each of them."""
-        problem, pinned = self.problem, self.problem.pinned
-        if "stream_interval" in pinned.of(Role.MIXED) or not problem.rules.streams_in_intervals:
-            return
-        if any(slo.metric == "itl" for slo in problem.slos):
-            return
-        self.tried.append(f"{AT_ONCE} tokens sent at once")
-        common = {**pinned.by_role.get(Role.MIXED, {}), "stream_interval": AT_ONCE}
+    def _relieved_api_servers(self) -> Iterator[dict[str, Any]]:
+        """More API servers, or several tokens sent to a client at once where no SLO is on each of them."""
+        rules, pinned = self.problem.rules, self.problem.pinned.of(Role.MIXED)
+        if rules.scales_api_servers and "api_servers" not in pinned:
+            self.tried.append(f"{MORE_API_SERVERS} API servers a worker")
+            yield from self._with_pin(
+                "each worker has the API servers that the engine starts", api_servers=MORE_API_SERVERS
+            )
+        each_matters = any(slo.metric == "itl" for slo in self.problem.slos)
+        if rules.streams_in_intervals and "stream_interval" not in pinned and not each_matters:
+            self.tried.append(f"{AT_ONCE} tokens sent at once")
+            yield from self._with_pin("every token is sent by itself", stream_interval=AT_ONCE)
+
+    def _with_pin(self, before: str, **pin: int) -> Iterator[dict[str, Any]]:
+        """The change to one more pin of mixed workers, where it leaves a plan."""
+        pinned = self.problem.pinned
+        common = {**pinned.by_role.get(Role.MIXED, {}), **pin}
         more = replace(pinned, by_role={**pinned.by_role, Role.MIXED: common})
-        found = self._best(replace(problem, pinned=more))
+        found = self._best(replace(self.problem, pinned=more))
         if found is not None:
-            yield _change("every token is sent by itself", f"fixed.stream_interval: {AT_ONCE}", found)
+            ((name, value),) = pin.items()
+            yield _change(before, f"fixed.{name}: {value}", found)
 
     def _fewer_in_flight(self) -> Iterator[dict[str, Any]]:
         """The most requests in flight within the SLOs: doubled while there is a plan, then between that and its double,

@@ -112,6 +112,8 @@ class EngineLimits:
         custom_all_reduce: the engine's own all-reduce kernels are used inside a node instead of NCCL's.
         stream_interval: iterations whose tokens are sent to a client at once: less work for the API server, whose
             messages hold several tokens.
+        api_servers: processes of a worker that answer clients, a processor core each; None: as many as the engine
+            starts by itself.
         admission: when prompts are admitted; not a choice of a plan, but measured servers may have set it.
     """
 
@@ -123,6 +125,7 @@ class EngineLimits:
     cuda_graphs: bool = True
     custom_all_reduce: bool = True
     stream_interval: int = 1
+    api_servers: int | None = None
     admission: Admission = Admission()
 
 

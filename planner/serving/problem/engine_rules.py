@@ -58,6 +58,7 @@ class EngineRules:
         prefill_holds_slots: a prefilled request counts as running at its prefill worker until its cache has arrived.
         one_host: a worker is one process, on one host.
         streams_in_intervals: the engine has a flag for how many tokens it sends to a client at once.
+        scales_api_servers: the engine has a flag for how many API servers a worker has.
         weight_ways: ways to serve weights in host memory (:class:`Way`) for which the engine has flags.
         schemes_not_on: generation of devices → schemes for which the engine has no kernels there.
         mxfp4_padding: generation of devices → how experts in mxfp4 are padded there.
@@ -84,6 +85,7 @@ class EngineRules:
     prefill_holds_slots: bool = False
     one_host: bool = False
     streams_in_intervals: bool = True
+    scales_api_servers: bool = False
     weight_ways: tuple[str, ...] = ()
     schemes_not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mxfp4_padding: Mapping[str, ExpertPadding] = field(default_factory=dict)
@@ -121,6 +123,8 @@ class EngineRules:
             )
         if pool.limits.stream_interval > 1 and not self.streams_in_intervals:
             wrong.append(f"no flag for stream_interval {pool.limits.stream_interval}: every token is sent by itself")
+        if pool.limits.api_servers and not self.scales_api_servers:
+            wrong.append(f"no flag for api_servers {pool.limits.api_servers}")
         if pool.kv_tier is not None and pool.kv_tier.store not in self.kv_stores:
             wrong.append(f"no flag for a KV tier on {pool.kv_tier.store}: give one of {', '.join(self.kv_stores)}")
         if pool.weight_tiers is not None and pool.weight_tiers.way.value not in self.weight_ways:

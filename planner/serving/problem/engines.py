@@ -134,6 +134,7 @@ VLLM = EngineRules(
     # docs.vllm.ai, features/quantization: Volta has no Marlin, "Turing does not support Marlin MXFP4".
     schemes_not_on={"volta": ("mxfp4",), "turing": ("mxfp4",)},
     mxfp4_padding=_VLLM_PADS,
+    scales_api_servers=True,  # entrypoints/cli/serve.py; SGLang's --tokenizer-worker-num leaves one detokenizer
     weight_ways=("streamed",),
     pipeline_on_decode="one",
     whole_context_on_transfer=True,

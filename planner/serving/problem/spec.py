@@ -339,6 +339,11 @@ class LayoutSpec(SpecModel):
     )
     num_workers: Count | None = Field(default=None, description="replicas")
     stream_interval: Count | None = Field(default=None, description="tokens sent to a client at once; default: 1")
+    api_servers: Count | None = Field(
+        default=None,
+        description="vLLM: API servers of a worker, a processor core each; default: one, or one for each attention "
+        "data-parallel rank",
+    )
 
     def pinned(self) -> dict[str, int]:
         """The pinned numbers of devices, requests, tokens and workers alone."""

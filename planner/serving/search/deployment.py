@@ -9,7 +9,7 @@ prefill and once for decode servers, because the router sends a disaggregated re
 s is published. In a closed loop the next request reaches the engine as much later on average: the answer's last token
 goes to the client, who then sends it. Only such gaps vary (:func:`gaps_s`): requests of one length would otherwise stay
 in step for ever, and queue or not by a hair. The clients of a closed loop all begin at once. A server parses their
-requests one after another, r each (:mod:`~meshplan.planner.serving.estimator.front_end`), and one thread of it
+requests one after another, r each (:mod:`~meshplan.planner.serving.estimator.front_end`), and a thread of its own
 tokenizes them (vllm-project/vllm, issue 25301), so that the i-th of a server reaches its engine i·max(r, s·p) later
 (:func:`starts_s`). Assumptions: later prompts, which come one by one, do not wait for each other's tokenizing (a
 hundred prompts of 1,024 tokens a second would); front ends of disaggregated servers tokenize in parallel; tokens of
@@ -207,8 +207,8 @@ def starts_s(
 ) -> FloatArray:
     """How long the requests that begin a closed loop wait to be parsed and tokenized behind those before them, s, [n].
 
-    The loop's first requests are dealt in turn to the API servers, and to the tokenizing threads of the workers behind
-    them, each first come, first served; those that follow wait for none of it.
+    The loop's first requests are dealt in turn to the API servers, each with a thread that tokenizes what it has
+    parsed, first come, first served; those that follow wait for none of it.
     """
     waited_s = np.zeros(len(requests))
     if not workload.has_front_end:
@@ -218,7 +218,7 @@ def starts_s(
     if config.is_disaggregated:
         return waited_s
     each_s = tokenize_s(workload, requests.input_length[:first])
-    threads = sum(pool.num_workers for pool in config.pools)
+    threads = front_end.processes or sum(pool.num_workers for pool in config.pools)
     for thread in range(min(threads, first)):
         own_s, parsed_s = each_s[thread::threads], waited_s[thread:first:threads]
         before_s = np.cumsum(own_s) - own_s

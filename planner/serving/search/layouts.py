@@ -282,6 +282,7 @@ def default_limits(problem: ServingProblem, role: Role, device: Device, layout: 
         max_num_seqs=pinned.get("max_num_seqs", limits.max_num_seqs * layout.attention_data_parallel),
         max_batched_tokens=pinned.get("max_batched_tokens", budget),
         stream_interval=pinned.get("stream_interval", limits.stream_interval),
+        api_servers=pinned.get("api_servers", limits.api_servers),
         chunked_prefill=limits.chunked_prefill and not is_whole,  # its tokens attend to those of later chunks
         prefix_caching=limits.prefix_caching and problem.workload.prefix_hit_rate > 0.0,
     )

@@ -55,12 +55,15 @@ def written(config: ServingConfig, folder: Path) -> Path:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_the_written_script_is_read_with_the_flags_of_its_files(engine: str, tmp_path: Path) -> None:
-    limits = EngineLimits(max_num_seqs=77, max_batched_tokens=4096, stream_interval=5)
+    servers = 3 if engine == "vllm" else None
+    limits = EngineLimits(max_num_seqs=77, max_batched_tokens=4096, stream_interval=5, api_servers=servers)
     found = read_inputs([str(written(aggregated(engine, layout(tensor=4, pipeline=2), limits=limits), tmp_path))])
     assert (found.kind, found.target) == ("serving", engine)
     expected = {"tensor_parallel": 4, "pipeline_parallel": 2, "max_num_seqs": 77, "max_batched_tokens": 4096}
     if engine != "trtllm":  # its file of options is named by a variable of the script
         expected["stream_interval"] = 5
+    if engine == "vllm":
+        expected["api_servers"] = 3
     assert {name: found.values[name] for name in expected} == expected
     (tmp_path / "mixed_args.txt").unlink()
     with pytest.raises(SpecError, match=r"mixed_args\.txt beside it, which is not there"):

@@ -239,3 +239,14 @@ def test_llama_cpp_sends_every_token_by_itself() -> None:
     together = replace(pool(layout(1)), limits=EngineLimits(stream_interval=10))
     assert any("stream_interval" in text for text in ENGINES["llama.cpp"].broken_pool(LLAMA_70B, together))
     assert not any("stream_interval" in text for text in ENGINES["vllm"].broken_pool(LLAMA_70B, together))
+
+
+def test_api_servers_are_written_where_a_plan_has_others_than_the_engine() -> None:
+    several = EngineLimits(api_servers=4)
+    for limits, written in ((several, True), (EngineLimits(), False)):
+        request = serving_request(LLAMA_70B, aggregated("vllm", layout(8), limits=limits))
+        files = {str(file.path): file.content for file in emit_serving("vllm", request).artifacts}
+        assert ("--api-server-count 4" in files["mixed_args.txt"]) == written
+    one = replace(pool(layout(1)), limits=several)
+    refused = [any("api_servers" in text for text in rules.broken_pool(LLAMA_70B, one)) for rules in ENGINES.values()]
+    assert refused == [False, True, True, True]

@@ -259,8 +259,9 @@ def test_api_servers_that_bind_are_named_and_relieved(catalog: Catalog) -> None:
     refused = make_plan(asked, catalog).solution
     assert "API servers" in refused["binding_constraint"]
     changes = [one["change"] for one in refused["least_change"]]
-    assert "fixed.stream_interval: 10" in changes
-    assert make_plan({**asked, "fixed": {"stream_interval": 10}}, catalog).config
+    for change, fixed in (("api_servers: 4", {"api_servers": 4}), ("stream_interval: 10", {"stream_interval": 10})):
+        assert f"fixed.{change}" in changes
+        assert make_plan({**asked, "fixed": fixed}, catalog).config
     each_token = make_plan({**asked, "slo": {"ttft_p99_s": 2.0, "itl_p99_s": 0.1}}, catalog).solution
     assert not any("stream_interval" in one["change"] for one in each_token["least_change"])
     without = make_plan({**asked, "constraints": {"max_devices": 1, "target": "llama.cpp"}}, catalog).solution

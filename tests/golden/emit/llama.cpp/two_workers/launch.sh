@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan af2c100a3dd4
-# plan digest: af2c100a3dd42ea3085a73b3e072cc0b1a43fb8590ac234e7b579ed7ca0c05b8
+# meshplan plan feb537c104b4
+# plan digest: feb537c104b4db6ab8a5564faf38978f05072eb2f3d8c832674af864c1209af9
 # usage: launch.sh HOST [more flags of every server]; HOST is a host number of workers.txt
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)

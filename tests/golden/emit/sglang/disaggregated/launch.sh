@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan 90a453bd1a99
-# plan digest: 90a453bd1a9902277cdc201f182d73366df8ab178c3aeaa4a84a38c49c78066e
+# meshplan plan 9d40126b067e
+# plan digest: 9d40126b067e85affbec654e40f00f900650a0f7a10e4ab4439ee5ccb29a017c
 # parser: sglang 0.5.23 (prepare_server_args, resolve_once, check_server_args with stand-ins for kernels and GPU; no server starts)
 # usage: launch.sh HOST [more flags of every server]; HOST is a host number of workers.txt
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# meshplan plan 3fc59fae2b12
-# plan digest: 3fc59fae2b12d0f2f6741e729c50018f309e8f46dc8ba451543b7f096ef80ec5
+# meshplan plan 5f9c03ab97b6
+# plan digest: 5f9c03ab97b6842098f7af4eebd8caa7c3566397865afba1d1b8e362d8088858
 set -euo pipefail
 exec "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh" 0 "$@"

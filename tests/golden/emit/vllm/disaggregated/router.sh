@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan 07866c03f561
-# plan digest: 07866c03f561a703b093e3be90fe26d6eeed52e3f71db5640c4c05fc55cd0b62
+# meshplan plan 9944222a13fb
+# plan digest: 9944222a13fb2e7de2c59e25da7641939285abddfb00693c3885c540f536a370
 # parser: vllm-router 0.1.17 (its own argument parser; no router starts)
 # Start this on one host once the workers are up; clients talk to it.
 set -euo pipefail
