@@ -42,6 +42,7 @@ _RECOMPUTE = (
 _TRAINERS_RECOMPUTE = "gradient_checkpointing"
 _AWAY = "activation_offloading"
 _STATES = "fsdp_config.offload_params"
+_LOADED_ONCE = "fsdp_config.cpu_ram_efficient_loading"
 _OFFLOADED = "offload"
 _OLD_PREFIX = "fsdp_config.fsdp_"  # keys are taken with and without it
 
@@ -63,7 +64,10 @@ _NO_CHOICES: Mapping[str, Any] = {
     "output_dir": "output",
 }
 # Keys that say nothing about a plan, whoever wrote them.
-NO_CHOICES = frozenset({*_NO_CHOICES, "fsdp_config.auto_wrap_policy", "fsdp_version", "fsdp_config.fsdp_version"})
+_FSDP_KEYS = ("fsdp_config.auto_wrap_policy", "fsdp_version", "fsdp_config.fsdp_version", _LOADED_ONCE)
+NO_CHOICES = frozenset({*_NO_CHOICES, *_FSDP_KEYS})
+# Tokens of the example data set: 2,000 short questions with answers, counted as 128 tokens each.
+_EXAMPLE_TOKENS = 2_000 * 128
 _NO_MODEL = "MODEL"  # stands in the YAML where no published name is known; launch.sh then wants the variable
 
 _PROGRAM = r"""
@@ -211,6 +215,19 @@ def _weights(plan: Plan) -> Arguments:
     }
 
 
+def _fsdp(phase: Phase) -> Arguments:
+    """FSDP2, whose first rank alone reads a checkpoint: host memory would else hold the model once for each device.
+
+    Weights in four bits are refused so (the schema: its loading deadlocks); new weights are in no checkpoint.
+    """
+    reads_whole = phase not in {Phase.QLORA, Phase.PRETRAINING}
+    return {
+        "fsdp_version": 2,
+        "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        **({_LOADED_ONCE: True} if reads_whole else {}),
+    }
+
+
 def configuration(request: TrainingRequest) -> dict[str, Any]:
     """The YAML as a mapping.
 
@@ -219,13 +236,12 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
     """
     rules = AXOLOTL if phase_of(request.plan).has_adapters else training_every_weight(AXOLOTL)
     refuse(rules, request.shape, request.config, _KNOWN_NAMES)
-    fsdp = {"fsdp_version": 2, "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     return nested(
         {
             "base_model": request.published_model or _NO_MODEL,
             **_weights(request.plan),
             **write_all(TERMS, request.config, request.shape),
-            **(fsdp if request.config.zero_stage else {}),
+            **(_fsdp(phase_of(request.plan)) if request.config.zero_stage else {}),
             **_NO_CHOICES,
         }
     )
@@ -250,7 +266,19 @@ def job(request: TrainingRequest) -> Job:
             *AXOLOTL.kernel_notes,
             "attn_implementation flash_attention_2 needs the package flash-attn (axolotl[flash-attn]).",
             "Axolotl turns its own kernels for adapters on (lora_*_kernel); the estimate does not count their gain.",
+            *_data_notes(request),
         ),
+    )
+
+
+def _data_notes(request: TrainingRequest) -> tuple[str, ...]:
+    """Where the example data set is smaller than a global batch: steps on it are shorter than the plan's."""
+    tokens = request.config.global_batch_size * request.config.sequence_length
+    if tokens <= _EXAMPLE_TOKENS:
+        return ()
+    return (
+        f"The default DATA is smaller than a global batch of {tokens:,} tokens, and Axolotl then takes shorter steps "
+        "than planned: set DATA before you measure one.",
     )
 
 

@@ -19,10 +19,13 @@ table of published runs (docs/performance-guide.md, docs/performance-summary.md,
 7. Fewest recomputed layers, by kind of recompute.
 8. Fewest stages, then the smallest degrees of context, expert-tensor and tensor parallelism: each adds messages whose
    hiding is the estimator's least certain part.
-9. Expert parallelism inside a scale-up domain (G), of that as much as it holds: each expert is kept and reduced by the
-   fewest ranks, and none of its messages leaves the domain (R: 8 on nodes of 8, 32 and 64 on racks of 72); beyond it,
-   the least.
-10. Equal layers on all chunks between the first and the last, whose ends count as a layer (G); fewest chunks of a
+9. Shards over all replicas of a scale-up domain: groups within it keep more of each state on every device, for messages
+   that its links carry at full speed; HSDP shards "within a node" and copies across nodes (ShardingStrategy of
+   PyTorch FSDP).
+10. Expert parallelism inside a scale-up domain (G), of that as much as it holds: each expert is kept and reduced by
+    the fewest ranks, and none of its messages leaves the domain (R: 8 on nodes of 8, 32 and 64 on racks of 72);
+    beyond it, the least.
+11. Equal layers on all chunks between the first and the last, whose ends count as a layer (G); fewest chunks of a
     stage; equals by their objective.
 
 The bound stays that of the search; the gap says what the choice may cost.
@@ -82,6 +85,8 @@ def complexity(problem: TrainingProblem, batch: Candidates) -> list[Any]:
     replicated = (experts * width == 1) & (problem.shape.moe is not None and p > 1)
     dimensions = (t > 1).astype(int) + (p > 1) + (c > 1) + (width > 1)
     beyond = experts * width > problem.machine.domain_size
+    replicas_of_domain = np.minimum(batch.data_parallel, np.maximum(problem.machine.domain_size // (t * c), 1))
+    small_groups = (batch.zero_stage > 0) & (batch.data_parallel_shard < replicas_of_domain)
     return [
         offloads,
         unusual,
@@ -95,6 +100,7 @@ def complexity(problem: TrainingProblem, batch: Candidates) -> list[Any]:
         c,
         width,
         t,
+        small_groups,
         beyond,
         np.where(beyond, experts, -experts),
         whole(len(set(split.layers_per_chunk[1:-1])) > 1),

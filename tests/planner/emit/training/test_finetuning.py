@@ -83,6 +83,22 @@ def test_axolotl_trains_the_adapters_that_the_plan_counts() -> None:
     assert document("axolotl", tuning(phase="pretraining"))["reinit_weights"] is True
 
 
+@pytest.mark.parametrize(("phase", "is_said"), [("lora", True), ("sft", True), ("qlora", False), ("pretraining", False)])
+def test_axolotl_reads_a_large_checkpoint_once_a_host(phase: str, is_said: bool) -> None:
+    """Its schema refuses that for weights in four bits, and new weights are in no checkpoint."""
+    precision = {"precision": "bf16"} if phase == "qlora" else {}
+    sharded = document("axolotl", tuning(phase=phase, **precision))["fsdp_config"]
+    assert sharded.get("cpu_ram_efficient_loading", False) is is_said
+    assert "fsdp_config" not in document("axolotl", tuning(ALONE))
+
+
+@pytest.mark.parametrize(("sequence_length", "is_told"), [(1024, False), (131072, True)])
+def test_axolotls_example_data_are_told_to_be_few(sequence_length: int, is_told: bool) -> None:
+    config = config_for(LLAMA_70B, data_parallel=16, zero_stage=3, num_microbatches=1, sequence_length=sequence_length)
+    notes = emit("axolotl", tuning(config)).notes
+    assert any("set DATA before you measure" in note for note in notes) is is_told
+
+
 def test_torchtune_trains_the_adapters_that_the_plan_counts() -> None:
     lora = document("torchtune", tuning())["model"]
     assert lora["_component_"] == "torchtune.models.llama3_1.lora_llama3_1_70b"

@@ -33,6 +33,10 @@ DENSE_PAIRS: dict[str, tuple[Choices, Choices]] = {
     ),
     "a whole sequence on a device": ({"tensor_parallel": 2}, {"context_parallel": 2}),
     "few stages": ({"pipeline_parallel": 2}, {"pipeline_parallel": 4}),
+    "shards over all replicas of a domain": (
+        {"zero_stage": 3, "data_parallel": 8, "data_parallel_shard": 4},
+        {"zero_stage": 3, "data_parallel": 8, "data_parallel_shard": 2},
+    ),
     "equal layers between the ends before few chunks": (
         {"pipeline_parallel": 2, "virtual_pipeline_stages": 3, "layers_per_chunk": (0, 1, 1, 1, 1, 0)},
         {"pipeline_parallel": 2, "virtual_pipeline_stages": 2, "layers_per_chunk": (1, 2, 1, 0)},
