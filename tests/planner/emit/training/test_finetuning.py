@@ -83,7 +83,9 @@ def test_axolotl_trains_the_adapters_that_the_plan_counts() -> None:
     assert document("axolotl", tuning(phase="pretraining"))["reinit_weights"] is True
 
 
-@pytest.mark.parametrize(("phase", "is_said"), [("lora", True), ("sft", True), ("qlora", False), ("pretraining", False)])
+@pytest.mark.parametrize(
+    ("phase", "is_said"), [("lora", True), ("sft", True), ("qlora", False), ("pretraining", False)]
+)
 def test_axolotl_reads_a_large_checkpoint_once_a_host(phase: str, is_said: bool) -> None:
     """Its schema refuses that for weights in four bits, and new weights are in no checkpoint."""
     precision = {"precision": "bf16"} if phase == "qlora" else {}
