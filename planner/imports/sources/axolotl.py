@@ -17,7 +17,6 @@ _KEYS = ("base_model", "sequence_len", "micro_batch_size", "datasets")
 _ONLY_READ = (
     trainer.number("lora_rank", "lora_r"),
     trainer.number("tensor_parallel", "tensor_parallel_size"),
-    trainer.number("context_parallel", "context_parallel_size", "sequence_parallel_degree"),
 )
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _READ_BELOW = frozenset(
@@ -53,8 +52,8 @@ def read(given: Given) -> Reading:
         trainer.take_deepspeed(reading, str(document["deepspeed"]))
     elif any(key.startswith("fsdp") for key in document):
         reading.assume("zero_stage", 3, "fsdp: parameters are sharded")
-    if any(reading.values.get(name, 1) > 1 for name in ("tensor_parallel", "context_parallel")):
-        reading.target = "accelerate"  # the rules of the target axolotl are those of data parallelism
+    if reading.values.get("tensor_parallel", 1) > 1:
+        reading.target = "accelerate"  # plans for axolotl split no matrix products
     trainer.complete(reading)
     return reading
 

@@ -49,6 +49,7 @@ class FrameworkRules:
         quantised_weights: frozen weights may be kept in four bits.
         document_rules: rules that come in addition where attention keeps to documents of a sequence.
         full_rules: rules that come in addition where every weight is trained, not adapters.
+        context_parallel_style: how it exchanges within a context-parallel group where nobody says otherwise.
         is_eager: what is written for it runs PyTorch's operators one by one; otherwise they are compiled or fused.
     """
 
@@ -68,6 +69,7 @@ class FrameworkRules:
     quantised_weights: bool = False
     document_rules: tuple[LegalityRule, ...] = ()
     full_rules: tuple[LegalityRule, ...] = ()
+    context_parallel_style: str = "ring"
     is_eager: bool = False
 
     @property
