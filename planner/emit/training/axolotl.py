@@ -1,4 +1,4 @@
-"""A training plan as an Axolotl YAML: LoRA, QLoRA or every weight, with replicas or FSDP2's shards, and split sequences.
+"""A training plan as an Axolotl YAML: LoRA, QLoRA or every weight, with replicas or FSDP2's shards, split sequences.
 
 torchrun starts ``axolotl.cli.train`` on the YAML; variables of the launch script override what a plan does not decide.
 The keys are checked by Axolotl's own schema: tests/conformance/finetuning.

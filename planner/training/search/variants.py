@@ -1,7 +1,8 @@
 """Variants of a batch of candidates: ways to split sequences and to shard states that no measured run has.
 
-Such a choice stays at its default, for sequences the framework's, unless it is pinned or listed in ``search_over``. Each applicable candidate is then
-duplicated once per value. A pinned context-parallel style applies only to candidates with context_parallel > 1.
+Such a choice stays at its default, for sequences the framework's, unless it is pinned or listed in ``search_over``.
+Each applicable candidate is then duplicated once per value. A pinned context-parallel style applies only to candidates
+with context_parallel > 1.
 """
 
 from __future__ import annotations
