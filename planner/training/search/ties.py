@@ -6,7 +6,8 @@ best plan, the first in this order is chosen. The reasons are NVIDIA's: G is Meg
 table of published runs (docs/performance-guide.md, docs/performance-summary.md, 25.11), A its page on recompute
 (docs/training/activation-recomputation.md).
 
-1. Nothing offloaded, nothing that no measured run has.
+1. Nothing offloaded, nothing that no measured run has, no sharding of gradients and parameters whose launches contradict
+   those of tensor or context parallelism (Megatron-FSDP before Blackwell: Megatron-LM warns).
 2. No sequence split below its use: shards of fewer tokens than in any run of R are "skinny" (G).
 3. Tensor parallelism inside a scale-up domain: it communicates most (G).
 4. No recompute of every layer: "only when selective recomputation still does not fit" (A). It adds a third to the
@@ -51,6 +52,7 @@ from meshplan.planner.core.arrays import BoolArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Solution, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates
+from meshplan.planner.training.estimator.parameters import ZERO_OPTIMIZER
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.problem.choice import ContextStyle, Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
@@ -80,6 +82,8 @@ def complexity(problem: TrainingProblem, batch: Candidates) -> list[Any]:
     unusual = (batch.context_parallel_style != ContextStyle.RING).astype(int) + (batch.zero_hpz_partition_size > 1)
     unusual = unusual + (batch.outer_zero_stage > 0) + (batch.gathered_num_layers > 0)
     unusual = unusual + (split.schedule not in USUAL_SCHEDULES) + split.vocabulary_parallel
+    if problem.machine.device.architecture in problem.rules.one_queue_architectures:
+        unusual = unusual + ((batch.zero_stage > ZERO_OPTIMIZER) & ((t > 1) | (c > 1)))
     below_use = (c > 1) & (problem.workload.sequence_length < LEAST_TOKENS_PER_RANK * c)
     experts, width = batch.expert_parallel, batch.expert_tensor_parallel
     replicated = (experts * width == 1) & (problem.shape.moe is not None and p > 1)

@@ -66,7 +66,6 @@ _SMALL_CHANGES: tuple[tuple[str, tuple[int, ...]], ...] = (
 )
 # Causal masks are made inside the kernels; the loader would build sequence_length² of them.
 FIXED_ARGUMENTS = {"--no-create-attention-mask-in-dataloader": ""}
-_PRE_BLACKWELL = frozenset({"volta", "turing", "ampere", "ada", "hopper"})
 
 
 def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
@@ -146,7 +145,7 @@ def environment(request: TrainingRequest) -> dict[str, str | None]:
     if config.zero_stage >= ZERO_SHARDED_GRADIENTS:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": None}
     ordered = config.tensor_parallel > 1 or config.context_parallel > 1
-    if ordered and (request.device is None or request.device.architecture in _PRE_BLACKWELL):
+    if ordered and (request.device is None or request.device.architecture in MEGATRON.one_queue_architectures):
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     return {}
 
