@@ -6,8 +6,8 @@ best plan, the first in this order is chosen. The reasons are NVIDIA's: G is Meg
 table of published runs (docs/performance-guide.md, docs/performance-summary.md, 25.11), A its page on recompute
 (docs/training/activation-recomputation.md).
 
-1. Nothing offloaded, nothing that no measured run has, no sharding of gradients and parameters whose launches contradict
-   those of tensor or context parallelism (Megatron-FSDP before Blackwell: Megatron-LM warns).
+1. Nothing offloaded, nothing that no measured run has, no sharding of gradients and parameters whose launches go
+   against those of tensor or context parallelism (Megatron-FSDP before Blackwell: Megatron-LM warns).
 2. No sequence split below its use: shards of fewer tokens than in any run of R are "skinny" (G).
 3. Tensor parallelism inside a scale-up domain: it communicates most (G).
 4. No recompute of every layer: "only when selective recomputation still does not fit" (A). It adds a third to the
