@@ -127,11 +127,13 @@ class Asked:
     objective: str | None = None
     target: str | None = None
     assumed: list[str] = field(default_factory=list)
+    has_trace: bool = False  # by --set: it brings lengths, so that none are assumed
 
     @property
     def is_empty(self) -> bool:
         """No option of a question was given."""
-        return not any(getattr(self, name) is not None for name in self.__dataclass_fields__ if name != "assumed")
+        options = self.__dataclass_fields__.keys() - {"assumed", "has_trace"}
+        return not any(getattr(self, name) is not None for name in options)
 
     @property
     def says_serving(self) -> bool:
@@ -230,6 +232,8 @@ class Asked:
     def _requests(self, shape: ModelShape | None) -> dict[str, Any]:
         """What a request asks for, by what the model does: answers, vectors or scores of texts, transcripts."""
         lengths = self.lengths
+        if lengths is None and self.has_trace:
+            return {}
         if lengths is None:
             lengths, words = assumed_lengths(shape)
             self.assumed.append(f"{lengths} {words}")
@@ -342,6 +346,7 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
         raise _problem("", what)
     base = Path()
     if spec is None:
+        asked.has_trace = any(setting.startswith("workload.trace=") for setting in settings)
         document = asked.document(catalog)
         for assumption in asked.assumed:
             sys.stderr.write(f"assumed: {assumption}\n")

@@ -21,6 +21,7 @@ from meshplan.cli.reports.quantities import (
     bar,
     gib,
     interval_text,
+    latency_name,
     metric_text,
     metric_title,
     percent,
@@ -132,10 +133,16 @@ TOP_COLUMNS = (
     Column(key="reason", title="lost because", optional=True),
 )
 
+_SHOWN_LATENCIES = ("ttft_p99_s", "tpot_mean_s")
+
 
 def top_rows(plan: Plan) -> list[Row]:
-    """The simulated deployments, the chosen one first."""
-    return [{key: value for key, value in row.items() if key not in ("name", "config")} for row in plan.alternatives]
+    """The simulated deployments, the chosen one first, with the latencies that have an SLO among their figures."""
+    hidden = ("name", "config", "slo_latencies")
+    return [
+        {**{key: value for key, value in row.items() if key not in hidden}, **row.get("slo_latencies", {})}
+        for row in plan.alternatives
+    ]
 
 
 def describe(spec: Mapping[str, Any]) -> str:
@@ -151,13 +158,21 @@ def short_answer(document: Mapping[str, Any]) -> str:
 def top_columns(plan: Plan) -> Sequence[Column]:
     """Columns of :func:`top_rows`; of vectors and scores nobody waits for a second token."""
     if plan.spec["workload"].get("task", "generate") == "generate":
-        return TOP_COLUMNS
+        return [_with_an_slo(column, plan) for column in TOP_COLUMNS]
     titles = {"ttft_p99_s": "p99", "output_tokens_per_s_per_device": "req/s/dev"}
     return [
         replace(column, title=titles.get(column.key, column.title))
         for column in TOP_COLUMNS
         if column.key != "tpot_mean_s"
     ]
+
+
+def _with_an_slo(column: Column, plan: Plan) -> Column:
+    """A latency's column shows the percentile that has an SLO, where one has: candidates are read against it."""
+    metric = column.key.partition("_")[0]
+    limited = [key for row in plan.alternatives[:1] for key in row.get("slo_latencies", {})]
+    asked = next((key for key in limited if column.key in _SHOWN_LATENCIES and key.startswith(f"{metric}_")), None)
+    return column if asked is None else replace(column, key=asked, title=latency_name(asked))
 
 
 def top_section(plan: Plan, width: int) -> str:

@@ -18,6 +18,7 @@ from command_line import Command
 from meshplan.cli.reports.serving import advice
 from meshplan.cli.reports.serving.certainty import calibration_text
 from meshplan.cli.reports.serving.headline import question_text, status_text
+from meshplan.cli.reports.serving.plan import top_columns, top_rows
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.serving.estimator import breakdown
 
@@ -128,6 +129,17 @@ def test_the_report_says_over_which_runs_the_slos_are_kept(meshplan: Command, sp
     spec.write_text(SPEC.replace(", num_requests: 200", ""))
     for words in (("plan", spec), ("plans", "show", "latest")):
         assert kept in " ".join(meshplan(*words).out.split())
+
+
+def test_rivals_are_read_against_the_slos_of_the_question(meshplan: Command) -> None:
+    """TTFT's 99th percentile is the one that has an SLO, TPOT's is the 95th; plans stored before have the mean."""
+    plan = Plan.from_document(meshplan("plans", "show", "0", "--format", "json").json)
+    titles = [column.title for column in top_columns(plan)]
+    assert {"TTFT p99", "TPOT p95"} <= set(titles)
+    assert top_rows(plan)[0]["tpot_p95_s"] == plan.predicted["tpot_p95_s"].value
+    older = [{key: value for key, value in row.items() if key != "slo_latencies"} for row in plan.alternatives]
+    titles = [column.title for column in top_columns(replace(plan, alternatives=tuple(older)))]
+    assert {"TTFT p99", "TPOT"} <= set(titles)
 
 
 def test_json_has_the_plan_and_csv_its_rivals(meshplan: Command, spec: Path) -> None:
