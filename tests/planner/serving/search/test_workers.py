@@ -83,3 +83,13 @@ def test_chunks_are_halved_down_to_512_tokens(catalog: Catalog) -> None:
         chunks.append(placed.limits.max_batched_tokens)
         placed = smaller_chunk(problem, placed)
     assert chunks == [8192, 4096, 2048, 1024, 512]
+
+
+@pytest.mark.parametrize(("engine", "on_decode"), [("vllm", True), ("sglang", False)])
+def test_decode_workers_keep_prefixes_where_their_engine_does(engine: str, on_decode: bool, catalog: Catalog) -> None:
+    """SGLang's do not: every disaggregated deployment under shared prefixes was refused for it."""
+    workload = {"input_length": 2000, "output_length": 100, "request_rate_per_s": 1.0, "prefix_hit_rate": 0.5}
+    question = {**QUESTION, "workload": workload, "objective": "num_devices", "constraints": {"target": engine}}
+    problem = resolve_serving(read_serving_spec(question), catalog, Path()).problem
+    found = {role: next(iter(placed_workers(problem, role, Counter()))).limits.prefix_caching for role in Role}
+    assert found == {Role.MIXED: True, Role.PREFILL: True, Role.DECODE: on_decode}
