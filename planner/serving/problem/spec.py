@@ -94,8 +94,8 @@ class ServingWorkloadSpec(SpecModel):
     )
     num_prefixes: Annotated[int, Whole(most=MAX_REQUESTS)] | None = Field(
         default=None,
-        description="distinct prefixes that the requests share; a worker finds one where it still holds it "
-        "(default: it always does)",
+        description="distinct prefixes that the requests share; a worker finds one where it still holds it, "
+        "and begins with as many as fit (default: it always does)",
     )
     trace: str | None = Field(default=None, description="CSV or JSON lines of arrival_s,input_length,output_length")
     images: ImagesSpec | None = Field(default=None, description="of each request, for models that see (default: none)")
