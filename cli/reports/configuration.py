@@ -77,9 +77,10 @@ def _sharding_marks(row: Row) -> str:
 
 
 def _groups(config: Row) -> str:
-    """Replicas that share one copy of the states, where not all do."""
+    """Devices that share one copy of the states, where not all replicas do; those of a split sequence are among them."""
     shard = config.get("data_parallel_shard", config.get("data_parallel", 1))
-    return f" in groups of {shard}" if shard != config.get("data_parallel", 1) else ""
+    devices = shard * config.get("context_parallel", 1)
+    return f" in groups of {devices}" if shard != config.get("data_parallel", 1) else ""
 
 
 def _context(row: Row) -> str:

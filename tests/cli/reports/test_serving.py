@@ -15,6 +15,7 @@ from typing import cast
 import pytest
 from command_line import Command
 
+from meshplan.cli.reports.comparison import measured_columns
 from meshplan.cli.reports.serving import advice
 from meshplan.cli.reports.serving.certainty import calibration_text
 from meshplan.cli.reports.serving.headline import question_text, status_text
@@ -268,3 +269,11 @@ def test_the_question_says_how_tokens_are_drawn() -> None:
 def test_the_part_that_waits_for_clients_has_one_name() -> None:
     """The report of a stored plan does not import the estimator, whose breakdown names it."""
     assert advice.API_SERVER == breakdown.API_SERVER
+
+
+def test_what_clients_send_is_in_no_interval() -> None:
+    sent = {"predicted": {"value": 3.0, "low": 3.0, "high": 3.0}, "inside": False}
+    found = {"predicted": {"value": 3.0, "low": 2.0, "high": 4.0}, "inside": True}
+    inside = next(column for column in measured_columns() if column.key == "inside")
+    assert inside.derive is not None
+    assert [inside.derive(row) for row in (sent, found, {**found, "inside": False})] == ["–", "yes", "no"]
