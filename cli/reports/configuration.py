@@ -77,7 +77,7 @@ def _sharding_marks(row: Row) -> str:
 
 
 def _groups(config: Row) -> str:
-    """Devices that share one copy of the states, where not all replicas do; those of a split sequence are among them."""
+    """Devices that share one copy of the states where not all replicas do, those of a split sequence among them."""
     shard = config.get("data_parallel_shard", config.get("data_parallel", 1))
     devices = shard * config.get("context_parallel", 1)
     return f" in groups of {devices}" if shard != config.get("data_parallel", 1) else ""
