@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.cli.reports.screens.first_screen import first_screen
 from meshplan.cli.reports.screens.parts import MOST_LINES
 from meshplan.cli.reports.training.plan import report
-from meshplan.cli.reports.whole_run.forecast import probability_text
+from meshplan.cli.reports.whole_run.forecast import probability_text, run_sentence
 from meshplan.cli.web.pages.views.training import sections
-from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.service import make_plan
 
 SPEC = {
@@ -34,6 +36,18 @@ def test_the_first_screen_says_when_it_ends(plan: Plan) -> None:
     assert "of the run's time" in told.lower()
     assert "within 60.0 d with probability" in told
     assert len(screen.splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize(("hours", "is_said"), [(20.9, True), (0.1, False)])
+def test_a_spare_that_saves_days_is_said_beside_the_answer(hours: float, is_said: bool, plan: Plan) -> None:
+    assert plan.run is not None
+    rows = [
+        {"spare_nodes": 0, "waiting_share": 0.08, "hours_saved": None},
+        {"spare_nodes": 1, "waiting_share": 0.0, "hours_saved": hours},
+    ]
+    ten_days = {**plan.predicted, "run_time_s": Interval(value=864e3, low=8e5, high=9e5)}
+    said = run_sentence(replace(plan, run={**plan.run, "spare_nodes": 0, "spares": rows}, predicted=ten_days))
+    assert ("One more node as a spare (cluster.spare_nodes: 1) would end it 20.9 h earlier." in said) is is_said
 
 
 def test_the_whole_report_says_how_often_to_save_and_what_spares_save(plan: Plan) -> None:
