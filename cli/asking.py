@@ -340,7 +340,9 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
     from meshplan.planner.core.reading.documents import parse_document, read_question  # start-up: --help needs no YAML
 
     if (spec is None) == asked.is_empty:
-        what = "give a spec file or --model and --gpus" + ("" if spec is None else ", not both; --set overrides a file")
+        what = "give a spec file or --model and --gpus" + (
+            "" if spec is None else f", not both; {_beside_a_file(asked)}"
+        )
         if spec is not None and str(asked.gpus).isdecimal():  # --gpus 8 H100
             what = f"--gpus: write {asked.gpus}x{spec}, in one word"
         raise _problem("", what)
@@ -355,6 +357,25 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
     else:
         document, base = read_question(spec), spec.parent
     return with_settings(document, settings), base
+
+
+# Keys of a spec that are one option each.
+_KEYS = {
+    "objective": "objective",
+    "target": "constraints.target",
+    "rate": "workload.request_rate_per_s",
+    "concurrency": "workload.concurrency",
+    "sequence_length": "workload.sequence_length",
+    "tokens": "workload.num_training_tokens",
+    "model": "model",
+}
+
+
+def _beside_a_file(asked: Asked) -> str:
+    """What to write in place of options beside a spec file."""
+    given = {name: getattr(asked, name) for name in _KEYS if getattr(asked, name) is not None}
+    instead = " ".join(f"--set {_KEYS[name]}={value}" for name, value in given.items())
+    return f"a file is overridden by {instead}" if instead else "--set overrides a file"
 
 
 def _number(text: str) -> int | str:

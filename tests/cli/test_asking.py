@@ -248,6 +248,14 @@ def test_one_line_asks_a_whole_question(meshplan: Command) -> None:
     assert "is stored; next:" in outcome.out
 
 
+def test_options_beside_a_file_are_told_as_settings(meshplan: Command, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    refused = meshplan("plan", spec, "--objective", "energy", "--target", "torchtitan")
+    assert refused.code == 2
+    assert "--set objective=energy --set constraints.target=torchtitan" in refused.err
+
+
 def test_a_trace_brings_its_lengths(meshplan: Command, tmp_path: Path) -> None:
     """Lengths were assumed beside it, and the two refused each other."""
     trace = tmp_path / "trace.jsonl"

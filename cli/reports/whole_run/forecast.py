@@ -29,6 +29,8 @@ NODES_COLUMNS = (
 NODES_TITLE = "The plan by number of nodes"
 # Probabilities nearer to certainty than this are not told apart.
 _CERTAIN = 0.005
+# Below this probability of ending in time a plan that is best at something else is one that nobody asked for.
+_LIKELY = 0.5
 # Share of a run from which on what saves it is said beside the answer.
 _COUNTS = 0.01
 
@@ -49,6 +51,8 @@ def run_sentence(plan: Plan) -> str:
     if run["finish_by_probability"] is not None:
         by = metric_text("run_time_s", run["finish_by_s"])
         text += f", within {by} with probability {probability_text(run['finish_by_probability'])}"
+        if run["finish_by_probability"] < _LIKELY and plan.spec.get("objective", "throughput") != "throughput":
+            text += f" (constraints.max_run_time: {by} holds plans to it)"
     return f"{text}.{_worth_a_spare(run, ends.value)}"
 
 

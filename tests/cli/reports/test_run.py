@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.cli.reports.parts import rejected_section
 from meshplan.cli.reports.screens.first_screen import first_screen
 from meshplan.cli.reports.screens.parts import MOST_LINES
 from meshplan.cli.reports.training.plan import report
@@ -69,3 +70,21 @@ def test_its_page_says_the_same(plan: Plan) -> None:
     assert any("interruption" in sentence for sentence in shown["sentences"])
     assert shown["tables"][0]["caption"] == "What spare nodes are worth"
     assert any("Young's formula" in note for note in shown["notes"])
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"), [("time of the run", "7.0 d too much"), ("host memory", "591 KiB too much")]
+)
+def test_a_miss_has_the_unit_of_its_limit(limit: str, said: str, plan: Plan) -> None:
+    """605,000 s too much of a run were told as KiB."""
+    row = {"reason": f"over the limit: {limit}", "count": 3, "nearest_miss": 605e3, "example": plan.config}
+    assert said in rejected_section(replace(plan, rejected=(row,)), 80).replace(".0 KiB", " KiB").replace(
+        "590.8", "591"
+    )
+
+
+@pytest.mark.parametrize(("objective", "is_said"), [("energy", True), ("throughput", False)])
+def test_a_late_plan_names_the_limit_that_would_hold_it(objective: str, is_said: bool, plan: Plan) -> None:
+    assert plan.run is not None
+    late = replace(plan, spec={**plan.spec, "objective": objective}, run={**plan.run, "finish_by_probability": 0.01})
+    assert ("constraints.max_run_time: 60.0 d" in run_sentence(late)) is is_said
