@@ -136,6 +136,15 @@ TOP_COLUMNS = (
 _SHOWN_LATENCIES = ("ttft_p99_s", "tpot_mean_s")
 
 
+def shown_latencies(plan: Plan) -> list[str]:
+    """Latencies that candidates are told by, each at the percentile that has an SLO: they are read against it."""
+    limited = [key for row in plan.alternatives[:1] for key in row.get("slo_latencies", {})]
+    return [
+        next((key for key in limited if key.startswith(f"{usual.partition('_')[0]}_")), usual)
+        for usual in _SHOWN_LATENCIES
+    ]
+
+
 def top_rows(plan: Plan) -> list[Row]:
     """The simulated deployments, the chosen one first, with the latencies that have an SLO among their figures."""
     hidden = ("name", "config", "slo_latencies")
@@ -158,21 +167,19 @@ def short_answer(document: Mapping[str, Any]) -> str:
 def top_columns(plan: Plan) -> Sequence[Column]:
     """Columns of :func:`top_rows`; of vectors and scores nobody waits for a second token."""
     if plan.spec["workload"].get("task", "generate") == "generate":
-        return [_with_an_slo(column, plan) for column in TOP_COLUMNS]
+        asked = dict(zip(_SHOWN_LATENCIES, shown_latencies(plan), strict=True))
+        return [
+            replace(column, key=key, title=latency_name(key))
+            if (key := asked.get(column.key, column.key)) != column.key
+            else column
+            for column in TOP_COLUMNS
+        ]
     titles = {"ttft_p99_s": "p99", "output_tokens_per_s_per_device": "req/s/dev"}
     return [
         replace(column, title=titles.get(column.key, column.title))
         for column in TOP_COLUMNS
         if column.key != "tpot_mean_s"
     ]
-
-
-def _with_an_slo(column: Column, plan: Plan) -> Column:
-    """A latency's column shows the percentile that has an SLO, where one has: candidates are read against it."""
-    metric = column.key.partition("_")[0]
-    limited = [key for row in plan.alternatives[:1] for key in row.get("slo_latencies", {})]
-    asked = next((key for key in limited if column.key in _SHOWN_LATENCIES and key.startswith(f"{metric}_")), None)
-    return column if asked is None else replace(column, key=asked, title=latency_name(asked))
 
 
 def top_section(plan: Plan, width: int) -> str:

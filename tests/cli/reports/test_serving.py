@@ -20,6 +20,7 @@ from meshplan.cli.reports.serving import advice
 from meshplan.cli.reports.serving.certainty import calibration_text
 from meshplan.cli.reports.serving.headline import question_text, status_text
 from meshplan.cli.reports.serving.plan import top_columns, top_rows
+from meshplan.cli.web.pages.views.serving import candidates
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.serving.estimator import breakdown
 
@@ -138,6 +139,7 @@ def test_rivals_are_read_against_the_slos_of_the_question(meshplan: Command) -> 
     titles = [column.title for column in top_columns(plan)]
     assert {"TTFT p99", "TPOT p95"} <= set(titles)
     assert top_rows(plan)[0]["tpot_p95_s"] == plan.predicted["tpot_p95_s"].value
+    assert {"first token, p99", "per token, p95"} <= set(candidates(plan)["columns"])
     older = [{key: value for key, value in row.items() if key != "slo_latencies"} for row in plan.alternatives]
     titles = [column.title for column in top_columns(replace(plan, alternatives=tuple(older)))]
     assert {"TTFT p99", "TPOT"} <= set(titles)

@@ -316,6 +316,8 @@ def test_bad_requests_are_named() -> None:
     request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)))
     with pytest.raises(EmitError, match="launches training plans"):
         emit_serving("megatron", request)
+    with pytest.raises(EmitError, match="unknown emit target 'k8s'; did you mean 'job', 'jobset', 'trainjob' or 'lws'"):
+        emit_serving("k8s", request)
     with pytest.raises(EmitError, match="unknown emit target 'vlm'; did you mean 'vllm'"):
         emit_serving("vlm", request)
     with pytest.raises(EmitError, match="nothing is known of hosts"):
