@@ -342,12 +342,10 @@ def _module(target: Target) -> Any:
 
 
 # Names of what runs our targets, which are no letters away from them.
-_KUBERNETES = ["job", "jobset", "trainjob", "lws"]
 _MEANT = {
-    **dict.fromkeys(("k8s", "kubernetes", "kubectl"), _KUBERNETES),
-    **dict.fromkeys(("sbatch", "srun"), ["slurm"]),
-    **dict.fromkeys(("trt-llm", "tensorrt-llm", "tensorrt_llm"), ["trtllm"]),
-    "hf": ["accelerate"],
+    **dict.fromkeys(("k8s", "kubernetes", "kubectl"), ("job", "jobset", "trainjob", "lws")),
+    **dict.fromkeys(("sbatch", "srun"), ("slurm",)),
+    **dict.fromkeys(("trt-llm", "tensorrt-llm", "tensorrt_llm"), ("trtllm",)),
 }
 
 
@@ -356,5 +354,5 @@ def _target(name: str) -> Target:
         if target.name == name:
             return target
     known = ", ".join(target_names())
-    meant = _MEANT.get(name.lower()) or closest_names(name, target_names())
+    meant = list(_MEANT.get(name.lower(), ())) or closest_names(name, target_names())
     raise EmitError(f"unknown emit target {name!r}{did_you_mean(meant)}; known targets: {known}")
