@@ -18,6 +18,14 @@ _ONLY_READ = (
     trainer.number("lora_rank", "lora_r"),
     trainer.number("tensor_parallel", "tensor_parallel_size"),
 )
+# How a model is wrapped, loaded and saved, and by which name its attention is asked for: published recipes have them.
+_SAYS_NOTHING = frozenset(
+    {
+        *(f"fsdp_config.{key}" for key in ("transformer_layer_cls_to_wrap", "state_dict_type", "sync_module_states")),
+        *("fsdp_config.limit_all_gathers", "fsdp_config.use_orig_params", "fsdp_config.final_state_dict_type"),
+        *("flash_attention", "attn_implementation", "num_epochs", "saves_per_epoch", "dataset_prepared_path"),
+    }
+)
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _READ_BELOW = frozenset(
     {
@@ -38,8 +46,12 @@ def read(given: Given) -> Reading:
     reading = Reading(source=SOURCE, target=SOURCE, launch=given.launch)
     reading.take(read_all((*TERMS, *_ONLY_READ), document))
     reading.model = str(document.get("base_model", ""))
-    known = {key for term in (*TERMS, *_ONLY_READ) for key in term.keys} | _READ_BELOW | NO_CHOICES
-    reading.unread += [as_written(key, value) for key, value in document.items() if key not in known]
+    known = {key for term in (*TERMS, *_ONLY_READ) for key in term.keys} | _READ_BELOW | NO_CHOICES | _SAYS_NOTHING
+    reading.unread += [
+        as_written(key, value)
+        for key, value in document.items()
+        if key not in known and key.replace(".fsdp_", ".") not in _SAYS_NOTHING  # keys are taken with and without it
+    ]
     trainer.take_adapter(
         reading,
         document.get("adapter"),
