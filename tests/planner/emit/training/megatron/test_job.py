@@ -278,10 +278,9 @@ def test_stored_plan_emits_the_same_files() -> None:
 )
 def test_a_known_checkpoint_keeps_its_stretched_positions(slug: str, phase: str, factor: str | None) -> None:
     """Without them Llama 3.1 would be fine-tuned with positions that it was not trained with; a note said so."""
-    request = tuning(
-        config_for(LLAMA_70B, tensor_parallel=8), shape=replace(LLAMA_70B, slug=slug), phase=phase, lora_rank=None
-    )
-    flags = dict(flag for flag in megatron.arguments(request) if len(flag) == 2)
+    config, shape = config_for(LLAMA_70B, tensor_parallel=8), replace(LLAMA_70B, slug=slug)
+    request = tuning(config, shape=shape, phase=phase, lora_rank=None)
+    values = dict(flag for flag in megatron.arguments(request) if len(flag) == 2)
     assert values.get("--rope-scaling-factor") == factor
     assert (("--use-rope-scaling",) in megatron.arguments(request)) is (factor is not None)
     said = any("no RoPE scaling" in note for note in megatron.job(request).notes)
