@@ -18,8 +18,8 @@ import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.untrusted.documents import DocumentError
+from meshplan.catalogs.untrusted.streams import named_rows
 from meshplan.planner.serving.problem.requests import Requests
-from meshplan.planner.serving.problem.trace_rows import trace_rows
 
 ARRIVAL = "arrival_s"
 NEEDED = (ARRIVAL, "input_length", "output_length")
@@ -71,7 +71,7 @@ def read_trace(path: Path) -> Requests:
 def _read(path: Path, _state: tuple[int, ...]) -> Requests:
     where = f"the trace {path}"
     try:
-        reader, first_line = trace_rows(path)
+        reader, first_line = named_rows(path)
         header = [name.strip() for name in next(reader, [])]
         problems = _header_problems(header)
         if problems:

@@ -45,7 +45,8 @@ FIRST = '{"arrival_s": 0, "input_length": 1, "output_length": 1}\n'
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        (FIRST + '{"arrival_s": 0, "input_length": 1}', "line 2: 2 values for 3 columns"),
+        (FIRST + '{"arrival_s": 0, "input_length": 1}', "line 2: output_length is ''"),
+        (FIRST + '{"arrival_s": 0, "output_length": 1, "more": 7}', "line 2: 4 values for 3 columns"),
         (FIRST + '{"arrival_s": 0, "input_length": 0, "output_length": 1}', "line 2: input_length is '0'"),
         (FIRST + '{"arrival_s": 0, "input_length": null, "output_length": 1}', "line 2: input_length is 'None'"),
         (FIRST + "0,1,1", "line 2 is no JSON object"),
