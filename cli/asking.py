@@ -127,11 +127,13 @@ class Asked:
     objective: str | None = None
     target: str | None = None
     assumed: list[str] = field(default_factory=list)
+    has_trace: bool = False  # by --set: it brings lengths, so that none are assumed
 
     @property
     def is_empty(self) -> bool:
         """No option of a question was given."""
-        return not any(getattr(self, name) is not None for name in self.__dataclass_fields__ if name != "assumed")
+        options = self.__dataclass_fields__.keys() - {"assumed", "has_trace"}
+        return not any(getattr(self, name) is not None for name in options)
 
     @property
     def says_serving(self) -> bool:
@@ -230,6 +232,8 @@ class Asked:
     def _requests(self, shape: ModelShape | None) -> dict[str, Any]:
         """What a request asks for, by what the model does: answers, vectors or scores of texts, transcripts."""
         lengths = self.lengths
+        if lengths is None and self.has_trace:
+            return {}
         if lengths is None:
             lengths, words = assumed_lengths(shape)
             self.assumed.append(f"{lengths} {words}")
@@ -336,12 +340,15 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
     from meshplan.planner.core.reading.documents import parse_document, read_question  # start-up: --help needs no YAML
 
     if (spec is None) == asked.is_empty:
-        what = "give a spec file or --model and --gpus" + ("" if spec is None else ", not both; --set overrides a file")
+        what = "give a spec file or --model and --gpus" + (
+            "" if spec is None else f", not both; {_beside_a_file(asked)}"
+        )
         if spec is not None and str(asked.gpus).isdecimal():  # --gpus 8 H100
             what = f"--gpus: write {asked.gpus}x{spec}, in one word"
         raise _problem("", what)
     base = Path()
     if spec is None:
+        asked.has_trace = any(setting.startswith("workload.trace=") for setting in settings)
         document = asked.document(catalog)
         for assumption in asked.assumed:
             sys.stderr.write(f"assumed: {assumption}\n")
@@ -350,6 +357,25 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
     else:
         document, base = read_question(spec), spec.parent
     return with_settings(document, settings), base
+
+
+# Keys of a spec that are one option each.
+_KEYS = {
+    "objective": "objective",
+    "target": "constraints.target",
+    "rate": "workload.request_rate_per_s",
+    "concurrency": "workload.concurrency",
+    "sequence_length": "workload.sequence_length",
+    "tokens": "workload.num_training_tokens",
+    "model": "model",
+}
+
+
+def _beside_a_file(asked: Asked) -> str:
+    """What to write in place of options beside a spec file."""
+    given = {name: getattr(asked, name) for name in _KEYS if getattr(asked, name) is not None}
+    instead = " ".join(f"--set {_KEYS[name]}={value}" for name, value in given.items())
+    return f"a file is overridden by {instead}" if instead else "--set overrides a file"
 
 
 def _number(text: str) -> int | str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +83,48 @@ def long_lines(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> Iterator[str]:
 
 def csv_rows(path: Path) -> Iterator[list[str]]:
     """The rows of a CSV, plain or compressed with gzip; see :func:`long_lines`."""
+    return _table(long_lines(path), path)
+
+
+def named_rows(path: Path) -> tuple[Iterator[list[str]], int]:
+    """A table as rows of words, the names of its columns first, and the line in which the first row below them stands.
+
+    A CSV as it stands; JSON lines, as which benchmarks record, by the keys of the first: their values are then checked
+    where those of a CSV are.
+
+    Raises:
+        DocumentError: as :func:`long_lines`; a line is not what its file is.
+    """
+    lines = long_lines(path)
+    first = next(lines, "")
+    whole = chain([first] if first else [], lines)
+    return (_objects(whole, path), 1) if first.lstrip().startswith("{") else (_table(whole, path), 2)
+
+
+def _table(lines: Iterator[str], path: Path) -> Iterator[list[str]]:
     try:
-        yield from csv.reader(long_lines(path))
+        yield from csv.reader(lines)
     except csv.Error as error:
         raise DocumentError(f"{path} is no CSV: {error}") from error
+
+
+def _objects(lines: Iterator[str], path: Path) -> Iterator[list[str]]:
+    """The keys of the first object, then the values of each by these keys; what else an object has follows."""
+    names: list[str] | None = None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            yield []
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DocumentError(f"{path}: line {number} is no JSON object: {error}") from error
+        if not isinstance(found, dict):
+            raise DocumentError(f"{path}: line {number} is no JSON object, as the first line is")
+        if names is None:
+            names = list(found)
+            yield names
+        yield [str(found.pop(name, "")) for name in names] + [str(value) for value in found.values()]
 
 
 def read_arrays(path: Path, names: set[str] | None = None) -> Mapping[str, Array]:

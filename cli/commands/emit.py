@@ -80,7 +80,8 @@ def emit(
 ) -> None:
     """Write the launcher files of PLAN: all of them or none, never over files that are not offered with --force."""
     from meshplan.catalogs.errors import EmitError
-    from meshplan.cli.render import show_rows, show_text
+    from meshplan.cli.render import show_rows, show_text, terminal_width
+    from meshplan.cli.reports.parts import paragraph
     from meshplan.cli.stored import load_plan
     from meshplan.planner.emit.writer import write_artifacts
     from meshplan.planner.service import emit_plan, plan_target
@@ -105,7 +106,7 @@ def emit(
     rows = [{"path": str(path), "bytes": path.stat().st_size} for path in files]
     show_rows(rows, _COLUMNS, form, title=f"Plan {made.plan_id} for {emitted.target}")
     if form is Format.TABLE and emitted.notes:
-        show_text("\n" + "".join(f"note: {note}\n" for note in emitted.notes))
+        show_text("\n" + "".join(paragraph(f"note: {note}", terminal_width()) for note in emitted.notes))
 
 
 def _pod_resources(pairs: list[str]) -> dict[str, int]:

@@ -45,12 +45,20 @@ _ALL_COLUMNS = tuple(
         "parser_verified",
     )
 )
+
+
+def _meaning(row: Row) -> str:
+    """What a choice is, its abbreviations and its default in one cell: columns of their own leave it no room."""
+    short = f"short {row['abbreviations']}" if row["abbreviations"] else ""
+    default = f"default {row['default']}" if row["default"] not in {"", "default"} else ""
+    said = "; ".join(part for part in (short, default) if part)
+    return f"{row['about']} ({said})" if said else str(row["about"])
+
+
 _CHOICE_COLUMNS = (
     Column(key="name", title="Choice", wrap=False),
-    Column(key="abbreviations", title="Short", wrap=False),
-    Column(key="default", title="Default"),
-    Column(key="about", title="Meaning"),
-    Column(key="frameworks", title="Frameworks", footnote=True, wrap=False),
+    Column(key="about", title="Meaning", derive=_meaning),
+    Column(key="frameworks", title="In", footnote=True, wrap=False),
 )
 _ALL_CHOICE_COLUMNS = tuple(
     Column(key=key, title=key.capitalize())

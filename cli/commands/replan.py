@@ -79,6 +79,7 @@ def replan(
 
     catalog = open_catalog(db, or_shipped=True)
     made = load_plan(plan, catalog)
+    _refuse_servers(made)
     answer = offered(made, "replan", "plan without some of its nodes")
     gone = _named(made, without)
     with progress_line() as on_progress:
@@ -117,6 +118,23 @@ def _write(
     written = write_files(files, out, force=force)
     numbers = [len({host for host, _ in plan.rank_table or ()}) for plan in plans]
     typer.echo(f"{len(written)} files for {numbers[0]} to {numbers[-1]} hosts in {out}; see OPERATOR.md", err=True)
+
+
+def _refuse_servers(made: Plan) -> None:
+    """Servers have no state to move: what is left of them is a question of its own.
+
+    Raises:
+        SpecError: the plan serves.
+    """
+    nodes = made.spec.get("cluster", {}).get("nodes") or ()
+    if made.kind != "serving" or not nodes:
+        return
+    fewer = f"cluster.nodes.0.count={max(int(nodes[0].get('count', 1)) - 1, 1)}"
+    message = (
+        f"plan {made.plan_id} serves: with a node go its requests, and nothing has to move. For what is left ask its "
+        f"question again: meshplan plan SPEC --set {fewer}"
+    )
+    raise SpecError.at("", message, of="the question")
 
 
 def _named(made: Plan, without: str) -> list[int]:

@@ -162,5 +162,11 @@ def measured_columns() -> tuple[Column, ...]:
             derive=lambda row: metric_text(row["metric"], row["measured"]),
         ),
         Column(key="error", title="error", right=True, text=signed_percent),
-        Column(key="inside", title="inside"),
+        Column(key="inside", title="inside", derive=_inside_text),
     )
+
+
+def _inside_text(row: Row) -> str:
+    """Whether a measurement lies in its interval; nothing of what is sent or paid, which has none."""
+    is_point = row["predicted"]["low"] == row["predicted"]["high"]
+    return "–" if is_point else "yes" if row["inside"] else "no"

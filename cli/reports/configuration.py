@@ -35,11 +35,10 @@ def config_text(config: Mapping[str, Any]) -> str:
         "expert_parallel": "EP",
         "micro_batch_size": "mbs",
     }
-    parts = [f"{label}{config[key]}" for key, label in short.items() if config.get(key, 1) != 1]
+    shown = {**config, "context_parallel": _context(config)} if config.get("context_parallel", 1) != 1 else config
+    parts = [f"{label}{shown[key]}" for key, label in short.items() if config.get(key, 1) != 1]
     if config.get("zero_stage"):
-        parts.append(f"ZeRO-{config['zero_stage']}{_sharding_marks(config)}")
-    if config.get("context_parallel_style"):
-        parts.append(f"CP {_context(config)}")
+        parts.append(f"ZeRO-{config['zero_stage']}{_sharding_marks(config)}{_groups(config)}")
     states = [name for name in ("optimizer", "parameters") if config.get(OFFLOADS[name])]
     if states:
         share = config.get("optimizer_offload_percent")
@@ -75,6 +74,13 @@ def _sharding_marks(row: Row) -> str:
         f"+kept{row['gathered_num_layers']}" if row.get("gathered_num_layers") else "",
     ]
     return "".join(marks)
+
+
+def _groups(config: Row) -> str:
+    """Devices that share one copy of the states where not all replicas do, those of a split sequence among them."""
+    shard = config.get("data_parallel_shard", config.get("data_parallel", 1))
+    devices = shard * config.get("context_parallel", 1)
+    return f" in groups of {devices}" if shard != config.get("data_parallel", 1) else ""
 
 
 def _context(row: Row) -> str:

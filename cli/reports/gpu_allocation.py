@@ -10,7 +10,7 @@ from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports import stand_alone
 from meshplan.cli.reports.no_plan import no_plan_section
 from meshplan.cli.reports.parts import effort_text, paragraph, rejected_section
-from meshplan.cli.reports.quantities import TICK, bar, percent
+from meshplan.cli.reports.quantities import TICK, bar, latency_name, percent
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
@@ -58,24 +58,35 @@ def headline(plan: Plan, width: int) -> str:
     spec, solution = plan.spec, plan.solution
     services = spec.get("services") or [spec]
     asked = "; ".join(
-        f"{one.get('model')} within {', '.join(f'{key} ≤ {limit:g}' for key, limit in one.get('slo', {}).items())}"
+        f"{one.get('model')} within "
+        + ", ".join(f"{latency_name(key)} ≤ {format_duration(limit)}" for key, limit in one.get("slo", {}).items())
         for one in services
     )
+    least = "" if solution["objective"] is None else _objective_text(spec, solution["objective"])
     text = f"{asked}, on {counted(len(spec['market']['offers']), 'node type')}"
     if solution["status"] == "infeasible":
         known = "infeasible: no fleet meets every SLO"
     elif solution.get("stopped"):
-        known = f"feasible: {solution['objective']:.6g}; its replay was stopped before it could judge the SLOs"
+        known = f"feasible: {least}; its replay was stopped before it could judge the SLOs"
     elif solution["gap"]:
-        known = f"feasible: {solution['objective']:.6g}, at most {percent(solution['gap'])} above the least"
+        known = f"feasible: {least}, at most {percent(solution['gap'])} above the least"
     else:
-        known = f"optimal under the estimate: {solution['objective']:.6g} is the least"
+        known = f"optimal under the estimate: {least} is the least"
     replays = (plan.answer or {}).get("replays", ())
     if any(replay["note"] for replay in replays):
         known += "; not all of it was replayed"
     elif solution.get("kept") is not None:
         known += "; every SLO is met in replay" if solution["kept"] else "; AN SLO IS VIOLATED IN REPLAY"
     return paragraph(text, width) + paragraph(f"{known}; {effort_text(solution)}", width)
+
+
+_UNITS = {"cost": "USD/h", "power": "W at full load", "num_devices": "devices"}
+
+
+def _objective_text(spec: Mapping[str, Any], value: float) -> str:
+    """What the fleet is least in, with its unit."""
+    kind = str(spec.get("objective", "cost"))
+    return f"{value:,.2f} {_UNITS[kind]}" if kind == "cost" else f"{value:,.6g} {_UNITS[kind]}"
 
 
 def top_rows(plan: Plan) -> Sequence[Row]:
@@ -212,7 +223,9 @@ def alternatives_section(answer: Mapping[str, Any], width: int) -> str:
     most = max((row["objective"] for row in rows if row["objective"] is not None), default=0.0)
     columns = (
         Column(key="slo", title="SLO", right=True, wrap=False),
-        Column(key="objective", title=answer["objective"], right=True, text=lambda cost: f"{cost:,.2f}", wrap=False),
+        Column(
+            key="objective", title=_UNITS[answer["objective"]], right=True, text=lambda cost: f"{cost:,.2f}", wrap=False
+        ),
         Column(
             key="objective",
             title="",

@@ -110,5 +110,6 @@ def _miss(row: Row) -> str:
     from meshplan.cli.reports.configuration import config_text
 
     limit = str(row["reason"]).removeprefix("over the limit: ")
-    format_excess = {"step time": format_duration, "cost of the run": format_usd}.get(limit, format_bytes)
+    times = dict.fromkeys(("step time", "time of the run"), format_duration)
+    format_excess = {**times, "cost of the run": format_usd}.get(limit, format_bytes)
     return f"{format_excess(excess)} too much with {config_text(example)}"

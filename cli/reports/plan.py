@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 INFEASIBLE = "infeasible"
 _LISTED_FILES = 6
+# What stands for a password.
+_HIDDEN = "***"
 _EMIT = "meshplan emit"
 _NO_FILES = "No launcher files"
 
@@ -104,15 +106,15 @@ def stored_text(
     if is_infeasible(plan):
         lines.append("not stored: there is no plan to launch or compare")
         return "".join(f"{line}\n" for line in lines)
-    commands, refusal = next_commands(plan, catalog, _database_option(db), emitted=bool(files))
+    commands, refusal = next_commands(plan, catalog, database_option(db), emitted=bool(files))
     if refusal:
         lines.append(refusal)
     if not stored:
         lines.append(f"plan {plan.plan_id} (not stored)")
     else:
         lines += [
-            f"plan {plan.plan_id} is stored; next:",
-            f"  meshplan plans show {plan.plan_id}{_database_option(db)}",
+            f"plan {plan.plan_id} is stored; next{secret_first(db)}:",
+            f"  meshplan plans show {plan.plan_id}{database_option(db)}",
             *(f"  {line}" for line in commands),
         ]
     is_prose = ("wrote", _NO_FILES)
@@ -166,9 +168,18 @@ def _others(plan: Plan, catalog: Catalog) -> list[str]:
     return [name for name in framework_names() if not _refusal(f"{_EMIT} --target {name}", plan, catalog)]
 
 
-def _database_option(db: str | None) -> str:
+def database_option(db: str | None) -> str:
+    """The option that names the database in a command; empty where it is the usual one, or a secret."""
     if not db:
         return ""
     from meshplan.catalogs.database.connection import without_password  # start-up: SQLAlchemy, which a report needs not
 
-    return f" --db {shlex.quote(without_password(db))}"
+    shown = without_password(db)
+    return "" if _HIDDEN in shown else f" --db {shlex.quote(shown)}"
+
+
+def secret_first(db: str | None) -> str:
+    """What has to be said before commands that name a database by a URL with a password, which is printed nowhere."""
+    from meshplan.catalogs.database.connection import ENVIRONMENT_VARIABLE, without_password  # start-up: as above
+
+    return f", with {ENVIRONMENT_VARIABLE} set to that URL" if db and _HIDDEN in without_password(db) else ""

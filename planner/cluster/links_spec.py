@@ -6,7 +6,7 @@ Every bandwidth is per device and direction, unless the field is called ``total`
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
@@ -56,6 +56,14 @@ class LinkSpec(SpecModel):
 
     bandwidth: BytesPerS = Field(description="such as '450 GB/s' or '400 Gb/s'")
     latency: Latency = Field(description="such as '5 us'")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _both_are_said(cls, said: Any) -> Any:
+        """A bandwidth alone, as a datasheet gives it, is told what goes with it."""
+        if isinstance(said, str):
+            raise ValueError(f"write {{bandwidth: {said}, latency: 5 us}}, with your latency")
+        return said
 
 
 class IslandSpec(SpecModel):

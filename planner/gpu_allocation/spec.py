@@ -50,7 +50,7 @@ class AllocationWorkloadSpec(SpecModel):
     """Requests by size: a histogram, or a trace that is cut into one."""
 
     buckets: Annotated[list[LengthBucketSpec], Field(min_length=1, max_length=MAX_BUCKETS)] | None = None
-    trace: str | None = Field(default=None, description="CSV of arrival_s,input_length,output_length")
+    trace: str | None = Field(default=None, description="CSV or JSON lines of arrival_s,input_length,output_length")
     input_edges: Edges | None = Field(default=None, description="prompt tokens at which a trace is cut into buckets")
     output_edges: Edges | None = Field(default=None, description="generated tokens at which a trace is cut")
     request_rate_per_s: Annotated[float, Field(gt=0, le=MAX_RATE_PER_S, allow_inf_nan=False)] | None = Field(

@@ -341,11 +341,18 @@ def _module(target: Target) -> Any:
     return importlib.import_module(target.module)
 
 
+# Names of what runs our targets, which are no letters away from them.
+_MEANT = {
+    **dict.fromkeys(("k8s", "kubernetes", "kubectl"), ("job", "jobset", "trainjob", "lws")),
+    **dict.fromkeys(("sbatch", "srun"), ("slurm",)),
+    **dict.fromkeys(("trt-llm", "tensorrt-llm", "tensorrt_llm"), ("trtllm",)),
+}
+
+
 def _target(name: str) -> Target:
     for target in TARGETS:
         if target.name == name:
             return target
     known = ", ".join(target_names())
-    raise EmitError(
-        f"unknown emit target {name!r}{did_you_mean(closest_names(name, target_names()))}; known targets: {known}"
-    )
+    meant = list(_MEANT.get(name.lower(), ())) or closest_names(name, target_names())
+    raise EmitError(f"unknown emit target {name!r}{did_you_mean(meant)}; known targets: {known}")

@@ -8,7 +8,7 @@ values are tried is part of the table of choices (:mod:`meshplan.planner.trainin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, cast
 
@@ -152,6 +152,8 @@ def _tried(target: Target, shape: ModelShape, probe: Probe) -> tuple[EmittedPlan
         config = _config(shape, probe, zero_stage, is_split)
         if config is None:
             continue
+        if probe.choice == "context_parallel" and probe.value > 1 and target.name in FRAMEWORKS:
+            config = replace(config, context_parallel_style=FRAMEWORKS[target.name].context_parallel_style)
         request = TrainingRequest(
             plan=_plan(config, probe),
             shape=shape,

@@ -257,6 +257,7 @@ def runner_up_rows(
                 "num_devices": config.num_devices,
                 "ttft_p99_s": metrics.latencies["ttft"].p99,
                 "tpot_mean_s": metrics.latencies["tpot"].mean,
+                "slo_latencies": {slo.key: metrics.value(slo) for slo in problem.slos},
                 "requests_per_s": simulated.judged.requests_per_s,
                 "output_tokens_per_s_per_device": simulated.judged.output_tokens_per_s / config.num_devices,
                 "usd_per_hour": simulated.candidate.usd_per_hour,
@@ -275,6 +276,10 @@ def _batch_label(problem: ServingProblem, simulated: Simulated) -> str:
     return chunk + (f", at most {limits.max_num_seqs} running" if kind.capped else "")
 
 
+def _simplicity(simulated: Simulated) -> tuple[float, ...]:
+    return simulated.candidate.family.simplicity(simulated.candidate.counts)
+
+
 def _reason(objective: ServingObjective, chosen: Simulated, other: Simulated) -> str:
     if other is chosen:
         return ""
@@ -283,7 +288,8 @@ def _reason(objective: ServingObjective, chosen: Simulated, other: Simulated) ->
     if not other.judged.is_met:
         return other.judged.worst_miss.text
     if abs(other.score / chosen.score - 1.0) <= TIE:
-        return "a tie, less simple"
+        is_as_simple = _simplicity(other) == _simplicity(chosen)
+        return "a tie, answers later" if is_as_simple else "a tie, less simple"
     if other.score < chosen.score and not other.judged.is_settled:
         return "not held against longer runs"
     return f"objective {objective_change(objective, chosen.score, other.score):+.1%}"

@@ -80,6 +80,7 @@ class _Ranked(Section):
     num_devices: Count
     ttft_p99_s: Number | None
     tpot_mean_s: Number | None
+    slo_latencies: dict[Text, Number | None] = Field(default_factory=dict)
     requests_per_s: Number
     output_tokens_per_s_per_device: Number
     usd_per_hour: Number | None

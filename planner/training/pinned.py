@@ -88,7 +88,7 @@ def _chunks_per_stage(problem: TrainingProblem) -> int:
 
 def _context_style(problem: TrainingProblem, context: int) -> dict[str, Any]:
     """Exchange between context-parallel ranks; all-to-alls inside a ring take two neighbours unless more are pinned."""
-    style = problem.fixed.get("context_parallel_style", "ring")
+    style = problem.fixed.get("context_parallel_style", problem.rules.context_parallel_style)
     if context == 1 or style == "ring":
         return {"context_parallel_style": "ring", "context_parallel_heads": 1}
     heads = problem.fixed.get("context_parallel_heads", 2) if style == "all-to-all+ring" else 1

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import SpecError, why
 from meshplan.catalogs.hardware import NodeType
+from meshplan.catalogs.models.observed import shape_from_observation
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.catalogs.untrusted.documents import DocumentError, parse
 from meshplan.catalogs.untrusted.streams import long_lines
 from meshplan.planner.cluster.machine import Machine
@@ -77,18 +79,35 @@ HARDWARE = frozenset(
 )
 
 
+# Keys of ``model`` that say nothing about its sizes: a row with these alone names a model of the catalog.
+NAMED_ONLY = frozenset({"name", "lora", "architecture_source"})
+
+
 class MachineReader:
-    """Reads the hardware of a measured run, looking devices and node types up in a catalog.
+    """Reads the hardware and the model of a measured run, looking them up in a catalog.
 
     Args:
-        catalog: where devices and node types come from.
+        catalog: where devices, node types and models come from.
     """
 
     def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
         self._device = cache(catalog.device)  # thousands of rows name a few devices
         self._nodes: dict[str, list[NodeType]] = {}
         for node in catalog.node_types():
             self._nodes.setdefault(node.device.slug, []).append(node)
+
+    def shape(self, model: Section) -> ModelShape:
+        """The model that a row describes by its sizes, or names where the catalog knows it.
+
+        Raises:
+            ModelConfigError: it is neither.
+        """
+        named = model.values.get("name")
+        if model.values.keys() - NAMED_ONLY or not isinstance(named, str):
+            return shape_from_observation(model.values)
+        known = self._catalog.model_name(named)
+        return shape_from_observation(model.values) if known is None else self._catalog.model_shape(known.slug)
 
     def machine(self, hardware: Section) -> Machine:
         """The machine that a row describes: links of the catalog's node type, network bandwidth as the row states it.

@@ -248,6 +248,24 @@ def test_one_line_asks_a_whole_question(meshplan: Command) -> None:
     assert "is stored; next:" in outcome.out
 
 
+def test_options_beside_a_file_are_told_as_settings(meshplan: Command, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    refused = meshplan("plan", spec, "--objective", "energy", "--target", "torchtitan")
+    assert refused.code == 2
+    assert "--set objective=energy --set constraints.target=torchtitan" in refused.err
+
+
+def test_a_trace_brings_its_lengths(meshplan: Command, tmp_path: Path) -> None:
+    """Lengths were assumed beside it, and the two refused each other."""
+    trace = tmp_path / "trace.jsonl"
+    lines = [f'{{"arrival_s": {second}, "input_length": 500, "output_length": 20}}' for second in range(20)]
+    trace.write_text("\n".join(lines))
+    question = ("plan", "--model", "llama-3.1-8b", "--gpus", "1xH100", "--slo", "ttft_p99=2s")
+    outcome = meshplan(*question, "--set", f"workload.trace={trace}")
+    assert (outcome.code, "assumed: 1024" in outcome.err) == (0, False)
+
+
 def test_a_spec_comes_from_standard_input(meshplan: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(SPEC))
     outcome = meshplan("plan", "-", "--set", "fixed.tensor_parallel=2", "--format", "json")

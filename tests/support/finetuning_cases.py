@@ -33,15 +33,18 @@ def tuning(
 
 
 def random_tuning(draw: random.Random, target: str) -> TrainingRequest:
-    """A legal plan of data parallelism under the rules of ``target``."""
+    """A legal plan under the rules of ``target``: data parallelism, with split sequences where it has them."""
     rules = FRAMEWORKS[target]
     while True:
         data = draw.choice((1, 2, 4, 8, 16, 24))
         zero = draw.choice((0, 2, 3))
         offload = zero == 3 and draw.random() < 0.3
+        context = draw.choice((1, 1, 2, 8)) if target == "axolotl" else 1
         config = config_for(
             LLAMA_70B,
             data_parallel=data,
+            context_parallel=context,
+            context_parallel_style="ring" if context == 1 else rules.context_parallel_style,
             data_parallel_shard=draw.choice((data, max(1, data // 2))) if zero else 1,
             zero_stage=zero,
             micro_batch_size=draw.choice((1, 2, 8)),

@@ -71,7 +71,7 @@ def show_validation(
         extra: further keys of documents.
         more: text after the headline of a table.
     """
-    from meshplan.cli.render import show_document, show_rows
+    from meshplan.cli.render import show_document, show_rows, show_text
 
     if form in (Format.JSON, Format.YAML):
         show_document({**validation_document(result), **(extra or {})}, form)
@@ -81,8 +81,11 @@ def show_validation(
         return
     summary = [asdict(item) for item in result.summary]
     shown = [row for row in summary if row["group"] == "all" or _is_shown(row)]
-    show_rows(shown, SUMMARY, form, title=_headline(result) + more)
-    show_rows(_worst_rows(result, worst), _WORST, form, title="\nLargest errors")
+    if shown:
+        show_rows(shown, SUMMARY, form, title=_headline(result) + more)
+        show_rows(_worst_rows(result, worst), _WORST, form, title="\nLargest errors")
+    else:
+        show_text(f"{_headline(result)}{more}\n")
     for status, title in (("excluded", "Not judged"), ("unsupported", "Not answered"), ("infeasible", "Do not fit")):
         reasons = Counter(row.reason for row in result.rows if row.status == status)
         if reasons:

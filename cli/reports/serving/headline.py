@@ -29,6 +29,9 @@ def question_text(spec: Mapping[str, Any]) -> str:
     if (sampling := workload.get("sampling")) is not None:
         penalties = " and penalties" if sampling.get("penalties") else ""
         requests += f", drawn with top-p {sampling.get('top_p', 1.0):g}{penalties}"
+    if share := workload.get("prefix_hit_rate"):
+        among = f" ({workload['num_prefixes']:,} prefixes)" if workload.get("num_prefixes") else ""
+        requests += f", {percent(share)} of a prompt in a prefix{among}"
     if workload.get("request_rate_per_s"):
         requests += f", {rate_text(workload['request_rate_per_s'])}"
     elif workload.get("concurrency"):

@@ -21,6 +21,7 @@ from meshplan.cli.reports.quantities import (
     bar,
     gib,
     interval_text,
+    latency_name,
     metric_text,
     metric_title,
     percent,
@@ -132,10 +133,25 @@ TOP_COLUMNS = (
     Column(key="reason", title="lost because", optional=True),
 )
 
+_SHOWN_LATENCIES = ("ttft_p99_s", "tpot_mean_s")
+
+
+def shown_latencies(plan: Plan) -> list[str]:
+    """Latencies that candidates are told by, each at the percentile that has an SLO: they are read against it."""
+    limited = [key for row in plan.alternatives[:1] for key in row.get("slo_latencies", {})]
+    return [
+        next((key for key in limited if key.startswith(f"{usual.partition('_')[0]}_")), usual)
+        for usual in _SHOWN_LATENCIES
+    ]
+
 
 def top_rows(plan: Plan) -> list[Row]:
-    """The simulated deployments, the chosen one first."""
-    return [{key: value for key, value in row.items() if key not in ("name", "config")} for row in plan.alternatives]
+    """The simulated deployments, the chosen one first, with the latencies that have an SLO among their figures."""
+    hidden = ("name", "config", "slo_latencies")
+    return [
+        {**{key: value for key, value in row.items() if key not in hidden}, **row.get("slo_latencies", {})}
+        for row in plan.alternatives
+    ]
 
 
 def describe(spec: Mapping[str, Any]) -> str:
@@ -151,7 +167,13 @@ def short_answer(document: Mapping[str, Any]) -> str:
 def top_columns(plan: Plan) -> Sequence[Column]:
     """Columns of :func:`top_rows`; of vectors and scores nobody waits for a second token."""
     if plan.spec["workload"].get("task", "generate") == "generate":
-        return TOP_COLUMNS
+        asked = dict(zip(_SHOWN_LATENCIES, shown_latencies(plan), strict=True))
+        return [
+            replace(column, key=key, title=latency_name(key))
+            if (key := asked.get(column.key, column.key)) != column.key
+            else column
+            for column in TOP_COLUMNS
+        ]
     titles = {"ttft_p99_s": "p99", "output_tokens_per_s_per_device": "req/s/dev"}
     return [
         replace(column, title=titles.get(column.key, column.title))

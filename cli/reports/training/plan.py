@@ -177,6 +177,8 @@ def mapping_section(plan: Plan, width: int) -> str:
         f"({format_duration(mapping['identity_s'])} per step), random mappings "
         f"{format_duration(mapping['random_mean_s'])}, gap {percent(mapping['gap'])}"
     )
+    if mapping["random_mean_s"] == mapping["identity_s"] == mapping["objective_s"]:
+        worth = "ranks in the order of the nodes: links between them are alike"
     return paragraph("; ".join([worth, *left_out]), width)
 
 

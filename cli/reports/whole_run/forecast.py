@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshplan.catalogs.units import format_bytes, format_duration
+from meshplan.catalogs.units import SECONDS_PER_HOUR, format_bytes, format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.configuration import config_text
 from meshplan.cli.reports.parts import paragraph
@@ -29,6 +29,10 @@ NODES_COLUMNS = (
 NODES_TITLE = "The plan by number of nodes"
 # Probabilities nearer to certainty than this are not told apart.
 _CERTAIN = 0.005
+# Below this probability of ending in time a plan that is best at something else is one that nobody asked for.
+_LIKELY = 0.5
+# Share of a run from which on what saves it is said beside the answer.
+_COUNTS = 0.01
 
 
 def run_sentence(plan: Plan) -> str:
@@ -47,7 +51,19 @@ def run_sentence(plan: Plan) -> str:
     if run["finish_by_probability"] is not None:
         by = metric_text("run_time_s", run["finish_by_s"])
         text += f", within {by} with probability {probability_text(run['finish_by_probability'])}"
-    return f"{text}."
+        if run["finish_by_probability"] < _LIKELY and plan.spec.get("objective", "throughput") != "throughput":
+            text += f" (constraints.max_run_time: {by} holds plans to it)"
+    return f"{text}.{_worth_a_spare(run, ends.value)}"
+
+
+def _worth_a_spare(run: Mapping[str, Any], run_time_s: float) -> str:
+    """The next spare node where it saves a share of the run that counts; empty otherwise."""
+    more = int(run.get("spare_nodes") or 0) + 1
+    saved = next((row["hours_saved"] for row in run.get("spares", ()) if row["spare_nodes"] == more), None)
+    saved_s = (saved or 0.0) * SECONDS_PER_HOUR
+    if saved_s < _COUNTS * run_time_s:
+        return ""
+    return f" One more node as a spare (cluster.spare_nodes: {more}) would end it {format_duration(saved_s)} earlier."
 
 
 def _expected(interruptions: float) -> str:

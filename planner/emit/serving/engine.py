@@ -99,6 +99,7 @@ class Engine:
             notes=(
                 *self.notes(request),
                 *length_notes(request, self.terms),
+                *prefix_notes(request),
                 *power_cap_notes(request),
                 *share_notes(request),
                 *remote_code_notes(request),
@@ -138,6 +139,19 @@ def length_notes(request: ServingRequest, terms: Sequence[Term]) -> tuple[str, .
         f"A request of more than {longest:,} tokens, prompt and answer together, is refused ({flag}): the plan is for "
         f"the lengths of its question. Where yours may be longer, ask again with them, or raise {flag}; fewer then run "
         "at once.",
+    )
+
+
+def prefix_notes(request: ServingRequest) -> tuple[str, ...]:
+    """Several workers that each hold some of the prefixes: the plan counts on no router that knows which."""
+    config, workload = request.config, request.plan.spec.get("workload", {})
+    workers = sum(pool.num_workers for pool in config.pools if pool.role is not Role.DECODE)
+    if workers == 1 or workload.get("num_prefixes") is None or config.router is not Router.LEAST_LOADED:
+        return ()
+    return (
+        f"Requests share {workload['num_prefixes']:,} prefixes. The plan sends each to the worker with the least to "
+        "do, whether or not it holds its prefix; a router that looks for it (--policy cache_aware of sglang-router and "
+        "vllm-router) finds more, and may load workers less evenly.",
     )
 
 

@@ -1,4 +1,4 @@
-"""A training plan as an Axolotl YAML: LoRA, QLoRA or every weight, with replicas or FSDP2's shards.
+"""A training plan as an Axolotl YAML: LoRA, QLoRA or every weight, with replicas or FSDP2's shards, split sequences.
 
 torchrun starts ``axolotl.cli.train`` on the YAML; variables of the launch script override what a plan does not decide.
 The keys are checked by Axolotl's own schema: tests/conformance/finetuning.
@@ -42,8 +42,13 @@ _RECOMPUTE = (
 _TRAINERS_RECOMPUTE = "gradient_checkpointing"
 _AWAY = "activation_offloading"
 _STATES = "fsdp_config.offload_params"
+_LOADED_ONCE = "fsdp_config.cpu_ram_efficient_loading"
 _OFFLOADED = "offload"
 _OLD_PREFIX = "fsdp_config.fsdp_"  # keys are taken with and without it
+_SPLITS = "context_parallel_size"
+_SPLITS_BEFORE = "sequence_parallel_degree"  # its former name
+_EXCHANGE = "ring_attn_func"
+_EVENED_OUT = ("batch_zigzag", "batch_stripe")
 
 # What a plan does not decide; the data set is the small one of Axolotl's own examples.
 _NO_CHOICES: Mapping[str, Any] = {
@@ -63,7 +68,10 @@ _NO_CHOICES: Mapping[str, Any] = {
     "output_dir": "output",
 }
 # Keys that say nothing about a plan, whoever wrote them.
-NO_CHOICES = frozenset({*_NO_CHOICES, "fsdp_config.auto_wrap_policy", "fsdp_version", "fsdp_config.fsdp_version"})
+_FSDP_KEYS = ("fsdp_config.auto_wrap_policy", "fsdp_version", "fsdp_config.fsdp_version", _LOADED_ONCE)
+NO_CHOICES = frozenset({*_NO_CHOICES, *_FSDP_KEYS})
+# Tokens of the example data set: 2,000 short questions with answers, counted as 128 tokens each.
+_EXAMPLE_TOKENS = 2_000 * 128
 _NO_MODEL = "MODEL"  # stands in the YAML where no published name is known; launch.sh then wants the variable
 
 _PROGRAM = r"""
@@ -122,6 +130,13 @@ def _read_precision(arguments: Arguments) -> Mapping[str, Any]:
     return {"precision": on[0]} if on else {}
 
 
+def _read_exchange(arguments: Arguments) -> Mapping[str, Any]:
+    """Parts of a sequence that lie on the ranks in order, unless it says how causal work is evened out."""
+    is_split = (count(arguments, _SPLITS, _SPLITS_BEFORE) or 1) > 1
+    is_even = arguments.get(_EXCHANGE) in _EVENED_OUT
+    return {"context_parallel_style": AXOLOTL.context_parallel_style} if is_split and not is_even else {}
+
+
 def _shards(config: TrainingConfig, _: ModelShape) -> Arguments:
     if not config.zero_stage:
         return {}
@@ -157,6 +172,20 @@ TERMS = (
         ),
         "dp_shard_size",
         "dp_replicate_size",
+    ),
+    _rows.term(
+        "context_parallel",
+        lambda config, _: {_SPLITS: config.context_parallel} if config.context_parallel > 1 else {},
+        lambda arguments: stated(context_parallel=count(arguments, _SPLITS, _SPLITS_BEFORE)),
+        _SPLITS,
+        _SPLITS_BEFORE,
+    ),
+    _rows.term(
+        "context_parallel_style",
+        lambda *_: {},
+        _read_exchange,
+        _EXCHANGE,
+        expressed_by=f"{_EXCHANGE}, as Axolotl chooses it for packed sequences (varlen_llama3)",
     ),
     _rows.covered("data_parallel", "dp_shard_size × dp_replicate_size, or the processes that torchrun starts"),
     _rows.term(
@@ -211,6 +240,19 @@ def _weights(plan: Plan) -> Arguments:
     }
 
 
+def _fsdp(phase: Phase) -> Arguments:
+    """FSDP2, whose first rank alone reads a checkpoint: host memory would else hold the model once for each device.
+
+    Weights in four bits are refused so (the schema: its loading deadlocks); new weights are in no checkpoint.
+    """
+    reads_whole = phase not in {Phase.QLORA, Phase.PRETRAINING}
+    return {
+        "fsdp_version": 2,
+        "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        **({_LOADED_ONCE: True} if reads_whole else {}),
+    }
+
+
 def configuration(request: TrainingRequest) -> dict[str, Any]:
     """The YAML as a mapping.
 
@@ -219,13 +261,12 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
     """
     rules = AXOLOTL if phase_of(request.plan).has_adapters else training_every_weight(AXOLOTL)
     refuse(rules, request.shape, request.config, _KNOWN_NAMES)
-    fsdp = {"fsdp_version": 2, "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     return nested(
         {
             "base_model": request.published_model or _NO_MODEL,
             **_weights(request.plan),
             **write_all(TERMS, request.config, request.shape),
-            **(fsdp if request.config.zero_stage else {}),
+            **(_fsdp(phase_of(request.plan)) if request.config.zero_stage else {}),
             **_NO_CHOICES,
         }
     )
@@ -248,9 +289,30 @@ def job(request: TrainingRequest) -> Job:
         data="the small data set of Axolotl's examples",
         notes=(
             *AXOLOTL.kernel_notes,
-            "attn_implementation flash_attention_2 needs the package flash-attn (axolotl[flash-attn]).",
+            _kernels_note(request.config),
             "Axolotl turns its own kernels for adapters on (lora_*_kernel); the estimate does not count their gain.",
+            *_data_notes(request),
         ),
+    )
+
+
+def _kernels_note(config: TrainingConfig) -> str:
+    if config.context_parallel == 1:
+        return "attn_implementation flash_attention_2 needs the package flash-attn (axolotl[flash-attn])."
+    return (
+        "context_parallel_size needs flash-attn and ring-flash-attn (axolotl[ring-flash-attn]); ranks hold parts of a "
+        "sequence in order, so that of one long document the last has most to do: the estimate counts that."
+    )
+
+
+def _data_notes(request: TrainingRequest) -> tuple[str, ...]:
+    """Where the example data set is smaller than a global batch: steps on it are shorter than the plan's."""
+    tokens = request.config.global_batch_size * request.config.sequence_length
+    if tokens <= _EXAMPLE_TOKENS:
+        return ()
+    return (
+        f"The default DATA is smaller than a global batch of {tokens:,} tokens, and Axolotl then takes shorter steps "
+        "than planned: set DATA before you measure one.",
     )
 
 

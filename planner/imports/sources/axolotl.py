@@ -17,7 +17,14 @@ _KEYS = ("base_model", "sequence_len", "micro_batch_size", "datasets")
 _ONLY_READ = (
     trainer.number("lora_rank", "lora_r"),
     trainer.number("tensor_parallel", "tensor_parallel_size"),
-    trainer.number("context_parallel", "context_parallel_size", "sequence_parallel_degree"),
+)
+# How a model is wrapped, loaded and saved, and by which name its attention is asked for: published recipes have them.
+_SAYS_NOTHING = frozenset(
+    {
+        *(f"fsdp_config.{key}" for key in ("transformer_layer_cls_to_wrap", "state_dict_type", "sync_module_states")),
+        *("fsdp_config.limit_all_gathers", "fsdp_config.use_orig_params", "fsdp_config.final_state_dict_type"),
+        *("flash_attention", "attn_implementation", "num_epochs", "saves_per_epoch", "dataset_prepared_path"),
+    }
 )
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _READ_BELOW = frozenset(
@@ -39,8 +46,12 @@ def read(given: Given) -> Reading:
     reading = Reading(source=SOURCE, target=SOURCE, launch=given.launch)
     reading.take(read_all((*TERMS, *_ONLY_READ), document))
     reading.model = str(document.get("base_model", ""))
-    known = {key for term in (*TERMS, *_ONLY_READ) for key in term.keys} | _READ_BELOW | NO_CHOICES
-    reading.unread += [as_written(key, value) for key, value in document.items() if key not in known]
+    known = {key for term in (*TERMS, *_ONLY_READ) for key in term.keys} | _READ_BELOW | NO_CHOICES | _SAYS_NOTHING
+    reading.unread += [
+        as_written(key, value)
+        for key, value in document.items()
+        if key not in known and key.replace(".fsdp_", ".") not in _SAYS_NOTHING  # keys are taken with and without it
+    ]
     trainer.take_adapter(
         reading,
         document.get("adapter"),
@@ -53,8 +64,8 @@ def read(given: Given) -> Reading:
         trainer.take_deepspeed(reading, str(document["deepspeed"]))
     elif any(key.startswith("fsdp") for key in document):
         reading.assume("zero_stage", 3, "fsdp: parameters are sharded")
-    if any(reading.values.get(name, 1) > 1 for name in ("tensor_parallel", "context_parallel")):
-        reading.target = "accelerate"  # the rules of the target axolotl are those of data parallelism
+    if reading.values.get("tensor_parallel", 1) > 1:
+        reading.target = "accelerate"  # plans for axolotl split no matrix products
     trainer.complete(reading)
     return reading
 

@@ -20,7 +20,6 @@ from meshplan.catalogs.constants.serving_benchmarks import (
     warms_up,
 )
 from meshplan.catalogs.errors import CatalogError
-from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.measured.drawn import LENGTH_FORMS, num_before
@@ -119,7 +118,7 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
     recipe = engine_observed_as(framework.text("name"), release, title)
     if recipe is None:
         raise UnsupportedError(f"no scheduling rules are known for the engine {shown(framework.text('name'))}")
-    shape = shape_from_observation(model.values)
+    shape = reader.shape(model)
     machine = reader.machine(hardware)
     recipe = recipe.on_board(machine.device.slug, machine.device.memory_bytes)
     # vLLM keeps no prefixes of models with recurrent layers unless told to (vllm-project/vllm, pull request 23716).

@@ -71,6 +71,8 @@ class Requests:
         cached_tokens: [n] prompt tokens whose KV a worker may hold already; None for none.
         prefix: [n] identity of the shared prefix, for routing; −1 without one. None for none.
         priority: [n] smaller goes first; None where all are equal.
+        finds_warm_caches: workers hold the prefixes when the run starts, as many as fit: those of a service that has
+            run for long, not of a benchmark on fresh servers.
     """
 
     arrival_s: FloatArray
@@ -81,6 +83,7 @@ class Requests:
     cached_tokens: IntArray | None = None
     prefix: IntArray | None = None
     priority: IntArray | None = None
+    finds_warm_caches: bool = False
 
     def __len__(self) -> int:
         return len(self.arrival_s)

@@ -94,10 +94,10 @@ class ServingWorkloadSpec(SpecModel):
     )
     num_prefixes: Annotated[int, Whole(most=MAX_REQUESTS)] | None = Field(
         default=None,
-        description="distinct prefixes that the requests share; a worker finds one where it still holds it "
-        "(default: it always does)",
+        description="distinct prefixes that the requests share; a worker finds one where it still holds it, "
+        "and begins with as many as fit (default: it always does)",
     )
-    trace: str | None = Field(default=None, description="CSV of arrival_s,input_length,output_length")
+    trace: str | None = Field(default=None, description="CSV or JSON lines of arrival_s,input_length,output_length")
     images: ImagesSpec | None = Field(default=None, description="of each request, for models that see (default: none)")
     audio: AudioSpec | None = Field(
         default=None,
@@ -115,7 +115,8 @@ class ServingWorkloadSpec(SpecModel):
         if self.audio is not None:
             self._check_heard()
         elif self.task == "generate" and (self.trace is None) == (None in lengths):
-            raise ValueError("give input_length and output_length, or a trace")
+            both = ": a trace brings its lengths" if self.trace is not None else ""
+            raise ValueError(f"give input_length and output_length, or a trace{both}")
         if self.trace is not None and self.images is not None:
             raise ValueError("a trace states whole prompts: leave images out, or give lengths in its place")
         if self.trace is not None and self.arrival not in (None, "trace"):

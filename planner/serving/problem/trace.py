@@ -1,9 +1,9 @@
-"""Recorded requests from a CSV file, plain or compressed with gzip.
+"""Recorded requests from a CSV file or JSON lines, plain or compressed with gzip.
 
-The first line names the columns, in any order: ``arrival_s`` (seconds, non-decreasing), ``input_length`` and
-``output_length`` (tokens, at least 1), and if known ``prefix`` (identity of a shared prefix; −1 without one),
-``cached_tokens`` (of the prompt, at most all of it) and ``priority`` (smaller goes first). Times of a recorded server
-(:data:`ANSWERED`) are read past.
+The first line of a CSV names the columns, in any order; JSON lines have them as keys: ``arrival_s`` (seconds,
+non-decreasing), ``input_length`` and ``output_length`` (tokens, at least 1), and if known ``prefix`` (identity of a
+shared prefix; −1 without one), ``cached_tokens`` (of the prompt, at most all of it) and ``priority`` (smaller goes
+first). Times of a recorded server (:data:`ANSWERED`) are read past.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.untrusted.documents import DocumentError
-from meshplan.catalogs.untrusted.streams import csv_rows
+from meshplan.catalogs.untrusted.streams import named_rows
 from meshplan.planner.serving.problem.requests import Requests
 
 ARRIVAL = "arrival_s"
@@ -27,6 +27,15 @@ OPTIONAL = ("prefix", "cached_tokens", "priority")
 # What a recording may say of the answers: not of the requests, so that it is read past.
 ANSWERED = ("queued_s", "scheduled_s", "first_token_s", "finished_s")
 _TIMES = (ARRIVAL, *ANSWERED)
+# What recordings of others call a column of ours. They are not read: their units differ (Mooncake's are milliseconds).
+_ELSEWHERE = {
+    **dict.fromkeys(("prompt_tokens", "input_tokens", "contexttokens", "num_prefill_tokens"), "input_length"),
+    **dict.fromkeys(("completion_tokens", "output_tokens", "generatedtokens", "num_decode_tokens"), "output_length"),
+    **dict.fromkeys(
+        ("timestamp", "time", "arrived_at", "arrival_time"), "arrival_s, in seconds from the first request"
+    ),
+    "hash_ids": "cached_tokens, tokens of the prompt that a cache holds, or leave it out",
+}
 # Problems after which reading stops: the file is probably no trace.
 MAX_PROBLEMS = 10
 LEAST = {
@@ -62,12 +71,12 @@ def read_trace(path: Path) -> Requests:
 def _read(path: Path, _state: tuple[int, ...]) -> Requests:
     where = f"the trace {path}"
     try:
-        reader = csv_rows(path)
+        reader, first_line = named_rows(path)
         header = [name.strip() for name in next(reader, [])]
         problems = _header_problems(header)
         if problems:
             raise SpecError(problems, of=where)
-        rows, problems = _rows(header, reader)
+        rows, problems = _rows(header, reader, first_line)
     except (OSError, DocumentError) as error:
         raise _unreadable(path, error) from error
     if not rows and not problems:
@@ -95,21 +104,28 @@ def _unreadable(path: Path, error: Exception) -> SpecError:
 
 def _header_problems(header: Sequence[str]) -> list[Problem]:
     known = (*NEEDED, *OPTIONAL, *ANSWERED)
-    found = [Problem(path="line 1", message=f"column {name!r} is missing") for name in NEEDED if name not in header]
+    meant = {name: _ELSEWHERE[name.lower()] for name in header if name.lower() in _ELSEWHERE}
+    said = {text.partition(",")[0] for text in meant.values()}
+    missing = [name for name in NEEDED if name not in header and name not in said]
+    found = [Problem(path="line 1", message=f"column {name!r} is missing") for name in missing]
     for name in dict.fromkeys(header):
-        if name not in known:
+        if name in meant:
+            found.append(Problem(path="line 1", message=f"column {name!r}: write {meant[name]}"))
+        elif name not in known:
             found.append(Problem(path="line 1", message=f"unknown column {name!r}; known: {', '.join(known)}"))
         elif header.count(name) > 1:
             found.append(Problem(path="line 1", message=f"column {name!r} comes {header.count(name)} times"))
     return found
 
 
-def _rows(header: Sequence[str], lines: Iterable[list[str]]) -> tuple[list[tuple[float, ...]], list[Problem]]:
+def _rows(
+    header: Sequence[str], lines: Iterable[list[str]], first_line: int
+) -> tuple[list[tuple[float, ...]], list[Problem]]:
     """Values of every line in order of the header, and the problems."""
     rows: list[tuple[float, ...]] = []
     problems: list[Problem] = []
     arrival, before = header.index(ARRIVAL), 0.0
-    for number, line in enumerate(lines, start=2):
+    for number, line in enumerate(lines, start=first_line):
         if not line:
             continue
         try:

@@ -277,6 +277,7 @@ def default_limits(problem: ServingProblem, role: Role, device: Device, layout: 
     is_whole, longest = problem.shape.keeps_prompts_whole, math.ceil(problem.workload.input_length)
     longest = max(longest, problem.workload.sound_frames)
     budget = max(limits.max_batched_tokens, longest) if is_whole else limits.max_batched_tokens
+    finds_prefixes = role is not Role.DECODE or problem.rules.prefix_caching_on_decode
     return replace(
         limits,
         max_num_seqs=pinned.get("max_num_seqs", limits.max_num_seqs * layout.attention_data_parallel),
@@ -284,7 +285,7 @@ def default_limits(problem: ServingProblem, role: Role, device: Device, layout: 
         stream_interval=pinned.get("stream_interval", limits.stream_interval),
         api_servers=pinned.get("api_servers", limits.api_servers),
         chunked_prefill=limits.chunked_prefill and not is_whole,  # its tokens attend to those of later chunks
-        prefix_caching=limits.prefix_caching and problem.workload.prefix_hit_rate > 0.0,
+        prefix_caching=limits.prefix_caching and finds_prefixes and problem.workload.prefix_hit_rate > 0.0,
     )
 
 

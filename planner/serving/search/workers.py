@@ -38,7 +38,7 @@ from meshplan.planner.serving.search.deployment import tokenize_s
 from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers, with_chunk
 
 # Chunks of prefill are made smaller by this factor, down to the least that keeps products compute-bound.
-CHUNK_STEP, LEAST_CHUNK = 4, 512
+CHUNK_STEP, LEAST_CHUNK = 2, 512
 
 
 @dataclass(frozen=True, kw_only=True)

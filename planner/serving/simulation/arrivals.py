@@ -62,6 +62,7 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
         think_s=workload.think_s,
         cached_tokens=_cached(inputs, workload.prefix_hit_rate),
         prefix=None if prefixes is None else of_prefixes.integers(0, prefixes, num),
+        finds_warm_caches=prefixes is not None,
     )
 
 

@@ -27,7 +27,8 @@ class PrefixCache:
     was written since its last use fits the cache beside it. Engines free the end of a request before its beginning, so
     that its own part goes first.
 
-    A prefix counts as held from the arrival of the first request that has it. A request without an identified prefix
+    It begins empty, or with as many prefixes as fit (:attr:`~.request_state.RequestState.warm_tokens`). A prefix counts
+    as held from the arrival of the first request that has it. A request without an identified prefix
     finds as many tokens as its ``cached_tokens`` states.
 
     Args:
@@ -41,6 +42,9 @@ class PrefixCache:
         self.state, self.capacity_tokens, self.holds_answers = state, capacity_tokens, holds_answers
         self.held: OrderedDict[int, int] = OrderedDict()
         self.held_tokens = 0
+        for prefix, tokens in state.warm_tokens.items():
+            if self.held_tokens + tokens <= capacity_tokens:
+                self._use(prefix, tokens)
 
     def holds(self, prefix: int) -> bool:
         """Whether the prefix is held."""

@@ -18,6 +18,16 @@ def may_pass(requests: Requests) -> bool:
     return requests.priority is not None or begins_apart
 
 
+def _tokens_of_prefixes(requests: Requests) -> dict[int, int]:
+    """Tokens of each prefix, as many as any of its requests shares."""
+    tokens: dict[int, int] = {}
+    if requests.prefix is None or requests.cached_tokens is None:  # one worker that finds what they state
+        return tokens
+    for prefix, shared in zip(requests.prefix.tolist(), requests.cached_tokens.tolist(), strict=True):
+        tokens[prefix] = max(shared, tokens.get(prefix, 0))
+    return tokens
+
+
 class RequestState:
     """Columns over the requests; times are infinite until they are known.
 
@@ -25,7 +35,8 @@ class RequestState:
     arrival may have a smaller rank. ``generated`` counts the tokens generated when the request last joined a decode
     batch; ``target`` is the common progress of its worker's decode batch, in tokens, at which it is done; ``anchor``
     and ``offset`` are its context and its KV tokens minus the common progress at the time it joined; ``found_tokens``
-    are the cached tokens that its worker really held; ``attention_rank`` is the one of its worker on which it lies.
+    are the cached tokens that its worker really held, ``warm_tokens`` the prefixes that workers hold at the start;
+    ``attention_rank`` is the one of its worker on which it lies.
     """
 
     def __init__(self, requests: Requests) -> None:
@@ -37,6 +48,7 @@ class RequestState:
         self.cached_tokens: list[int] = [0] * num if cached is None else cached.tolist()
         self.found_tokens = [0] * num
         self.prefix: list[int] | None = None if requests.prefix is None else requests.prefix.tolist()
+        self.warm_tokens = _tokens_of_prefixes(requests) if requests.finds_warm_caches else {}
         self.may_pass = may_pass(requests)
         order = np.arange(num) if requests.priority is None else np.argsort(requests.priority, kind="stable")
         self.by_rank: list[int] = order.tolist()

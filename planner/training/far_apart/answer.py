@@ -175,7 +175,7 @@ def _only_what_is_modelled(spec: TrainingSpec, problems: Problems) -> None:
     if spec.cluster.links is not None and spec.cluster.links.degraded is not None:
         problems.say("cluster.links.degraded", f"{here}: links inside an island are alike")
     if len({node.type for node in spec.cluster.nodes or ()}) > 1:
-        problems.say("cluster.nodes", f"several types: {here}; islands of one type are")
+        problems.say("cluster.nodes", f"several types: {here}; islands of one type are (cluster.links.islands)")
     for name in ("max_usd_per_run", "max_run_time"):
         if getattr(spec.constraints, name) is not None:
             problems.say(f"constraints.{name}", f"{here}: the tokens that a run takes differ between ways")

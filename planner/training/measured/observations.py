@@ -15,7 +15,6 @@ from typing import Any
 from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_observed_as
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.errors import CatalogError
-from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.parameters import ZERO_PARAMETERS
 from meshplan.planner.training.measured.exclusions import PEAKS, peak_left_out
@@ -157,7 +156,7 @@ class ObservationReader(MachineReader):
             version=str(framework.values.get("version") or ""),
             mixed_precision_mode=str(choices.values.get("mixed_precision_mode") or "") or None,
         )
-        shape = _as_trained(shape_from_observation(model.values), choices)
+        shape = _as_trained(self.shape(model), choices)
         if recipe.unstated.unties_head:
             shape = replace(shape, tie_word_embeddings=False)
         machine = self.machine(hardware)

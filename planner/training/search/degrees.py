@@ -42,7 +42,7 @@ from meshplan.planner.training.estimator.assembly import DATA_COMMUNICATION
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory, fullest_bytes
 from meshplan.planner.training.problem.choice import Recompute
-from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.frontier import Frontier
 from meshplan.planner.training.search.incumbents import Incumbents
 from meshplan.planner.training.search.layers import mix
@@ -62,7 +62,7 @@ from meshplan.planner.training.search.memory_savers import (
 )
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.options import SearchOptions
-from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
+from meshplan.planner.training.search.report import STEP_TIME, TIE_WIDTH, ScoredConfig, SearchReport
 from meshplan.planner.training.search.seen import PricedBatch, Seen
 from meshplan.planner.training.search.space import Space
 from meshplan.planner.training.search.templates import legal_candidates, template_candidates, tries_smaller_groups
@@ -135,14 +135,14 @@ class DegreeSearch:
         frontier, is_done = None, False
         with budget.keeping():
             frontier = self._frontier()
-            while frontier.is_open:
+            while frontier.is_open and not self._is_too_slow(frontier):
                 self._visit(frontier)
                 if on_progress is not None:
                     on_progress(self._progress(frontier))
                 budget.check()
             is_done = True
         with budget.keeping():
-            if frontier is not None and is_done and self.incumbents.found_nothing:
+            if frontier is not None and is_done and self.incumbents.found_nothing and not self._is_too_slow(frontier):
                 self._price_set_aside(frontier)
             self._close_splits(is_whole=is_done)
         bound = self._least_of_all() if frontier is None else frontier.least
@@ -153,6 +153,14 @@ class DegreeSearch:
             budget.nothing_found("plan")
         self.unseen = min(bound, self.open_splits.bound)
         return self._solution("" if is_done else budget.stopped, wall, cpu)
+
+    def _is_too_slow(self, frontier: Frontier) -> bool:
+        """Nothing is found, and all that is left takes longer than a step may, and than the nearest miss."""
+        longest_s = _longest_s(self.problem)
+        if self.best or longest_s is None or self.problem.objective is not TrainingObjective.THROUGHPUT:
+            return False
+        nearest = self.report.nearest_miss.get(STEP_TIME)
+        return nearest is not None and frontier.least > longest_s + nearest[0]
 
     def has_plan(self) -> bool:
         """Whether any usual split of the layers stays within the limits; ends with the first that does."""
@@ -442,5 +450,25 @@ def search_degrees(
     Returns:
         The solution, and the search with its incumbents (``best``) and its ``report``.
     """
+    fastest = replace(problem, objective=TrainingObjective.THROUGHPUT)
+    longest_s = _longest_s(problem)
+    is_whole = not options.keys() & {"incumbents", "cutoff", "seen"}
+    if (
+        is_whole
+        and longest_s is not None
+        and problem.objective is not TrainingObjective.THROUGHPUT
+        and not DegreeSearch(fastest, keep=1, usual_splits=True, cutoff=longest_s).has_plan()
+    ):
+        # That nothing is fast enough the bounds of steps prove; those of another objective look at every candidate.
+        search = DegreeSearch(fastest, **options)
+        solution = search.run(budget, on_progress)
+        if solution.assignment is None:
+            return solution, search
     search = DegreeSearch(problem, **options)
     return search.run(budget, on_progress), search
+
+
+def _longest_s(problem: TrainingProblem) -> float | None:
+    """Longest step, as the objective counts it for throughput; None where no limit is one on that."""
+    limits = problem.limits
+    return limits.max_step_s if problem.run is None or limits.max_run_s is not None else None

@@ -6,7 +6,8 @@ best plan, the first in this order is chosen. The reasons are NVIDIA's: G is Meg
 table of published runs (docs/performance-guide.md, docs/performance-summary.md, 25.11), A its page on recompute
 (docs/training/activation-recomputation.md).
 
-1. Nothing offloaded, nothing that no measured run has.
+1. Nothing offloaded, nothing that no measured run has, no sharding of gradients and parameters whose launches go
+   against those of tensor or context parallelism (Megatron-FSDP before Blackwell: Megatron-LM warns).
 2. No sequence split below its use: shards of fewer tokens than in any run of R are "skinny" (G).
 3. Tensor parallelism inside a scale-up domain: it communicates most (G).
 4. No recompute of every layer: "only when selective recomputation still does not fit" (A). It adds a third to the
@@ -19,10 +20,13 @@ table of published runs (docs/performance-guide.md, docs/performance-summary.md,
 7. Fewest recomputed layers, by kind of recompute.
 8. Fewest stages, then the smallest degrees of context, expert-tensor and tensor parallelism: each adds messages whose
    hiding is the estimator's least certain part.
-9. Expert parallelism inside a scale-up domain (G), of that as much as it holds: each expert is kept and reduced by the
-   fewest ranks, and none of its messages leaves the domain (R: 8 on nodes of 8, 32 and 64 on racks of 72); beyond it,
-   the least.
-10. Equal layers on all chunks between the first and the last, whose ends count as a layer (G); fewest chunks of a
+9. Shards over all replicas of a scale-up domain: groups within it keep more of each state on every device, for messages
+   that its links carry at full speed; HSDP shards "within a node" and copies across nodes (ShardingStrategy of
+   PyTorch FSDP).
+10. Expert parallelism inside a scale-up domain (G), of that as much as it holds: each expert is kept and reduced by
+    the fewest ranks, and none of its messages leaves the domain (R: 8 on nodes of 8, 32 and 64 on racks of 72);
+    beyond it, the least.
+11. Equal layers on all chunks between the first and the last, whose ends count as a layer (G); fewest chunks of a
     stage; equals by their objective.
 
 The bound stays that of the search; the gap says what the choice may cost.
@@ -48,6 +52,7 @@ from meshplan.planner.core.arrays import BoolArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Solution, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates
+from meshplan.planner.training.estimator.parameters import ZERO_OPTIMIZER
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.problem.choice import ContextStyle, Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
@@ -77,11 +82,15 @@ def complexity(problem: TrainingProblem, batch: Candidates) -> list[Any]:
     unusual = (batch.context_parallel_style != ContextStyle.RING).astype(int) + (batch.zero_hpz_partition_size > 1)
     unusual = unusual + (batch.outer_zero_stage > 0) + (batch.gathered_num_layers > 0)
     unusual = unusual + (split.schedule not in USUAL_SCHEDULES) + split.vocabulary_parallel
+    if problem.machine.device.architecture in problem.rules.one_queue_architectures:
+        unusual = unusual + ((batch.zero_stage > ZERO_OPTIMIZER) & ((t > 1) | (c > 1)))
     below_use = (c > 1) & (problem.workload.sequence_length < LEAST_TOKENS_PER_RANK * c)
     experts, width = batch.expert_parallel, batch.expert_tensor_parallel
     replicated = (experts * width == 1) & (problem.shape.moe is not None and p > 1)
     dimensions = (t > 1).astype(int) + (p > 1) + (c > 1) + (width > 1)
     beyond = experts * width > problem.machine.domain_size
+    replicas_of_domain = np.minimum(batch.data_parallel, np.maximum(problem.machine.domain_size // (t * c), 1))
+    small_groups = (batch.zero_stage > 0) & (batch.data_parallel_shard < replicas_of_domain)
     return [
         offloads,
         unusual,
@@ -95,6 +104,7 @@ def complexity(problem: TrainingProblem, batch: Candidates) -> list[Any]:
         c,
         width,
         t,
+        small_groups,
         beyond,
         np.where(beyond, experts, -experts),
         whole(len(set(split.layers_per_chunk[1:-1])) > 1),

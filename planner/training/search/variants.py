@@ -1,7 +1,8 @@
 """Variants of a batch of candidates: ways to split sequences and to shard states that no measured run has.
 
-Such a choice stays at its default unless it is pinned or listed in ``search_over``. Each applicable candidate is then
-duplicated once per value. A pinned context-parallel style applies only to candidates with context_parallel > 1.
+Such a choice stays at its default, for sequences the framework's, unless it is pinned or listed in ``search_over``.
+Each applicable candidate is then duplicated once per value. A pinned context-parallel style applies only to candidates
+with context_parallel > 1.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def _by_outer_sharding(problem: TrainingProblem, batch: Candidates) -> Iterator[
 def _styles(problem: TrainingProblem) -> tuple[str, ...]:
     if "context_parallel_style" in problem.fixed:
         return (str(problem.fixed["context_parallel_style"]),)
-    return _SEARCHED_STYLES if "context_parallel_style" in problem.search_over else (_RING,)
+    usual = problem.rules.context_parallel_style
+    return _SEARCHED_STYLES if "context_parallel_style" in problem.search_over else (usual,)
 
 
 def _two_dimensional(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:

@@ -177,3 +177,11 @@ def test_a_list_is_searched_by_words_in_any_case(meshplan: Command) -> None:
     found = meshplan("catalog", "list", "nodes", "--search", "H100 AWS", "--format", "json").json
     assert {row["slug"] for row in found} == {"aws-p5-48xlarge"}
     assert meshplan("catalog", "list", "models", "--search", "no such", "--format", "json").json == []
+
+
+def test_the_choices_are_read_at_80_columns(meshplan: Command) -> None:
+    """What a choice means, is called and is by default stands in one wide column; the notes are not wrapped."""
+    lines = meshplan("catalog", "choices").out.splitlines()
+    assert all(len(line) <= 80 for line in lines if not line.startswith("["))
+    assert len(lines) < 150
+    assert any("tensor_parallel                devices that split each matrix product" in line for line in lines)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from command_line import Command
 
+from meshplan.cli.reports.plan import database_option, secret_first
+
 SMALL = ("--model", "llama-3.2-1b")
 SERVED = ("--concurrency", "2", "--lengths", "128/16")
 TRAINED = ("--batch", "8", "--sequence-length", "2k")
@@ -35,6 +37,19 @@ def test_the_command_that_writes_files_works(
     (emit,) = [line.split() for line in outcome.out.splitlines() if line.strip().startswith("meshplan emit")]
     assert meshplan(*emit[1 : emit.index("--out")], "--out", tmp_path / "files").code == 0
     assert "No launcher files" not in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("url", "named", "before"),
+    [
+        ("postgresql://meshplan@host/plans", " --db postgresql+psycopg://meshplan@host/plans", ""),
+        ("postgresql://meshplan:secret@host/plans", "", ", with MESHPLAN_DB set to that URL"),
+        (None, "", ""),
+    ],
+)
+def test_commands_after_a_password_can_be_typed_as_they_stand(url: str | None, named: str, before: str) -> None:
+    """They named the database by a URL with three asterisks in it."""
+    assert (database_option(url), secret_first(url)) == (named, before)
 
 
 @pytest.mark.parametrize(("device", "question", "why"), REFUSED, ids=str)

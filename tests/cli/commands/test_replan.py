@@ -71,7 +71,7 @@ def test_a_serving_plan_has_no_answer(tmp_path: Path) -> None:
     asked = CliRunner().invoke(plan_app, [str(tmp_path / "spec.json"), "--db", db, "--tag", "serves"])
     assert asked.exit_code == 0, asked.output
     shown = call("serves", "--db", db)
-    assert "has no plan without some of its nodes; plans of training have" in str(shown.exception)
+    assert "ask its question again: meshplan plan SPEC --set cluster.nodes.0.count=1" in str(shown.exception)
     assert getattr(shown.exception, "exit_code", EXIT_SPEC) == EXIT_SPEC
 
 

@@ -39,6 +39,8 @@ def test_a_fleet_is_shown_stored_and_emitted(meshplan: Command, tmp_path: Path) 
     assert outcome.code == 0
     for heading in ("every SLO is met in replay", "Fleet at", "Routing", "Replay of", "Cost against SLO"):
         assert heading in outcome.out
+    assert "USD/h is the least" in outcome.out
+    assert "TTFT p99 ≤ " in outcome.out
     assert "Schedule (3 of 3 hours)" in outcome.out
     assert outcome.out.count("meshplan plans show") == 1
     assert "meshplan emit" not in outcome.out  # its files are written

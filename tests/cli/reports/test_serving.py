@@ -15,9 +15,12 @@ from typing import cast
 import pytest
 from command_line import Command
 
+from meshplan.cli.reports.comparison import measured_columns
 from meshplan.cli.reports.serving import advice
 from meshplan.cli.reports.serving.certainty import calibration_text
 from meshplan.cli.reports.serving.headline import question_text, status_text
+from meshplan.cli.reports.serving.plan import top_columns, top_rows
+from meshplan.cli.web.pages.views.serving import candidates
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.serving.estimator import breakdown
 
@@ -87,7 +90,7 @@ def test_stores_of_prefixes_are_shown_with_size_rate_and_break_even(meshplan: Co
     shown = " ".join(meshplan("plan", spec, "--full").out.split())
     assert "Prefixes beyond the devices: " in shown
     assert "its price is part of the nodes" in shown
-    assert re.search(r"host memory: [\d.]+ GiB a device at [\d.]+ GB/s, pays above [\d.]+ [GM]B/s", shown)
+    assert re.search(r"host memory: [\d.]+ GiB a device( \([^)]*\))? at [\d.]+ GB/s, pays above [\d.]+ [GM]B/s", shown)
     assert re.search(r"NVMe: [\d.]+ GiB a device at 6.3 GB/s", shown)
     assert "searched without a tier of prefixes and with each store" in shown
     # The bound is not the sampling's: sizes of tiers are formulas.
@@ -128,6 +131,18 @@ def test_the_report_says_over_which_runs_the_slos_are_kept(meshplan: Command, sp
     spec.write_text(SPEC.replace(", num_requests: 200", ""))
     for words in (("plan", spec), ("plans", "show", "latest")):
         assert kept in " ".join(meshplan(*words).out.split())
+
+
+def test_rivals_are_read_against_the_slos_of_the_question(meshplan: Command) -> None:
+    """TTFT's 99th percentile is the one that has an SLO, TPOT's is the 95th; plans stored before have the mean."""
+    plan = Plan.from_document(meshplan("plans", "show", "0", "--format", "json").json)
+    titles = [column.title for column in top_columns(plan)]
+    assert {"TTFT p99", "TPOT p95"} <= set(titles)
+    assert top_rows(plan)[0]["tpot_p95_s"] == plan.predicted["tpot_p95_s"].value
+    assert {"first token, p99", "per token, p95"} <= set(candidates(plan)["columns"])
+    older = [{key: value for key, value in row.items() if key != "slo_latencies"} for row in plan.alternatives]
+    titles = [column.title for column in top_columns(replace(plan, alternatives=tuple(older)))]
+    assert {"TTFT p99", "TPOT"} <= set(titles)
 
 
 def test_json_has_the_plan_and_csv_its_rivals(meshplan: Command, spec: Path) -> None:
@@ -256,3 +271,11 @@ def test_the_question_says_how_tokens_are_drawn() -> None:
 def test_the_part_that_waits_for_clients_has_one_name() -> None:
     """The report of a stored plan does not import the estimator, whose breakdown names it."""
     assert advice.API_SERVER == breakdown.API_SERVER
+
+
+def test_what_clients_send_is_in_no_interval() -> None:
+    sent = {"predicted": {"value": 3.0, "low": 3.0, "high": 3.0}, "inside": False}
+    found = {"predicted": {"value": 3.0, "low": 2.0, "high": 4.0}, "inside": True}
+    inside = next(column for column in measured_columns() if column.key == "inside")
+    assert inside.derive is not None
+    assert [inside.derive(row) for row in (sent, found, {**found, "inside": False})] == ["–", "yes", "no"]

@@ -178,6 +178,13 @@ def test_what_lies_off_the_device_is_named() -> None:
     }
 
 
+def test_a_configuration_says_how_sequences_are_split_and_in_which_groups_states_are() -> None:
+    config = {"context_parallel": 8, "data_parallel": 4, "data_parallel_shard": 2, "zero_stage": 3}
+    assert config_text(config) == "CP8 DP4 ZeRO-3 in groups of 16"
+    styled = {**config, "context_parallel_style": "ring-plain"}
+    assert config_text(styled) == "CP8 ring-plain DP4 ZeRO-3 in groups of 16"
+
+
 @pytest.mark.parametrize(
     ("objective", "title", "metric"),
     [("energy", "kWh/step", "energy_j_per_step"), ("usd_per_run", "run", "usd_per_run")],

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import random
+import sys
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,9 +28,10 @@ ON_H100 = {"bf16": True, "fp8": True, "n_gpu": 8, "n_node": 1, "compute_capabili
 
 
 class Judge:
-    """Axolotl's schema, imported once."""
+    """Axolotl's schema, imported once; it looks for ring-flash-attn, which wants a GPU, where sequences are split."""
 
     def __init__(self) -> None:
+        sys.modules.setdefault("ring_flash_attn", types.ModuleType("ring_flash_attn"))
         from axolotl.utils.schemas.config import AxolotlConfigWCapabilities
         from axolotl.utils.schemas.fsdp import FSDPConfig
 
@@ -84,6 +87,25 @@ def test_offload_of_what_adapters_keep_is_accepted(judge: Judge) -> None:
     held = judge.read(said)
     assert (held["activation_offloading"], held["gradient_checkpointing"]) == (True, True)
     assert judge.refuses({**said, "gradient_checkpointing": False})
+
+
+SPLIT = tuning(
+    config_for(LLAMA_70B, data_parallel=2, context_parallel=4, context_parallel_style="ring-plain", zero_stage=3)
+)
+
+
+def test_packed_sequences_are_split_in_order(judge: Judge) -> None:
+    """The exchange that the plan counts is the one that Axolotl chooses; more than one sequence it refuses."""
+    said = document(SPLIT)
+    assert judge.read(said)["ring_attn_func"].value == "varlen_llama3"
+    assert judge.refuses({**said, "micro_batch_size": 2})
+
+
+@pytest.mark.parametrize("phase", ["lora", "sft", "qlora"])
+def test_what_the_first_rank_alone_may_read(judge: Judge, phase: str) -> None:
+    said = document(tuning(phase=phase, precision="bf16"))
+    loaded_once = {**said, "fsdp_config": {**said["fsdp_config"], "cpu_ram_efficient_loading": True}}
+    assert judge.refuses(loaded_once) == (phase == "qlora")
 
 
 def test_every_key_is_one_of_the_schema(judge: Judge) -> None:

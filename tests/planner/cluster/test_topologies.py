@@ -149,6 +149,7 @@ LINE = {"bandwidth": "1 GB/s"}
             "leave the other site empty",
         ),
         ({"degrated": []}, "unknown key; did you mean 'degraded'"),
+        ({"inter_node": "100 Gb/s"}, "write {bandwidth: 100 Gb/s, latency: 5 us}, with your latency"),
     ],
 )
 def test_a_description_that_does_not_fit_is_named(catalog: Catalog, links: dict[str, Any], words: str) -> None:

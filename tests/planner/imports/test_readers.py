@@ -405,6 +405,37 @@ def test_what_is_not_known_is_told_by_its_line_or_image(tmp_path: Path, name: st
         read_inputs([str(tmp_path / name)])
 
 
+AXOLOTL = """
+base_model: meta-llama/Llama-3.3-70B-Instruct
+adapter: lora
+lora_r: 16
+sequence_len: 65536
+micro_batch_size: 1
+gradient_accumulation_steps: 8
+context_parallel_size: 4
+flash_attention: true
+fsdp_version: 2
+fsdp_config:
+  fsdp_reshard_after_forward: true
+  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
+  fsdp_state_dict_type: FULL_STATE_DICT
+  cpu_ram_efficient_loading: true
+datasets: [{path: mine, type: alpaca}]
+plugins: [cut_cross_entropy]
+"""
+
+
+def test_an_axolotl_recipe_splits_sequences_and_says_what_decides_nothing(tmp_path: Path) -> None:
+    """How layers are wrapped and states saved stands in every published recipe; a loss of a plug-in does decide."""
+    found = read(AXOLOTL, tmp_path, "tune.yaml")
+    assert (found.target, found.values["context_parallel"]) == ("axolotl", 4)
+    assert found.values["context_parallel_style"] == "ring-plain"
+    assert found.values["zero_stage"] == 3
+    assert [text.partition(":")[0] for text in found.unread] == ["plugins"]
+    even = read(AXOLOTL + "ring_attn_func: batch_zigzag\n", tmp_path, "even.yaml")
+    assert "context_parallel_style" not in even.values
+
+
 def test_an_adapter_of_another_type_is_none(tmp_path: Path) -> None:
     (tmp_path / "tune.yaml").write_text("base_model: a/b\nadapter: [{type: alpaca}]\nsequence_len: 4096\nlora_r: 8\n")
     assert "lora_rank" not in read_inputs([str(tmp_path / "tune.yaml")]).values

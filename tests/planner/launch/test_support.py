@@ -42,6 +42,7 @@ def test_the_reference_lists_every_choice_once_with_a_meaning(reference: Rows) -
         ("expert_tensor_parallel", "megatron 0.19.2"),
         ("zero_hpz_partition_size", "deepspeed 0.19.8"),
         ("pipeline_schedule", "megatron 0.19.2, torchtitan 0.3.0"),
+        ("context_parallel", "megatron 0.19.2, torchtitan 0.3.0, accelerate 1.15.0, axolotl 0.19.0"),
         ("vocabulary_parallel", ""),
     ],
 )

@@ -135,8 +135,16 @@ def _latency(key: str, value: float, limit: float) -> str:
     return f"The {title} is at most {format_duration(value)}{who}{verdict}; {limited}."
 
 
+def _column(latency: str) -> str:
+    """A latency as a column's heading; of a mean its name alone."""
+    metric, percentile, _ = latency.split("_")
+    title = {"ttft": "first token", "tpot": "per token"}[metric]
+    return title if percentile == "mean" else f"{title}, {percentile}"
+
+
 def candidates(plan: Plan) -> dict[str, Any]:
     """The simulated deployments, the chosen one first, each with why it is not the one."""
+    first, following = report.shown_latencies(plan)
     rows = [
         {
             "chosen": bool(row["chosen"]),
@@ -144,18 +152,18 @@ def candidates(plan: Plan) -> dict[str, Any]:
             "detail": "",
             "cells": [
                 f"{row['num_devices']:,}",
-                format_duration(row["ttft_p99_s"]),
-                format_duration(row["tpot_mean_s"]),
+                format_duration(figures[first]),
+                format_duration(figures[following]),
                 f"{row['requests_per_s']:.3g}",
                 "–" if row.get("usd_per_hour") is None else format_usd(row["usd_per_hour"]),
             ],
             "reason": str(row["reason"]),
             "instead": [] if row["chosen"] else _pins(row.get("config") or {}),
         }
-        for row in plan.alternatives
+        for row, figures in zip(plan.alternatives, report.top_rows(plan), strict=True)
     ]
     return {
-        "columns": ["GPUs", "first token, p99", "per token", "requests/s", "an hour"],
+        "columns": ["GPUs", _column(first), _column(following), "requests/s", "an hour"],
         "rows": rows,
         "caption": "Deployments that were simulated: the chosen one first",
     }

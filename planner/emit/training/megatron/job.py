@@ -31,7 +31,13 @@ from meshplan.planner.emit.training.megatron.documents import (
     has_conversations,
 )
 from meshplan.planner.emit.training.megatron.hybrid import HYBRIDS, has_pattern
-from meshplan.planner.emit.training.megatron.model import Flag, inexpressible_shape, model_flags, model_notes
+from meshplan.planner.emit.training.megatron.model import (
+    Flag,
+    checkpoint_flags,
+    inexpressible_shape,
+    model_flags,
+    model_notes,
+)
 from meshplan.planner.emit.training.megatron.terms import TERMS, ZERO_SHARDED_GRADIENTS
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
@@ -66,7 +72,6 @@ _SMALL_CHANGES: tuple[tuple[str, tuple[int, ...]], ...] = (
 )
 # Causal masks are made inside the kernels; the loader would build sequence_length² of them.
 FIXED_ARGUMENTS = {"--no-create-attention-mask-in-dataloader": ""}
-_PRE_BLACKWELL = frozenset({"volta", "turing", "ampere", "ada", "hopper"})
 
 
 def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
@@ -79,7 +84,9 @@ def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
     # Conversations are padded for context-parallel ranks, other documents are not.
     is_masked = request.documents is not None and request.documents.is_masked and not has_conversations(request)
     _refuse(config, shape, keeping_to_documents(MEGATRON) if is_masked else MEGATRON)
-    return (*unchecked_flags(config, shape), *document_flags(request))
+    is_fine_tuned = phase_of(request.plan) is Phase.FINE_TUNING
+    of_checkpoint = checkpoint_flags(shape) if is_fine_tuned else ()
+    return (*unchecked_flags(config, shape), *of_checkpoint, *document_flags(request))
 
 
 def unchecked_flags(config: TrainingConfig, shape: ModelShape) -> tuple[Flag, ...]:
@@ -146,7 +153,7 @@ def environment(request: TrainingRequest) -> dict[str, str | None]:
     if config.zero_stage >= ZERO_SHARDED_GRADIENTS:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": None}
     ordered = config.tensor_parallel > 1 or config.context_parallel > 1
-    if ordered and (request.device is None or request.device.architecture in _PRE_BLACKWELL):
+    if ordered and (request.device is None or request.device.architecture in MEGATRON.one_queue_architectures):
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     return {}
 
@@ -174,7 +181,7 @@ def job(request: TrainingRequest) -> Job:
         files=(argument_file,),
         settings=megatron_script.settings(is_fine_tuned=is_fine_tuned, has_conversations=has_lines),
         notes=(
-            *model_notes(request.shape),
+            *model_notes(request.shape, is_fine_tuned=is_fine_tuned),
             *_config_notes(request.config),
             *document_notes(request),
             *release_notes(TARGET, request.framework_version),

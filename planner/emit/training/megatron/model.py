@@ -53,6 +53,9 @@ _DEFAULT_ROTARY_BASE = 10_000
 _LLAMA_3_ROTARY_BASE = 500_000
 _LLAMA_3_VOCAB_SIZE = 128_256  # Llama 3 and Llama 2 share their family name
 
+# How far Llama's published checkpoints stretch their positions ("rope_scaling" of config.json: type llama3, factor).
+_ROPE_SCALING = {"llama-3.1-": "8.0", "llama-3.2-": "32.0", "llama-3.3-": "8.0"}
+
 # Routers that are not "softmax over the top k", from the papers: DeepSeek-V3, arXiv:2412.19437, §2.1.2 and §4.2.
 _ROUTER_FLAGS = {
     "deepseek_v3": (
@@ -125,10 +128,17 @@ def model_flags(shape: ModelShape) -> tuple[Flag, ...]:
     return tuple(flags)
 
 
-def model_notes(shape: ModelShape) -> tuple[str, ...]:
+def checkpoint_flags(shape: ModelShape) -> tuple[Flag, ...]:
+    """What a published checkpoint was trained with beyond the sizes of its model; empty where no more is known."""
+    factor = next((factor for prefix, factor in _ROPE_SCALING.items() if shape.slug.startswith(prefix)), None)
+    return () if factor is None else (("--use-rope-scaling",), ("--rope-scaling-factor", factor))
+
+
+def model_notes(shape: ModelShape, *, is_fine_tuned: bool = False) -> tuple[str, ...]:
     """What was assumed because the shape does not hold it."""
     notes = []
-    if not shape.num_position_embeddings and shape.family not in _FAMILIES_WITHOUT_POSITIONS:
+    is_known = is_fine_tuned and bool(checkpoint_flags(shape))
+    if not is_known and not shape.num_position_embeddings and shape.family not in _FAMILIES_WITHOUT_POSITIONS:
         notes.append(
             f"Rotary base {rotary_base(shape)} and no RoPE scaling: set --rotary-base, --use-rope-scaling "
             "or --rope-type yourself when you continue from a checkpoint."

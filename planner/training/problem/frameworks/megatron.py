@@ -280,6 +280,7 @@ MEGATRON = FrameworkRules(
     recompute_modes=RECOMPUTE_MODES,
     precisions=PRECISIONS,
     document_rules=(_DOCUMENTS,),
+    one_queue_architectures=frozenset({"volta", "turing", "ampere", "ada", "hopper"}),  # CUDA_DEVICE_MAX_CONNECTIONS
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",

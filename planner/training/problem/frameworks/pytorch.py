@@ -69,10 +69,16 @@ def plain_sharding(framework: str, source: str, *, hpz: bool = False) -> tuple[L
     return (outer, gathered) if hpz else (outer, gathered, second)
 
 
-def data_parallel_only(framework: str, source: str) -> tuple[LegalityRule, ...]:
-    """Rules of a trainer that is planned for with replicas and shards alone, on weights that fit a device's layers."""
-    degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
+def data_parallel_only(framework: str, source: str, *, splits_sequences: bool = False) -> tuple[LegalityRule, ...]:
+    """Rules of a trainer that is planned for with replicas and shards alone, on weights that fit a device's layers.
+
+    With ``splits_sequences`` context parallelism goes with them, under rules of the framework's own.
+    """
+    degrees = ["tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel"]
     reason = f"plans for {framework} have data parallelism alone"
+    if splits_sequences:
+        degrees.remove("context_parallel")
+        reason = f"plans for {framework} have data and context parallelism alone"
     return (
         *ANY_FRAMEWORK.rules,
         *(only_one(degree, framework, reason, source) for degree in degrees),
@@ -96,6 +102,7 @@ def without_stages(
     precisions: tuple[str, ...],
     quantised_weights: bool = False,
     is_eager: bool = False,
+    context_parallel_style: str = "ring",
     full_rules: tuple[LegalityRule, ...] = (),
 ) -> FrameworkRules:
     """A framework without pipeline stages: layers are recomputed whole or not at all, and no norm is split."""
@@ -113,5 +120,6 @@ def without_stages(
         sequence_parallel=False,
         quantised_weights=quantised_weights,
         is_eager=is_eager,
+        context_parallel_style=context_parallel_style,
         full_rules=full_rules,
     )

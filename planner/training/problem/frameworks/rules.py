@@ -49,6 +49,9 @@ class FrameworkRules:
         quantised_weights: frozen weights may be kept in four bits.
         document_rules: rules that come in addition where attention keeps to documents of a sequence.
         full_rules: rules that come in addition where every weight is trained, not adapters.
+        context_parallel_style: how it exchanges within a context-parallel group where nobody says otherwise.
+        one_queue_architectures: of devices on which tensor and context parallelism want one hardware queue, and its
+            sharded gradients and parameters several: together they lose overlap that the estimate counts.
         is_eager: what is written for it runs PyTorch's operators one by one; otherwise they are compiled or fused.
     """
 
@@ -68,6 +71,8 @@ class FrameworkRules:
     quantised_weights: bool = False
     document_rules: tuple[LegalityRule, ...] = ()
     full_rules: tuple[LegalityRule, ...] = ()
+    context_parallel_style: str = "ring"
+    one_queue_architectures: frozenset[str] = frozenset()
     is_eager: bool = False
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Command
+from measured_rows import TRAINING_ROW
 
 from meshplan.planner.validation.machines import read_rows
 
@@ -55,3 +56,22 @@ def test_curves_need_more_runs_than_points(meshplan: Command, runs: Path) -> Non
     refused = meshplan("validate", runs, "--from-points", "2", "--jobs", "1")
     assert refused.code == 2
     assert "no curve of these files has more than 2 runs" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"name": "llama-3.2-1b"}, "1 of 1 observations answered"),
+        ({"name": "meta-llama/Llama-3.2-1B"}, "1 of 1 observations answered"),
+        ({"name": "of-nobody"}, "0 of 1 observations answered"),
+    ],
+)
+def test_a_run_may_name_a_model_of_the_catalog(
+    model: dict[str, str], said: str, meshplan: Command, tmp_path: Path
+) -> None:
+    """Published rows state sizes; who measured a known model needs not copy its configuration."""
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps({**TRAINING_ROW, "model": model}))
+    outcome = meshplan("validate", path)
+    assert said in outcome.out
+    assert ("Largest errors" in outcome.out) == said.startswith("1")  # tables without a row are not printed

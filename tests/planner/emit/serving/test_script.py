@@ -316,6 +316,8 @@ def test_bad_requests_are_named() -> None:
     request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)))
     with pytest.raises(EmitError, match="launches training plans"):
         emit_serving("megatron", request)
+    with pytest.raises(EmitError, match="unknown emit target 'k8s'; did you mean 'job', 'jobset', 'trainjob' or 'lws'"):
+        emit_serving("k8s", request)
     with pytest.raises(EmitError, match="unknown emit target 'vlm'; did you mean 'vllm'"):
         emit_serving("vlm", request)
     with pytest.raises(EmitError, match="nothing is known of hosts"):
@@ -342,3 +344,12 @@ def test_a_changed_file_stops_the_launch(tmp_path: Path) -> None:
     assert ran.returncode == 1
     assert "workers.txt: FAILED" in ran.stderr
     assert "MESHPLAN_SKIP_CHECKS=1" in ran.stderr
+
+
+@pytest.mark.parametrize(("workers", "prefixes", "is_said"), [(2, 300, True), (1, 300, False), (2, None, False)])
+def test_a_router_that_looks_for_prefixes_is_named(workers: int, prefixes: int | None, is_said: bool) -> None:
+    config = aggregated("sglang", layout(4), num_workers=workers)
+    plan = serving_plan(LLAMA_70B, config)
+    plan = replace(plan, spec={**plan.spec, "workload": {"prefix_hit_rate": 0.5, "num_prefixes": prefixes}})
+    notes = emit_serving("sglang", serving_request(LLAMA_70B, config, plan=plan)).notes
+    assert any("cache_aware" in note for note in notes) is is_said

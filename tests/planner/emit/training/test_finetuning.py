@@ -83,6 +83,38 @@ def test_axolotl_trains_the_adapters_that_the_plan_counts() -> None:
     assert document("axolotl", tuning(phase="pretraining"))["reinit_weights"] is True
 
 
+@pytest.mark.parametrize(
+    ("phase", "is_said"), [("lora", True), ("sft", True), ("qlora", False), ("pretraining", False)]
+)
+def test_axolotl_reads_a_large_checkpoint_once_a_host(phase: str, is_said: bool) -> None:
+    """Its schema refuses that for weights in four bits, and new weights are in no checkpoint."""
+    precision = {"precision": "bf16"} if phase == "qlora" else {}
+    sharded = document("axolotl", tuning(phase=phase, **precision))["fsdp_config"]
+    assert sharded.get("cpu_ram_efficient_loading", False) is is_said
+    assert "fsdp_config" not in document("axolotl", tuning(ALONE))
+
+
+def split(**choices: Any) -> TrainingRequest:
+    """A LoRA plan for Axolotl whose sequences lie on four devices each."""
+    usual = {"data_parallel": 2, "context_parallel": 4, "context_parallel_style": "ring-plain", "zero_stage": 3}
+    return tuning(config_for(LLAMA_70B, sequence_length=65536, **{**usual, **choices}))
+
+
+def test_axolotl_splits_sequences() -> None:
+    """Its name for them; the package that it needs is named."""
+    written = document("axolotl", split())
+    assert (written["context_parallel_size"], written["dp_shard_size"], written["dp_replicate_size"]) == (4, 2, 1)
+    assert "context_parallel_size" not in document("axolotl", tuning())
+    assert any("axolotl[ring-flash-attn]" in note for note in emit("axolotl", split()).notes)
+
+
+@pytest.mark.parametrize(("sequence_length", "is_told"), [(1024, False), (131072, True)])
+def test_axolotls_example_data_are_told_to_be_few(sequence_length: int, is_told: bool) -> None:
+    config = config_for(LLAMA_70B, data_parallel=16, zero_stage=3, num_microbatches=1, sequence_length=sequence_length)
+    notes = emit("axolotl", tuning(config)).notes
+    assert any("set DATA before you measure" in note for note in notes) is is_told
+
+
 def test_torchtune_trains_the_adapters_that_the_plan_counts() -> None:
     lora = document("torchtune", tuning())["model"]
     assert lora["_component_"] == "torchtune.models.llama3_1.lora_llama3_1_70b"
@@ -100,6 +132,9 @@ def test_torchtune_trains_the_adapters_that_the_plan_counts() -> None:
         ("axolotl", tuning(config_for(LLAMA_70B, data_parallel=8, zero_stage=1)), "zero_stage 0 (replicas)"),
         ("axolotl", tuning(config_for(LLAMA_70B, tensor_parallel=2, zero_stage=0)), "tensor_parallel must be 1"),
         ("axolotl", tuning(phase="qlora", frozen_weights="gptq"), "GPTQ"),
+        ("axolotl", split(micro_batch_size=2), "micro_batch_size 1"),
+        ("axolotl", split(zero_stage=0, data_parallel_shard=1), "zero_stage 2 or 3"),
+        ("axolotl", split(context_parallel_style="ring"), "context_parallel_style must be ring-plain"),
         ("axolotl", tuning(replace(SHARDED, activation_offload=True)), "activation_offload"),
         ("torchtune", tuning(phase="pretraining"), "start from a checkpoint"),
         ("torchtune", tuning(trains_vocabulary=True), "embedding and LM head"),

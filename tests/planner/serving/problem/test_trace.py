@@ -28,6 +28,44 @@ def test_a_trace_is_read(tmp_path: Path, compressed: bool) -> None:
     assert requests.prefix is requests.cached_tokens is requests.priority is None
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_json_lines_are_read(tmp_path: Path, compressed: bool) -> None:
+    text = (
+        '{"arrival_s": 0.0, "input_length": 100, "output_length": 5}\n\n'
+        '{"input_length": 20, "arrival_s": 1.5, "output_length": 1}\n'
+    )
+    requests = read_trace(written(tmp_path, text, compressed=compressed))
+    assert requests.arrival_s.tolist() == [0.0, 1.5]
+    assert requests.input_length.tolist() == [100, 20]
+
+
+FIRST = '{"arrival_s": 0, "input_length": 1, "output_length": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (FIRST + '{"arrival_s": 0, "input_length": 1}', "line 2: output_length is ''"),
+        (FIRST + '{"arrival_s": 0, "output_length": 1, "more": 7}', "line 2: 4 values for 3 columns"),
+        (FIRST + '{"arrival_s": 0, "input_length": 0, "output_length": 1}', "line 2: input_length is '0'"),
+        (FIRST + '{"arrival_s": 0, "input_length": null, "output_length": 1}', "line 2: input_length is 'None'"),
+        (FIRST + "0,1,1", "line 2 is no JSON object"),
+        (FIRST + "[1]", "line 2 is no JSON object"),
+        ('{"timestamp": 12, "input_length": 1, "output_length": 1}', "column 'timestamp': write arrival_s, in seconds"),
+        (
+            '{"timestamp": 12, "input_length": 1, "output_length": 1, "hash_ids": [1]}',
+            "'hash_ids': write cached_tokens",
+        ),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "column 'ContextTokens': write input_length"),
+    ],
+)
+def test_what_others_record_is_told_how_to_be_written(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        read_trace(written(tmp_path, text))
+    assert named in str(refusal.value)
+    assert "is missing" not in str(refusal.value)
+
+
 def test_columns_come_in_any_order(tmp_path: Path) -> None:
     text = "priority,cached_tokens,output_length,prefix,input_length,arrival_s\n-2,8,5,7,9,0\n1,0,6,-1,3,0\n"
     requests = read_trace(written(tmp_path, text))

@@ -72,3 +72,24 @@ def test_what_is_not_priced_would_not_be_kept(more: dict[str, Any], catalog: Cat
 
     assert too_slow  # in vain
     assert [named(kind) for kind in priced_workers(problem, Role.MIXED, Counter())] == [named(kind) for kind in kept]
+
+
+def test_chunks_are_halved_down_to_512_tokens(catalog: Catalog) -> None:
+    """In steps of four the one between 512 and 2048 was missed that kept an SLO on gaps and one on first tokens."""
+    question = {**QUESTION, "workload": {"input_length": 4000, "output_length": 100, "request_rate_per_s": 1.0}}
+    problem = resolve_serving(read_serving_spec(question), catalog, Path()).problem
+    placed, chunks = next(iter(placed_workers(problem, Role.MIXED, Counter()))), []
+    while placed is not None:
+        chunks.append(placed.limits.max_batched_tokens)
+        placed = smaller_chunk(problem, placed)
+    assert chunks == [8192, 4096, 2048, 1024, 512]
+
+
+@pytest.mark.parametrize(("engine", "on_decode"), [("vllm", True), ("sglang", False)])
+def test_decode_workers_keep_prefixes_where_their_engine_does(engine: str, on_decode: bool, catalog: Catalog) -> None:
+    """SGLang's do not: every disaggregated deployment under shared prefixes was refused for it."""
+    workload = {"input_length": 2000, "output_length": 100, "request_rate_per_s": 1.0, "prefix_hit_rate": 0.5}
+    question = {**QUESTION, "workload": workload, "objective": "num_devices", "constraints": {"target": engine}}
+    problem = resolve_serving(read_serving_spec(question), catalog, Path()).problem
+    found = {role: next(iter(placed_workers(problem, role, Counter()))).limits.prefix_caching for role in Role}
+    assert found == {Role.MIXED: True, Role.PREFILL: True, Role.DECODE: on_decode}

@@ -63,7 +63,7 @@ def found_share(num_prefixes: int, capacity_tokens: int) -> float:
     return float(np.mean(found[len(found) // 2 :]))
 
 
-def mean_wait_s(num_prefixes: int, tier_tokens: int, *, is_shared: bool) -> float:
+def mean_wait_s(num_prefixes: int, tier_tokens: int, *, is_shared: bool, is_warm: bool = True) -> float:
     """Mean time to first token of three workers whose devices hold next to nothing."""
     pool = SimulatedPool(
         role=Role.MIXED,
@@ -73,7 +73,8 @@ def mean_wait_s(num_prefixes: int, tier_tokens: int, *, is_shared: bool) -> floa
         num_workers=3,
         tier=TierShape(capacity_tokens=tier_tokens, seconds_per_token=1e-9, is_shared=is_shared),
     )
-    run = simulate_system(make_requests(prefix_load(num_prefixes), seed=1), ServingSystem(pools=(pool,)))
+    requests = replace(make_requests(prefix_load(num_prefixes), seed=1), finds_warm_caches=is_warm)
+    run = simulate_system(requests, ServingSystem(pools=(pool,)))
     return float((run.first_token_s - run.arrival_s).mean())
 
 
@@ -91,8 +92,21 @@ def test_workers_that_share_a_tier_wait_no_longer_than_each_alone() -> None:
     for tokens in (1500, 6000, 10**6):
         alone = mean_wait_s(40, tokens, is_shared=False)
         assert mean_wait_s(40, 3 * tokens, is_shared=True) <= alone * (1.0 + 1e-3)
-    # With room for everything a prefix is computed once, not once for each worker.
-    assert mean_wait_s(200, 10**6, is_shared=True) < mean_wait_s(200, 10**6, is_shared=False)
+    # On fresh workers with room for everything a prefix is computed once, not once for each worker.
+    shared, own = (mean_wait_s(200, 10**6, is_shared=is_shared, is_warm=False) for is_shared in (True, False))
+    assert shared < own
+
+
+def test_workers_of_a_service_hold_what_fits_when_a_run_starts() -> None:
+    """Cold caches wrote a queue that took the rest of the run to drain, and no plan kept its SLO."""
+    requests = make_requests(prefix_load(50), seed=1)
+    room, shared = 20 * 80, 80
+    held = PrefixCache(RequestState(requests), room)
+    assert (held.held_tokens, len(held.held)) == (room, room // shared)
+    assert all(PrefixCache(RequestState(requests), 10**6).holds(prefix) for prefix in set(requests.prefix))
+    fresh = PrefixCache(RequestState(replace(requests, finds_warm_caches=False)), room)
+    assert fresh.held_tokens == 0
+    assert mean_wait_s(200, 10**6, is_shared=False) < mean_wait_s(200, 10**6, is_shared=False, is_warm=False)
 
 
 @settings(max_examples=50, deadline=None)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress, Status
 from meshplan.planner.training.estimator.priced import price
@@ -306,3 +307,26 @@ def test_full_recompute_of_what_no_block_recomputes_is_not_ruled_out() -> None:
     pinned, _ = search_degrees(problem.with_fixed({"activation_recompute": "full", "micro_batch_size": 2}))
     assert pinned.objective is not None
     assert bound(problem) <= pinned.objective
+
+
+@pytest.mark.parametrize("objective", list(TrainingObjective))
+@pytest.mark.parametrize("shape", [DENSE, MOE], ids=["dense", "experts"])
+def test_what_is_too_slow_is_refused_by_its_bound_and_the_nearest_is_the_fastest(
+    shape: ModelShape, objective: TrainingObjective
+) -> None:
+    """Under a limit that nothing keeps every candidate was priced: two minutes of a question on 256 devices."""
+    question: dict[str, Any] = {"num_devices": 8, "global_batch_size": 16, "rules": MEGATRON}
+    fastest, _ = search_degrees(problem_of(shape, **question))
+    assert fastest.assignment is not None
+    longest_s = 0.5 * fastest.assignment.step_s
+    refused, search = search_degrees(
+        problem_of(shape, **question, objective=objective, limits={"max_step_s": longest_s})
+    )
+    assert refused.status is Status.INFEASIBLE
+    excess_s, _ = search.report.nearest_miss["step time"]
+    assert excess_s + longest_s == pytest.approx(fastest.assignment.step_s)
+    assert search.report.priced < search.report.considered
+    kept, _ = search_degrees(
+        problem_of(shape, **question, objective=objective, limits={"max_step_s": 1.001 * fastest.assignment.step_s})
+    )
+    assert kept.assignment is not None

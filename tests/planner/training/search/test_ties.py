@@ -11,6 +11,7 @@ from core_cases import DENSE, MOE, configured, problem_of
 
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import candidates_of
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.report import TIE_WIDTH
@@ -33,6 +34,10 @@ DENSE_PAIRS: dict[str, tuple[Choices, Choices]] = {
     ),
     "a whole sequence on a device": ({"tensor_parallel": 2}, {"context_parallel": 2}),
     "few stages": ({"pipeline_parallel": 2}, {"pipeline_parallel": 4}),
+    "shards over all replicas of a domain": (
+        {"zero_stage": 3, "data_parallel": 8, "data_parallel_shard": 4},
+        {"zero_stage": 3, "data_parallel": 8, "data_parallel_shard": 2},
+    ),
     "equal layers between the ends before few chunks": (
         {"pipeline_parallel": 2, "virtual_pipeline_stages": 3, "layers_per_chunk": (0, 1, 1, 1, 1, 0)},
         {"pipeline_parallel": 2, "virtual_pipeline_stages": 2, "layers_per_chunk": (1, 2, 1, 0)},
@@ -55,6 +60,19 @@ def test_the_expert_takes_the_first(name: str) -> None:
     problem = problem_of(shape, num_devices=8, global_batch_size=8)
     problem = replace(problem, machine=replace(problem.machine, domain_size=4))
     assert rank(problem, configured(problem, **first)) < rank(problem, configured(problem, **other))
+
+
+@pytest.mark.parametrize(("architecture", "sharded_first"), [("ampere", False), ("hopper", False), ("blackwell", True)])
+def test_megatrons_sharding_goes_with_tensor_parallelism_from_blackwell_on(
+    architecture: str, sharded_first: bool
+) -> None:
+    """One hardware queue for the one, several for the other: two dimensions under ZeRO-1 come before."""
+    problem = problem_of(DENSE, num_devices=8, global_batch_size=8, rules=MEGATRON)
+    device = replace(problem.machine.device, architecture=architecture)
+    problem = replace(problem, machine=replace(problem.machine, device=device))
+    sharded = configured(problem, tensor_parallel=4, data_parallel=2, zero_stage=3)
+    split = configured(problem, tensor_parallel=4, context_parallel=2, zero_stage=1)
+    assert (rank(problem, sharded) < rank(problem, split)) is sharded_first
 
 
 @pytest.mark.parametrize("stopped", ["Ctrl-C", "time"])

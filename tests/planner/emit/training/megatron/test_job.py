@@ -20,6 +20,7 @@ from emit_cases import (
     plan_for,
     request_for,
 )
+from finetuning_cases import tuning
 from golden_variants import difference, texts
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
@@ -264,3 +265,23 @@ def test_stored_plan_emits_the_same_files() -> None:
     request = request_for(MIXTRAL, MIXTRAL_ON_64)
     stored = type(request.plan).from_document(request.plan.to_document())
     assert emit("megatron", replace(request, plan=stored)) == emit("megatron", request)
+
+
+@pytest.mark.parametrize(
+    ("slug", "phase", "factor"),
+    [
+        ("llama-3.1-70b", "sft", "8.0"),
+        ("llama-3.2-3b", "sft", "32.0"),
+        ("llama-3-70b", "sft", None),
+        ("llama-3.1-70b", "pretraining", None),
+    ],
+)
+def test_a_known_checkpoint_keeps_its_stretched_positions(slug: str, phase: str, factor: str | None) -> None:
+    """Without them Llama 3.1 would be fine-tuned with positions that it was not trained with; a note said so."""
+    config, shape = config_for(LLAMA_70B, tensor_parallel=8), replace(LLAMA_70B, slug=slug)
+    request = tuning(config, shape=shape, phase=phase, lora_rank=None)
+    values = dict(flag for flag in megatron.arguments(request) if len(flag) == 2)
+    assert values.get("--rope-scaling-factor") == factor
+    assert (("--use-rope-scaling",) in megatron.arguments(request)) is (factor is not None)
+    said = any("no RoPE scaling" in note for note in megatron.job(request).notes)
+    assert said is (factor is None)
