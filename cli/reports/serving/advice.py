@@ -15,7 +15,7 @@ from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import bar, percent, rate_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
-from meshplan.planner.serving.estimator.front_end import AT_ONCE, MORE_API_SERVERS
+from meshplan.planner.serving.estimator.host.front_end import AT_ONCE, MORE_API_SERVERS
 from meshplan.planner.serving.problem.engines import ENGINES
 
 LOADS_SHOWN = 4

@@ -31,7 +31,7 @@ import numpy as np
 from meshplan.catalogs.constants.machines.device_shares import DeviceShare, MpsShare
 from meshplan.planner.cluster.shares import CutMachine
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.estimator.front_end import NO_FRONT_END
+from meshplan.planner.serving.estimator.host.front_end import NO_FRONT_END
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.step_cost import Slowdown
 

@@ -16,11 +16,11 @@ import numpy as np
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.estimator.cache_groups import num_cache_groups
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.encoders.vision import encode_s
-from meshplan.planner.serving.estimator.front_end import NO_FRONT_END, FrontEnd
-from meshplan.planner.serving.estimator.graphs import NO_LIMIT, Graphs
+from meshplan.planner.serving.estimator.host.cache_groups import num_cache_groups
+from meshplan.planner.serving.estimator.host.front_end import NO_FRONT_END, FrontEnd
+from meshplan.planner.serving.estimator.host.graphs import NO_LIMIT, Graphs
 from meshplan.planner.serving.estimator.mixing.attention import attended_pairs
 from meshplan.planner.serving.estimator.parts import WorkerParts
 from meshplan.planner.serving.estimator.step_cost import (

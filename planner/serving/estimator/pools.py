@@ -8,8 +8,8 @@ from dataclasses import replace
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.planner.serving.estimator.encoders.sound import windows_of_an_iteration
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
-from meshplan.planner.serving.estimator.front_end import NO_FRONT_END, FrontEnd
-from meshplan.planner.serving.estimator.graphs import Graphs
+from meshplan.planner.serving.estimator.host.front_end import NO_FRONT_END, FrontEnd
+from meshplan.planner.serving.estimator.host.graphs import Graphs
 from meshplan.planner.serving.estimator.instances import in_share
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory

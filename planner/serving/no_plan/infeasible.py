@@ -16,7 +16,7 @@ from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.text import rounded_up
 from meshplan.planner.serving.advice import what_if_rows
-from meshplan.planner.serving.estimator.front_end import AT_ONCE, MORE_API_SERVERS
+from meshplan.planner.serving.estimator.host.front_end import AT_ONCE, MORE_API_SERVERS
 from meshplan.planner.serving.no_plan.binding import (
     ALONE,
     CAPACITY,

@@ -9,7 +9,7 @@ prefill and once for decode servers, because the router sends a disaggregated re
 s is published. In a closed loop the next request reaches the engine as much later on average: the answer's last token
 goes to the client, who then sends it. Only such gaps vary (:func:`gaps_s`): requests of one length would otherwise stay
 in step for ever, and queue or not by a hair. The clients of a closed loop all begin at once. A server parses their
-requests one after another, r each (:mod:`~meshplan.planner.serving.estimator.front_end`), and a thread of its own
+requests one after another, r each (:mod:`~meshplan.planner.serving.estimator.host.front_end`), and a thread of its own
 tokenizes them (vllm-project/vllm, issue 25301), so that the i-th of a server reaches its engine i·max(r, s·p) later
 (:func:`starts_s`). Assumptions: later prompts, which come one by one, do not wait for each other's tokenizing (a
 hundred prompts of 1,024 tokens a second would); front ends of disaggregated servers tokenize in parallel; tokens of
@@ -26,7 +26,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.serving.estimator.exchange.cache_transfer import CacheTransfer
-from meshplan.planner.serving.estimator.front_end import NO_FRONT_END, FrontEnd
+from meshplan.planner.serving.estimator.host.front_end import NO_FRONT_END, FrontEnd
 from meshplan.planner.serving.estimator.memory import WorkerMemory, kv_bytes_per_token
 from meshplan.planner.serving.estimator.pools import front_end as front_end_of
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker, scheduled

@@ -29,7 +29,7 @@ import numpy as np
 from meshplan.catalogs.constants.power import PowerConstants
 from meshplan.planner.cluster.power import peak_bytes_per_j, power_share
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.estimator.front_end import NO_FRONT_END
+from meshplan.planner.serving.estimator.host.front_end import NO_FRONT_END
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.power.work import request_work
 from meshplan.planner.serving.estimator.steady_state import steady_state

@@ -21,7 +21,7 @@ from meshplan.catalogs.surfaces.experts import ExpertShape
 from meshplan.catalogs.surfaces.recurrent import DECODE, PREFILL, recurrent_kernel
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.serving.estimator import operators
-from meshplan.planner.serving.estimator.graphs import Graphs
+from meshplan.planner.serving.estimator.host.graphs import Graphs
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token, state_bytes_per_request, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout

@@ -18,7 +18,7 @@ from meshplan.catalogs.errors import CannotExpressError, SpecError, StoreError
 from meshplan.planner.cluster.shares import cut
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.service import emit_plan
-from meshplan.planner.serving.estimator.front_end import NO_FRONT_END
+from meshplan.planner.serving.estimator.host.front_end import NO_FRONT_END
 from meshplan.planner.serving.estimator.instances import LOADS
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker
 from meshplan.planner.serving.estimator.step_cost import StepCost

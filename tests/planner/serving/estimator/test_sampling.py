@@ -11,7 +11,7 @@ import pytest
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
-from meshplan.planner.serving.estimator.front_end import NO_FRONT_END
+from meshplan.planner.serving.estimator.host.front_end import NO_FRONT_END
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.estimator.pools import pool_worker

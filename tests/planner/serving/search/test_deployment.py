@@ -9,7 +9,7 @@ import pytest
 from planted_serving import PLANTED, prepared
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.serving.estimator.front_end import REQUEST_S, FrontEnd
+from meshplan.planner.serving.estimator.host.front_end import REQUEST_S, FrontEnd
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.requests import Arrival, Images

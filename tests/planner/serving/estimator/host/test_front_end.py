@@ -14,8 +14,8 @@ from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, started
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.service import make_plan
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
-from meshplan.planner.serving.estimator.front_end import MESSAGE_S, NO_FRONT_END, REQUEST_S, FrontEnd
-from meshplan.planner.serving.estimator.graphs import Graphs
+from meshplan.planner.serving.estimator.host.front_end import MESSAGE_S, NO_FRONT_END, REQUEST_S, FrontEnd
+from meshplan.planner.serving.estimator.host.graphs import Graphs
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, ServingConfig

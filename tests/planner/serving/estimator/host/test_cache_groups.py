@@ -12,7 +12,7 @@ from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
 from meshplan.planner.cluster.machine import machine_of
-from meshplan.planner.serving.estimator.cache_groups import num_cache_groups
+from meshplan.planner.serving.estimator.host.cache_groups import num_cache_groups
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.problem.config import EngineLimits, Layout
 from meshplan.planner.serving.problem.quantization import Quantization

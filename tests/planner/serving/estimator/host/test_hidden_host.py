@@ -14,7 +14,7 @@ from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, started
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
 from meshplan.planner.cluster.machine import machine_of
-from meshplan.planner.serving.estimator.graphs import NO_LIMIT, Graphs
+from meshplan.planner.serving.estimator.host.graphs import NO_LIMIT, Graphs
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.sampling import SamplingCost
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Speculation

@@ -1,0 +1,1 @@
+"""What lies beside the devices: launches, the host of unlike caches, API servers."""
