@@ -307,12 +307,16 @@ def _usd_at_least(value: float) -> str:
 
 
 def _duration_at_least(value: float) -> str:
-    """A time as text, rounded up."""
-    text, longer = format_duration(value), value
+    """A time as text, rounded up; a spec reads it as it stands, so thousands are not set apart."""
+    text, longer = _spec_duration(value), value
     while parse_quantity(text, Dimension.S) < value:
         longer *= 1.001
-        text = format_duration(longer)
+        text = _spec_duration(longer)
     return text
+
+
+def _spec_duration(value: float) -> str:
+    return format_duration(value).replace(",", "")
 
 
 def _with_network(problem: TrainingProblem) -> dict[str, Any] | None:

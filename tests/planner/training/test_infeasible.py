@@ -11,6 +11,7 @@ from core_cases import DENSE, MOE, problem_of
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.catalogs.units import Dimension, parse_quantity
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress
 from meshplan.planner.service import make_plan
@@ -193,6 +194,16 @@ def test_a_limit_on_the_run_is_answered_in_the_time_of_the_run() -> None:
     said = "max_run_time: at most 60.00 s, interruptions included (20.0 ms a step)"
     assert answer["binding_constraint"] == said
     assert change(answer, "max_run_time").endswith("for the run")
+
+
+def test_a_run_of_years_is_named_in_days_that_a_spec_reads() -> None:
+    """A thousand days are printed with a separator, which no quantity takes: "no plan" ended as an error."""
+    limits = {"max_step_s": 1e-6, "max_run_s": 60.0}
+    fixed = {"zero_stage": 1, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
+    question = {"num_devices": 2, "global_batch_size": 4, "rules": MEGATRON, "limits": limits, "fixed": fixed}
+    answer = explained(replace(problem_of(DENSE, **question), num_training_tokens=1e14))
+    run_s = parse_quantity(change(answer, "max_run_time").removesuffix(" for the run"), Dimension.S)
+    assert run_s > 1000 * 86400.0
 
 
 def test_without_a_network_a_plan_stays_inside_one_node() -> None:
