@@ -206,6 +206,38 @@ def test_a_run_of_years_is_named_in_days_that_a_spec_reads() -> None:
     assert run_s > 1000 * 86400.0
 
 
+def test_a_run_that_never_ends_costs_no_amount_that_would_do(catalog: Catalog) -> None:
+    """Interruptions keep it from getting anywhere: what it costs is no number, and ended as a bug."""
+    spec = {
+        "kind": "training",
+        "model": "llama-3.2-1b",
+        "cluster": {"nodes": [{"type": "dgx-a100-80gb", "count": 1}]},
+        "workload": {"sequence_length": 4096, "global_batch_size": 64, "num_training_tokens": 1e10},
+        "objective": "num_devices",
+        "constraints": {"max_usd_per_hour": 0.001},
+        "fixed": {"tensor_parallel": 1, "pipeline_parallel": 1},
+        "run": {"counted": {"interruptions": 1e6, "node_days": 1}},
+    }
+    made = make_plan(spec, catalog)
+    assert made.solution["status"] == "infeasible"
+    assert change(dict(made.solution), "max_usd_per_hour").endswith("an hour")
+
+
+def test_splits_of_the_layers_are_no_bug_where_nothing_fits_the_host(catalog: Catalog) -> None:
+    """Without a plan there is no step that a split must beat, and a look at all of them divided infinity."""
+    spec = {
+        "kind": "training",
+        "model": "qwen3-0.6b",
+        "cluster": {"nodes": [{"type": "dgx-b200", "count": 1}]},
+        "workload": {"sequence_length": 4096, "global_batch_size": 1, "num_training_tokens": 1e10, "precision": "fp16"},
+        "objective": "usd_per_run",
+        "constraints": {"offload": ["optimizer", "parameters", "activations"], "host_memory": "1 GiB"},
+    }
+    made = make_plan(spec, catalog)
+    assert made.solution["status"] == "infeasible"
+    assert str(made.solution["binding_constraint"]).startswith("host memory")
+
+
 def test_without_a_network_a_plan_stays_inside_one_node() -> None:
     problem = problem_of(DENSE, num_devices=32, global_batch_size=32)
     alone = replace(problem, machine=replace(problem.machine, scale_out_bytes_per_s=0.0))
