@@ -145,6 +145,8 @@ def parse_seconds(written: object) -> float:
 
 def _explain_unit(unit: str, dimension: Dimension) -> str:
     """Why ``unit`` does not measure ``dimension``, and what was probably meant."""
+    if unit.startswith(","):
+        return "a number has a point before its decimals and nothing between its thousands, such as 1250.5"
     if dimension is Dimension.BYTES and unit in _BITS:
         return f"{unit!r} counts bits; memory is in bytes: write {unit.replace('b', 'B', 1)!r}"
     for other, table in UNITS.items():

@@ -44,7 +44,7 @@ def batch(
     The spec's batch and its num_training_tokens are the reference. Exit code 3 where no batch has a plan.
     """
     from meshplan.planner.batch_size.noise import read_noise
-    from meshplan.planner.batch_size.study import study_batches, study_document
+    from meshplan.planner.batch_size.study import seconds_of_a_change, study_batches, study_document
     from meshplan.planner.core.kinds import kind_of
     from meshplan.planner.service import make_plan
     from meshplan.planner.training.problem.spec import read_training_spec
@@ -53,14 +53,15 @@ def batch(
     document, base = question(spec, Asked(), settings or (), catalog)
     if kind_of(document).name != "training":
         raise SpecError.at("kind", "only a training question has a global batch")
-    workload = read_training_spec(document).workload
+    asked = read_training_spec(document)
     with progress_line() as on_progress:
         study = study_batches(
             document,
-            workload,
+            asked.workload,
             read_noise(noise),
-            lambda asked: make_plan(asked, catalog, base=base, on_progress=on_progress),
+            lambda each: make_plan(each, catalog, base=base, on_progress=on_progress),
             batches=_sizes(batches),
+            change_s=seconds_of_a_change(asked.run),
         )
     if form is Format.TABLE:
         from meshplan.cli.reports.whole_run.batches import batches_report

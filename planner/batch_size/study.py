@@ -29,13 +29,19 @@ class AtBatch:
         batch: tokens of a global batch.
         plan: the best one; without a configuration where there is none.
         tokens: that the run needs at this batch.
-        run_s: seconds of training; None without a plan.
+        run_s: when the run has them, as the plan says: with its interruptions where the question describes them; None
+            without a plan.
     """
 
     batch: int
     plan: Plan
     tokens: float
     run_s: float | None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """While it trains; None without a plan."""
+        return self.plan.predicted["tokens_per_s"].value if self.plan.config else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +101,8 @@ def study_batches(
     for size in sizes:
         needed = tokens_needed(size, reference=reference, tokens=tokens, noise=noise)
         found = answer(at_batch(spec, size, tokens=needed))
-        rate = found.predicted["tokens_per_s"].value if found.config else 0.0
-        rows.append(AtBatch(batch=size, plan=found, tokens=needed, run_s=needed / rate if rate else None))
+        run_s = found.predicted["run_time_s"].value if found.config else None
+        rows.append(AtBatch(batch=size, plan=found, tokens=needed, run_s=run_s))
     planned = [row for row in rows if row.run_s is not None]
     options = [Option(batch=row.batch, tokens_per_s=row.tokens / row.run_s) for row in planned if row.run_s is not None]
     schedule = None
@@ -105,6 +111,11 @@ def study_batches(
         costs = np.array([[change_s * (one != other) for other in layouts] for one in layouts])
         schedule = best_schedule(options, reference=reference, tokens=tokens, noise=noise, change_s=costs)
     return BatchStudy(reference=reference, rows=tuple(rows), schedule=schedule)
+
+
+def seconds_of_a_change(run: Any) -> float:
+    """What a change of the layout costs, seconds: a restart, as long as ``run`` of the question says."""
+    return CHANGE_S if run is None or run.restart_time is None else float(run.restart_time)
 
 
 def _layout(plan: Plan) -> dict[str, Any]:
@@ -136,7 +147,7 @@ def study_document(study: BatchStudy) -> dict[str, Any]:
                 "batch_tokens": row.batch,
                 "plan_id": row.plan.plan_id if row.run_s is not None else None,
                 "config": dict(row.plan.config) or None,
-                "tokens_per_s": None if row.run_s is None else row.tokens / row.run_s,
+                "tokens_per_s": row.tokens_per_s,
                 "tokens": row.tokens,
                 "run_s": row.run_s,
             }

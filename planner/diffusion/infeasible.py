@@ -140,7 +140,7 @@ def _attempts(
 ) -> Iterator[tuple[str, Callable[[], str | None]]]:
     """What is tried: a pin less, more devices, a lower rate, PipeFusion, a weaker limit."""
     for name in problem.pinned:
-        yield f"fixed.{name} dropped", partial(_without_pin, problem, name)
+        yield f"{_key(problem, name)} dropped", partial(_without_pin, problem, name)
     if larger := _larger(problem):
         yield f"up to {larger[-1]} devices", partial(_more_devices, problem, larger)
     if DEVICES in broken and problem.request_rate_per_s is not None:
@@ -152,13 +152,15 @@ def _attempts(
             yield f"{name} lifted", partial(_without_limit, problem, searched, name)
 
 
+def _key(problem: DiffusionProblem, name: str) -> str:
+    """Where the question pins a choice."""
+    return "workload.batch_size" if name == "batch_size" and problem.is_batch_asked else f"fixed.{name}"
+
+
 def _without_pin(problem: DiffusionProblem, name: str) -> str | None:
     rest = {key: value for key, value in problem.pinned.items() if key != name}
-    return (
-        f"without fixed.{name}: {problem.pinned[name]}"
-        if search(replace(problem, pinned=rest)).best is not None
-        else None
-    )
+    found = search(replace(problem, pinned=rest)).best
+    return None if found is None else f"without {_key(problem, name)}: {problem.pinned[name]}"
 
 
 def _larger(problem: DiffusionProblem) -> list[int]:

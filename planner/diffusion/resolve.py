@@ -82,6 +82,7 @@ def resolve(spec: DiffusionSpec, catalog: Catalog) -> Resolved:
         max_devices=min(machine.num_devices, limits.max_devices or machine.num_devices),
         stale_activations=limits.stale_activations,
         pinned=pinned,
+        is_batch_asked=spec.workload.batch_size is not None,
     )
     _check(problem, machine, price, problems)
     problems.check()

@@ -213,15 +213,17 @@ def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
     devices = np.asarray(float(found.config.world_size))
     run_s = found.step_s * (problem.num_steps or 0.0) * float(problem.stretch(devices))
     run_usd = float(problem.run_usd(np.asarray(found.step_s), devices))
-    needed = {
-        "host_memory": "more host memory",
-        "max_usd_per_hour": f"{_usd_at_least(usd_per_s * SECONDS_PER_HOUR)} an hour",
-        "max_usd_per_run": f"{_usd_at_least(run_usd)} for the run",
-        "max_step_time": f"{_duration_at_least(found.step_s)} a step",
-    }[name]
-    if name == "max_step_time" and problem.limits.max_run_s is not None:
-        return {"constraint": RUN_TIME, "change": f"{_duration_at_least(run_s)} for the run"}
-    return {"constraint": name, "change": needed}
+    constraint = RUN_TIME if name == "max_step_time" and problem.limits.max_run_s is not None else name
+    if name == "host_memory":
+        return {"constraint": name, "change": "more host memory"}
+    value, written, of = {
+        "max_usd_per_hour": (usd_per_s * SECONDS_PER_HOUR, _usd_at_least, "an hour"),
+        "max_usd_per_run": (run_usd, _usd_at_least, "for the run"),
+        "max_step_time": (found.step_s, _duration_at_least, "a step"),
+        RUN_TIME: (run_s, _duration_at_least, "for the run"),
+    }[constraint]
+    # A run that interruptions keep from getting anywhere never ends: no limit on it is wide enough.
+    return {"constraint": constraint, "change": f"{written(value)} {of}"} if math.isfinite(value) else None
 
 
 def _never_ends(problem: TrainingProblem) -> bool:
@@ -307,12 +309,16 @@ def _usd_at_least(value: float) -> str:
 
 
 def _duration_at_least(value: float) -> str:
-    """A time as text, rounded up."""
-    text, longer = format_duration(value), value
+    """A time as text, rounded up; a spec reads it as it stands, so thousands are not set apart."""
+    text, longer = _spec_duration(value), value
     while parse_quantity(text, Dimension.S) < value:
         longer *= 1.001
-        text = format_duration(longer)
+        text = _spec_duration(longer)
     return text
+
+
+def _spec_duration(value: float) -> str:
+    return format_duration(value).replace(",", "")
 
 
 def _with_network(problem: TrainingProblem) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshplan.catalogs.errors import UnitError
-from meshplan.catalogs.units import parse_tokens, parse_total_tokens
+from meshplan.catalogs.units import Dimension, parse_quantity, parse_tokens, parse_total_tokens
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,9 @@ def test_a_point_between_thousands_is_not_read_as_a_decimal_one(written: str) ->
     with pytest.raises(UnitError, match=r"4000 or 4k|not a whole number of tokens"):
         parse_tokens(written, most=None)
     assert parse_tokens("1.5k", most=None) == 1536  # with a prefix it is a decimal one
+
+
+def test_a_comma_in_a_number_is_named() -> None:
+    """``max_run_time: 1,999 d`` had an unknown unit ``,999 d``."""
+    with pytest.raises(UnitError, match="nothing between its thousands"):
+        parse_quantity("1,999 d", Dimension.S)

@@ -37,7 +37,7 @@ def batches_report(study: BatchStudy, *, width: int) -> str:
             "best": TICK if row is best else " ",
             "batch": f"{row.batch:,}",
             "config": config_text(row.plan.config) if row.plan.config else "no plan",
-            "rate": "" if row.run_s is None else f"{row.tokens / row.run_s:,.0f}",
+            "rate": "" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
             "tokens": tokens_text(row.tokens),
             "days": "" if row.run_s is None else f"{row.run_s / SECONDS_PER_DAY:,.2f}",
         }

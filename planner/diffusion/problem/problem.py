@@ -32,6 +32,7 @@ class DiffusionProblem:
         max_devices: devices that may be used.
         stale_activations: PipeFusion may be chosen.
         pinned: choice → value.
+        is_batch_asked: the batch is pinned by the workload, not by a choice.
     """
 
     job: Job
@@ -47,6 +48,7 @@ class DiffusionProblem:
     max_devices: int
     stale_activations: bool
     pinned: Mapping[str, int]
+    is_batch_asked: bool = False
 
     @property
     def item(self) -> str:

@@ -37,7 +37,7 @@ class ExpertPlacementProblem:
         min_balancedness: floor of the balancedness (``balance+affinity``).
         current: [L, S] present physical_to_logical_map, or None.
         max_moved_experts: most experts that may move (``migrate``); None is no limit.
-        device_speed: [G] relative speed, 1 unless stated.
+        device_speed: [G] speed over that of the fastest device, 1 unless stated.
         robust_measure: see :class:`RobustMeasure`.
         scenario_names: names of the scenarios (``prefill``, ``decode``, a domain, a time window), or empty.
         expert_bytes: weights of one expert in one layer, or None.

@@ -251,7 +251,9 @@ class _Reader(InstanceReader):
             device = int(np.argmin(legal))
             self.say(f"{key}[{device}]", f"is {speed[device]}; a speed is a finite number > 0")
             return ones
-        return speed
+        # Only ratios count, and the exact searches of devices that are alike take their speed to be 1.
+        relative: FloatArray = speed / speed.max()
+        return relative
 
     def _check_memory(self, sizes: _Sizes, expert_bytes: float | None) -> None:
         """Every device must hold slots / devices experts per layer: engines' maps have equal numbers of slots."""

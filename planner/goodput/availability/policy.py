@@ -100,6 +100,10 @@ class LearnedPolicy:
         worth = values - cost_s * rates
         if not seen.was_hit and seen.used <= nodes:
             worth[seen.used] = values[seen.used]
+        if rates.any():
+            # A start that is cut short makes nothing, and costs nothing that standing still would have made: v charges
+            # C f for it even where the next jump is expected sooner than C.
+            worth[rates <= 0.0] = -np.inf
         best = int(np.argmax(worth))
         keeps = not seen.was_hit and seen.used <= nodes and worth[seen.used] >= worth[best]
         return seen.used if keeps else best

@@ -182,7 +182,7 @@ def tried(
             whole = serve(load.requests(num), stopping)
         except SloViolatedError:
             return Trial(verdict=Verdict.VIOLATED, run=None, interval_s={}, num_requests=num)
-        run = whole.after(math.ceil(WARM_UP * num))
+        run = whole.after(min(math.ceil(WARM_UP * num), num - 1))  # a single request is all there is
         queue = _Queue.of(load, run, slos)
         if load.given is not None:  # one run, as asked
             return _as_given(whole, queue, slos)

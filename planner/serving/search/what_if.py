@@ -80,9 +80,10 @@ class WhatIf:
 def what_if(problem: ServingProblem) -> list[WhatIf]:
     """The best of each kind within the SLO on the time per output token; those that violate it are left out.
 
-    None where no token is generated, since all are ways to decode, and none in MIG instances, which no link joins.
+    None where no token is decoded (the first comes out of prefill), since all are ways to decode, and none in MIG
+    instances, which no link joins.
     """
-    if problem.workload.task.is_pooled or problem.share is not None:
+    if problem.workload.output_length <= 1.0 or problem.share is not None:
         return []
     kinds = (_disaggregated_attention(problem), _host_experts(problem))
     found = [_best(list(shapes), problem.objective) for shapes in kinds]

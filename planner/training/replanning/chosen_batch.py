@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshplan.planner.batch_size.noise import batches_for, read_noise
-from meshplan.planner.batch_size.study import CHANGE_S, at_batch, study_batches, study_document
+from meshplan.planner.batch_size.study import at_batch, seconds_of_a_change, study_batches, study_document
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.training.problem.spec import read_training_spec
@@ -46,7 +46,7 @@ def plan_with_batch(
         lambda document: plan(replace(question, document=document)),
         batches=asked.batches or batches_for(noise, sequence_length=length, devices=machine.num_devices),
         reference=float(asked.reference_batch or SMALL_BATCH),
-        change_s=CHANGE_S if spec.run is None or spec.run.restart_time is None else spec.run.restart_time,
+        change_s=seconds_of_a_change(spec.run),
     )
     if study.schedule is None:
         return study.rows[0].plan

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from meshplan.cli.commands.batch import app
+from meshplan.planner import load_catalog, make_plan
 
 SPEC: dict[str, Any] = {
     "kind": "training",
@@ -41,6 +42,19 @@ def test_its_numbers_are_those_of_the_plans(tmp_path: Path) -> None:
     assert large["tokens"] == pytest.approx(100e9 * 2 / 1.25)
     assert large["run_s"] == pytest.approx(large["tokens"] / large["tokens_per_s"])
     assert answer["schedule_s"] <= answer["best_fixed_s"] * (1.0 + 1e-12)  # sums of the same numbers
+
+
+def test_a_run_with_interruptions_is_done_when_its_plan_says(tmp_path: Path) -> None:
+    """Days were those of a run that nothing interrupts: 2.5 beside 42.6 in the plan of the same batch."""
+    spec = {**SPEC, "run": {"failures_per_node_day": 20, "restart_time": "1 min"}}
+    answer = json.loads(call(tmp_path, "--noise", "1M", "--batches", "256k", "--format", "json", spec=spec).output)
+    (row,) = answer["rows"]
+    catalog = load_catalog(str(tmp_path / "c.sqlite"))
+    plan = make_plan(spec, catalog)
+    assert answer["best_fixed_s"] == pytest.approx(row["run_s"])
+    assert row["run_s"] == pytest.approx(plan.predicted["run_time_s"].value)
+    assert row["tokens_per_s"] == pytest.approx(plan.predicted["tokens_per_s"].value)
+    assert row["run_s"] > 2.0 * row["tokens"] / row["tokens_per_s"]
 
 
 @pytest.mark.parametrize(

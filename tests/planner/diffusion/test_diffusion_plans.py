@@ -223,3 +223,10 @@ def test_nodes_of_one_type_may_be_listed_apart(catalog: Catalog) -> None:
 def test_an_estimate_of_a_malformed_section_is_refused(section: str, catalog: Catalog) -> None:
     with pytest.raises(SpecError, match=section):
         estimate_plan(spec(**{section: [None, None]}), catalog)
+
+
+@pytest.mark.parametrize("section", ["workload", "fixed"])
+def test_a_batch_that_has_no_room_is_named_where_it_was_asked(section: str, catalog: Catalog) -> None:
+    solution = make_plan(spec(**{section: {"batch_size": 256}}), catalog).solution
+    assert f"without {section}.batch_size: 256" in [item["change"] for item in solution["least_change"]]
+    assert f"{section}.batch_size dropped" in solution["tried"]

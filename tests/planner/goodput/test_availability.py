@@ -99,6 +99,14 @@ def test_all_nodes_all_the_time_is_the_whole_rate_but_the_start() -> None:
     assert result.regret == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.parametrize("change_s", [60.0, 600.0, 3600.0])
+def test_a_job_that_stands_still_starts_where_it_can(change_s: float) -> None:
+    """A long restart and one number of nodes that trains: before anything was seen, the policy waited for ever."""
+    job = Capacity(rates=rates_of({4: 1.0}, 4), change_s=change_s, forced_s=change_s + 100.0)
+    whole = AvailabilityTrace(name="whole", times_s=np.array([0.0, 36_000.0]), nodes=np.array([4]))
+    assert play(whole, job, LearnedPolicy(job)).progress == pytest.approx(36_000.0 - change_s)
+
+
 def test_a_file_of_traces(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(

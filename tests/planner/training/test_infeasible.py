@@ -11,6 +11,7 @@ from core_cases import DENSE, MOE, problem_of
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.catalogs.units import Dimension, parse_quantity
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress
 from meshplan.planner.service import make_plan
@@ -193,6 +194,48 @@ def test_a_limit_on_the_run_is_answered_in_the_time_of_the_run() -> None:
     said = "max_run_time: at most 60.00 s, interruptions included (20.0 ms a step)"
     assert answer["binding_constraint"] == said
     assert change(answer, "max_run_time").endswith("for the run")
+
+
+def test_a_run_of_years_is_named_in_days_that_a_spec_reads() -> None:
+    """A thousand days are printed with a separator, which no quantity takes: "no plan" ended as an error."""
+    limits = {"max_step_s": 1e-6, "max_run_s": 60.0}
+    fixed = {"zero_stage": 1, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
+    question = {"num_devices": 2, "global_batch_size": 4, "rules": MEGATRON, "limits": limits, "fixed": fixed}
+    answer = explained(replace(problem_of(DENSE, **question), num_training_tokens=1e14))
+    run_s = parse_quantity(change(answer, "max_run_time").removesuffix(" for the run"), Dimension.S)
+    assert run_s > 1000 * 86400.0
+
+
+def test_a_run_that_never_ends_costs_no_amount_that_would_do(catalog: Catalog) -> None:
+    """Interruptions keep it from getting anywhere: what it costs is no number, and ended as a bug."""
+    spec = {
+        "kind": "training",
+        "model": "llama-3.2-1b",
+        "cluster": {"nodes": [{"type": "dgx-a100-80gb", "count": 1}]},
+        "workload": {"sequence_length": 4096, "global_batch_size": 64, "num_training_tokens": 1e10},
+        "objective": "num_devices",
+        "constraints": {"max_usd_per_hour": 0.001},
+        "fixed": {"tensor_parallel": 1, "pipeline_parallel": 1},
+        "run": {"counted": {"interruptions": 1e6, "node_days": 1}},
+    }
+    made = make_plan(spec, catalog)
+    assert made.solution["status"] == "infeasible"
+    assert change(dict(made.solution), "max_usd_per_hour").endswith("an hour")
+
+
+def test_splits_of_the_layers_are_no_bug_where_nothing_fits_the_host(catalog: Catalog) -> None:
+    """Without a plan there is no step that a split must beat, and a look at all of them divided infinity."""
+    spec = {
+        "kind": "training",
+        "model": "qwen3-0.6b",
+        "cluster": {"nodes": [{"type": "dgx-b200", "count": 1}]},
+        "workload": {"sequence_length": 4096, "global_batch_size": 1, "num_training_tokens": 1e10, "precision": "fp16"},
+        "objective": "usd_per_run",
+        "constraints": {"offload": ["optimizer", "parameters", "activations"], "host_memory": "1 GiB"},
+    }
+    made = make_plan(spec, catalog)
+    assert made.solution["status"] == "infeasible"
+    assert str(made.solution["binding_constraint"]).startswith("host memory")
 
 
 def test_without_a_network_a_plan_stays_inside_one_node() -> None:

@@ -13,6 +13,7 @@ the floor of balancedness, down while it is above. The best placement at or abov
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,8 @@ from meshplan.planner.expert_placement.problem.objectives import balance_of_time
 
 # e to this power is still a number: a device that would take thousands of times the ideal time is no choice anyway.
 MOST_EXPONENT = 700.0
+# What a swap that empties the busiest device leaves of the sum of powers rounds to 0, which has no log.
+LEAST_SHARE = math.exp(-MOST_EXPONENT)
 FORBIDDEN = -1e9
 # Share of transitions that one unit of balancedness is worth to begin with. The price moves slowly, so a floor near the
 # best balance needs a high first price; the next is tried where the one before did not reach the floor.
@@ -180,7 +183,8 @@ def visit(
     there = times[:, :, None, home] - grows / chains.speed[home] - peak
     after = after + np.exp(np.minimum(sharpness * here, MOST_EXPONENT))
     after += np.exp(np.minimum(sharpness * there, MOST_EXPONENT))
-    worth -= (price / num_layers / sharpness)[:, None, None, None] * np.log(after / total)
+    lighter = np.maximum(after / total, LEAST_SHARE)
+    worth -= (price / num_layers / sharpness)[:, None, None, None] * np.log(lighter)
 
     worth[..., home == device] = FORBIDDEN
     if num_slots > chains.sizes.shape[1]:

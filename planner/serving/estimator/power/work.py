@@ -145,7 +145,7 @@ def request_work(worker: Worker, running: FloatArray, *, cached: float = 0.0, pa
         worker,
         decodes=decodes,
         cached_tokens=held,
-        prompt_tokens=prompt / iterations,
+        prompt_tokens=prompt / np.maximum(iterations, 1.0),  # a decode worker of one-token answers has no iteration
         num_prompts=together if padded else None,
     )
     whole = one.times(iterations)

@@ -349,6 +349,8 @@ class OpenSplits:
         most_s = self._most_s(aim, splits.batch)
         outside_s = splits.outside_s(most_s)
         rows = np.flatnonzero(own & splits.no_less_than(row, outside_s))
+        if math.isinf(most_s[row]):  # no plan yet, or any step on so few devices is of use: every split is a look's
+            return rows, np.full(len(rows), -math.inf)
         one = splits.take(np.array([row]))
         return rows, look(one, float(most_s[row]), float(outside_s[row]), splits.batch.take(rows))
 

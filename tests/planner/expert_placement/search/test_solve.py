@@ -192,6 +192,29 @@ def test_slow_devices_get_less() -> None:
     assert found["balancedness"] >= 1 / 1.01
 
 
+@pytest.mark.parametrize("speed", [0.5, 2.0])
+@pytest.mark.parametrize(("experts", "redundant", "devices"), [(3, 1, 2), (4, 0, 2), (4, 2, 2), (5, 3, 2)])
+def test_equal_devices_are_proven_optimal_at_any_speed(
+    experts: int, redundant: int, devices: int, speed: float
+) -> None:
+    """Speeds are relative: what all devices have alike says nothing, and the bound stays one."""
+    load = np.random.default_rng(experts + redundant).exponential(size=(3, experts)).tolist()
+    found = run(
+        {
+            "num_layers": 3,
+            "num_experts": experts,
+            "num_devices": devices,
+            "num_redundant_experts": redundant,
+            "load": load,
+            "device_speed": [speed] * devices,
+        }
+    )
+    best = float(np.mean(best_by_enumeration(load, redundant, devices)))
+    assert found["status"] == "optimal"
+    assert found["balancedness"] == pytest.approx(best, abs=1e-9)
+    assert found["bound"] == pytest.approx(best, abs=1e-9)
+
+
 def test_layers_without_load_are_placed() -> None:
     found = run({"num_layers": 2, "num_experts": 8, "num_devices": 4, "load": [[0] * 8, [1, 2, 3, 4, 5, 6, 7, 8]]})
     assert found["balancedness"] == pytest.approx(1.0)

@@ -198,3 +198,14 @@ def test_limits_that_nobody_measured_are_refused(catalog: Catalog, node: str, ca
     cluster = {"nodes": [{"type": node, "count": 1}]}
     with pytest.raises(SpecError, match=message):
         make_plan({**SPEC, "cluster": cluster, "power_caps_w": caps}, catalog)
+
+
+def test_one_token_answers_have_no_plan_with_decode_workers_under_a_limit(catalog: Catalog) -> None:
+    """A decode worker without a token to decode asks for no watts; 0/0 of it ended as a bug."""
+    pinned = {
+        "workload": {"input_length": 500, "output_length": 1, "request_rate_per_s": 1},
+        "slo": {"ttft_p95_s": 2.0},
+    }
+    made = make_plan({**SPEC, **pinned, "power_caps_w": [500], "fixed": {"mode": "disaggregated"}}, catalog)
+    assert made.solution["status"] == "infeasible"
+    assert "without fixed.mode" in made.solution["least_change"][0]["change"]

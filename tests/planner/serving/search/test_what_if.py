@@ -93,6 +93,11 @@ def test_an_slo_that_no_shape_meets_leaves_none(catalog: Catalog) -> None:
     assert what_if(problem(catalog, slo={"tpot_p95_s": 1e-4})) == []
 
 
+def test_answers_of_one_token_leave_none(catalog: Catalog) -> None:
+    """All shapes are ways to decode, and the only token comes out of prefill."""
+    assert what_if(problem(catalog, workload={"input_length": 4000, "output_length": 1}, slo={"ttft_p99_s": 9})) == []
+
+
 def test_experts_move_to_host_memory_only_where_they_must(catalog: Catalog) -> None:
     small = {"nodes": [{"type": "dgx-h100", "count": 1}]}
     tight = shape("host memory", problem(catalog, cluster=small, slo={}))

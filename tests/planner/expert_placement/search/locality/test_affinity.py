@@ -189,3 +189,19 @@ def test_the_best_balance_itself_is_a_floor_that_can_be_met() -> None:
         "min_balancedness": best,
     }
     assert run(document)["balancedness"] == pytest.approx(best)
+
+
+def test_a_swap_that_empties_the_busiest_device_warns_of_nothing() -> None:
+    """The sum of powers of times is 0 after it, to double precision; its log was a warning on the user's screen."""
+    document = {
+        "num_layers": 2,
+        "num_experts": 3,
+        "num_devices": 2,
+        "num_redundant_experts": 1,
+        "objective": "balance+affinity",
+        "device_speed": [2.0, 0.5],
+        "load": [[0.019, 2.91, 1.081], [1, 5, 0]],
+        "transitions": [[[0, 10, 0], [0, 0, 3], [0, 1, 3]]],
+        "min_balancedness": 0.8,
+    }
+    assert run(document)["balancedness"] >= 0.8
