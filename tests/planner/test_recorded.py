@@ -83,8 +83,8 @@ def test_own_runs_change_plans_of_their_cluster_and_of_no_other(own: Catalog, sp
 
 
 def test_a_recorded_serving_plan_says_most_of_its_own_model_and_lengths(own: Catalog) -> None:
-    loads = (
-        {"workload": {**SERVING["workload"], "concurrency": 32, "num_requests": 128}},
+    loads = (  # long runs: how fast clients begin is the API server's pace, which no engine's constant moves
+        {"workload": {**SERVING["workload"], "concurrency": 32, "num_requests": 1280}},
         {"workload": {**SERVING["workload"], "output_length": 200}},
         {"model": "qwen3-8b"},
     )

@@ -25,7 +25,6 @@ TELLING = {
     "--load-format": "bitsandbytes",
     "--tokenizer": "another",
     "--generation-config": "auto",
-    "--api-server-count": "4",
     "--block-size": "128",
     "--no-such-flag": "3",
 }
