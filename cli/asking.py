@@ -129,6 +129,12 @@ class Asked:
     assumed: list[str] = field(default_factory=list)
     has_trace: bool = False  # by --set: it brings lengths, so that none are assumed
 
+    @classmethod
+    def of(cls, context: typer.Context) -> Asked:
+        """The question of a command that takes these options."""
+        given = cls.__dataclass_fields__.keys() & context.params.keys()
+        return cls(**{name: context.params[name] for name in given})
+
     @property
     def is_empty(self) -> bool:
         """No option of a question was given."""

@@ -67,6 +67,7 @@ _TARGETS = {"training": "megatron", "serving": "vllm", "diffusion": "xdit"}
 
 @app.command()
 def init(
+    context: typer.Context,
     *,
     model: ModelOption = None,
     gpus: GpusOption = None,
@@ -81,16 +82,7 @@ def init(
     db: DatabaseOption = None,
 ) -> None:
     """Write a commented spec: five questions at a terminal, or the options of ``meshplan plan``."""
-    asked = Asked(
-        model=model,
-        gpus=gpus,
-        lengths=lengths,
-        rate=rate,
-        slo=slo,
-        sequence_length=sequence_length,
-        batch=batch,
-        target=target,
-    )
+    asked = Asked.of(context)
     catalog = open_catalog(db)
     if sys.stdin.isatty():
         _ask(asked, catalog)

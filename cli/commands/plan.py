@@ -143,21 +143,8 @@ def plan(
     from meshplan.cli.reports.plan import is_infeasible
     from meshplan.planner.core.certificate import disagrees
 
-    asked = Asked(
-        model=model,
-        gpus=gpus,
-        lengths=lengths,
-        rate=rate,
-        concurrency=concurrency,
-        slo=slo,
-        sequence_length=sequence_length,
-        batch=batch,
-        tokens=tokens,
-        objective=objective,
-        target=target,
-    )
     catalog = open_catalog(db, or_shipped=True)
-    document, base = question(spec, asked, settings or (), catalog)
+    document, base = question(spec, Asked.of(context), settings or (), catalog)
     service = server_of(context)
     if download:
         _fetch_model(document, catalog, base, service)
