@@ -268,12 +268,15 @@ def runner_up_rows(
 
 
 def _batch_label(problem: ServingProblem, simulated: Simulated) -> str:
-    """The prefill chunk size where it is not the engine's default, and the running requests where they are capped."""
+    """The prefill chunk size where it is not the engine's default, and the running requests where they are capped, or
+    more than the engine's default.
+    """
     kind = simulated.candidate.family.kinds[0]
-    default = problem.rules.default_limits(problem.machines[kind.placed.node_type].device).max_batched_tokens
+    default = problem.rules.default_limits(problem.machines[kind.placed.node_type].device)
     limits = kind.placed.limits
-    chunk = "" if limits.max_batched_tokens == default else f", chunk {limits.max_batched_tokens}"
-    return chunk + (f", at most {limits.max_num_seqs} running" if kind.capped else "")
+    chunk = "" if limits.max_batched_tokens == default.max_batched_tokens else f", chunk {limits.max_batched_tokens}"
+    is_more = limits.max_num_seqs > default.max_num_seqs * kind.placed.layout.attention_data_parallel
+    return chunk + (f", at most {limits.max_num_seqs} running" if kind.capped or is_more else "")
 
 
 def _simplicity(simulated: Simulated) -> tuple[float, ...]:

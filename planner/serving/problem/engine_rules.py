@@ -43,6 +43,8 @@ class EngineRules:
         online: schemes to which it quantises a 16-bit checkpoint on loading.
         kv_caches: dtypes of the KV cache.
         tiers: limits by device memory, the largest first, the last for any.
+        most_running: requests of an attention data-parallel rank that plans run on any device, where a tier's default
+            is lower; 0: no more than that.
         limits_source: source of the tiers.
         block_size: tokens of one block of the KV cache (the engine may choose another for some kernels).
         prefix_caching_on_decode: decode workers keep a prefix cache under prefill/decode disaggregation.
@@ -87,6 +89,7 @@ class EngineRules:
     streams_in_intervals: bool = True
     scales_api_servers: bool = False
     weight_ways: tuple[str, ...] = ()
+    most_running: int = 0
     schemes_not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mxfp4_padding: Mapping[str, ExpertPadding] = field(default_factory=dict)
 

@@ -130,6 +130,7 @@ VLLM = EngineRules(
         _vllm_tier(0, 256, 2048),
     ),
     limits_source=f"{_VLLM}: engine/arg_utils.py, get_batch_defaults; config/cache.py",
+    most_running=1024,  # its own default on boards of 70 GiB; A100 and smaller ones start with 256
     block_size=16,
     # docs.vllm.ai, features/quantization: Volta has no Marlin, "Turing does not support Marlin MXFP4".
     schemes_not_on={"volta": ("mxfp4",), "turing": ("mxfp4",)},

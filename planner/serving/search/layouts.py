@@ -220,6 +220,7 @@ def _placed(
     layout: Layout,
     quantization: Quantization,
     chunk: int | None = None,
+    running: int | None = None,
 ) -> PlacedWorker | None:
     """The worker with as many running requests as its cache holds; None where one does not fit.
 
@@ -231,9 +232,12 @@ def _placed(
         layout: degrees of parallelism.
         quantization: formats.
         chunk: token budget of one iteration; None for the engine's own. It bounds the running requests of a rank.
+        running: requests of a rank that run at most; None for the engine's own.
     """
     ranks, held = layout.attention_data_parallel, tokens_held(problem, role)
     limits = default_limits(problem, role, machine.device, layout)
+    if running is not None:
+        limits = replace(limits, max_num_seqs=running * ranks)
     if chunk is not None:
         most = min(limits.max_num_seqs, chunk * ranks)
         limits = replace(limits, max_batched_tokens=chunk, max_num_seqs=most)
@@ -265,10 +269,41 @@ def _placed(
 
 def with_chunk(problem: ServingProblem, placed: PlacedWorker, chunk: int) -> PlacedWorker | None:
     """The worker with another token budget of one iteration, whose workspace and running requests follow it."""
+    runs_more = placed.limits.max_num_seqs > _default_running(problem, placed)
+    return _again(problem, placed, chunk=chunk, running=problem.rules.most_running if runs_more else None)
+
+
+def with_more_running(problem: ServingProblem, placed: PlacedWorker) -> PlacedWorker | None:
+    """A mixed worker that runs more requests than its engine's default on such a board, where only that keeps it from
+    them; None where there is none, or where the number is pinned.
+    """
+    most, default = problem.rules.most_running, _default_running(problem, placed)
+    is_plain = placed.weight_tiers is None and placed.ffn is None and not placed.is_shared
+    is_free = placed.role is Role.MIXED and "max_num_seqs" not in problem.pinned.of(placed.role)
+    is_bound = placed.limits.max_num_seqs == default < most * placed.layout.attention_data_parallel
+    return _again(problem, placed, running=most) if is_plain and is_free and is_bound else None
+
+
+def _again(
+    problem: ServingProblem, placed: PlacedWorker, *, chunk: int | None = None, running: int | None = None
+) -> PlacedWorker | None:
+    """The worker with other limits; None where it does not fit with them."""
     found = _placed(
-        problem, placed.role, placed.node_type, placed.machine, placed.layout, placed.quantization, chunk=chunk
+        problem,
+        placed.role,
+        placed.node_type,
+        placed.machine,
+        placed.layout,
+        placed.quantization,
+        chunk=chunk,
+        running=running,
     )
     return None if found is None else replace(found, power_cap_w=placed.power_cap_w)
+
+
+def _default_running(problem: ServingProblem, placed: PlacedWorker) -> int:
+    """Requests that the worker runs at most by itself, or as pinned."""
+    return default_limits(problem, placed.role, placed.machine.device, placed.layout).max_num_seqs
 
 
 def default_limits(problem: ServingProblem, role: Role, device: Device, layout: Layout) -> EngineLimits:

@@ -35,7 +35,7 @@ from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.search.deployment import tokenize_s
-from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers, with_chunk
+from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers, with_chunk, with_more_running
 
 # Chunks of prefill are made smaller by this factor, down to the least that keeps products compute-bound.
 CHUNK_STEP, LEAST_CHUNK = 2, 512
@@ -147,6 +147,8 @@ def priced_workers(
             check()
         worker = price_worker(problem, placed)
         kinds = [worker, *_faster_chunks(problem, worker)]
+        larger = _more_running(problem, worker)
+        kinds += [] if larger is None else [larger, *_faster_chunks(problem, larger)]
         feasible = [kind for kind in kinds if kind.best_rate_per_s > 0.0]
         found += feasible
         if not feasible:
@@ -189,6 +191,15 @@ def _faster_chunks(problem: ServingProblem, worker: PricedWorker) -> Iterator[Pr
             best = smaller.best_rate_per_s
             yield smaller
         placed = smaller_chunk(problem, placed)
+
+
+def _more_running(problem: ServingProblem, worker: PricedWorker) -> PricedWorker | None:
+    """The worker with more running requests than its engine starts with on such a board; None where its closed form
+    allows no higher rate with them.
+    """
+    placed = with_more_running(problem, worker.placed)
+    larger = None if placed is None else price_worker(problem, placed)
+    return larger if larger is not None and larger.best_rate_per_s > worker.best_rate_per_s else None
 
 
 def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
