@@ -115,7 +115,9 @@ class Judged:
         """What is missed by the largest factor: an SLO, or where all hold the rate."""
         if self.violated:
             slo, latency_s = max(self.violated, key=lambda item: item[1] / item[0].limit_s)
-            return Miss(key=slo.key, text=slo.excess_text(latency_s), ratio=latency_s / slo.limit_s)
+            # Within the limit in this run, and not shown to stay there in others.
+            text = ("up to " if self.metrics.value(slo) <= slo.limit_s else "") + slo.excess_text(latency_s)
+            return Miss(key=slo.key, text=text, ratio=latency_s / slo.limit_s)
         offered, finished = self.offered_per_s or 0.0, self.requests_per_s
         text = f"at {offered:g} requests/s its queue is not shown to stop growing"
         if finished < offered:

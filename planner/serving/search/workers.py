@@ -195,8 +195,11 @@ def _faster_chunks(problem: ServingProblem, worker: PricedWorker) -> Iterator[Pr
 
 def _more_running(problem: ServingProblem, worker: PricedWorker) -> PricedWorker | None:
     """The worker with more running requests than its engine starts with on such a board; None where its closed form
-    allows no higher rate with them.
+    allows no higher rate with them, or it carries all that is asked without.
     """
+    asked = problem.workload.request_rate_per_s
+    if asked is not None and worker.best_rate_per_s >= asked:
+        return None
     placed = with_more_running(problem, worker.placed)
     larger = None if placed is None else price_worker(problem, placed)
     return larger if larger is not None and larger.best_rate_per_s > worker.best_rate_per_s else None
