@@ -36,6 +36,7 @@ from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
 from meshplan.planner.training.admission import shortage_text
 from meshplan.planner.training.explanation import Explanation, admitted, fit, may_choose
+from meshplan.planner.training.problem.choices import OF_QUESTION, SEARCHABLE
 
 # What a kind's report module has, of which the tables are in a file of their own.
 __all__ = [
@@ -53,6 +54,22 @@ __all__ = [
     "top_columns",
     "top_rows",
 ]
+
+_PROVEN_OVER_A_SPACE = ("optimal", "feasible")
+
+
+def unsearched_section(plan: Plan, width: int) -> str:
+    """What a proof does not speak of: choices that stayed as the question or the framework has them."""
+    if plan.solution.get("status") not in _PROVEN_OVER_A_SPACE:
+        return ""
+    pinned, asked = plan.spec.get("fixed", {}), plan.spec.get("constraints", {}).get("search_over", ())
+    has_experts = plan.config.get("expert_parallel", 1) > 1
+    kept = [one.name for one in OF_QUESTION if one.name not in pinned and (has_experts or not one.about_experts)]
+    more = [name for name in SEARCHABLE if name not in pinned and name not in asked]
+    text = f"Not searched, though pins (fixed) of them may do better: {', '.join(kept)}." if kept else ""
+    if more:
+        text += f" Searched on request (constraints.search_over): {', '.join(more)}."
+    return paragraph(text.strip(), width) if text else ""
 
 
 def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
@@ -80,6 +97,7 @@ def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
             time_section(plan, width),
             alternatives_section(plan, width),
             rejected_section(plan, width),
+            unsearched_section(plan, width),
         ]
     return "\n".join(section for section in sections if section)
 

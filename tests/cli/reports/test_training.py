@@ -69,6 +69,21 @@ def test_two_rows_that_differ_in_their_layers_alone_are_told_apart() -> None:
     assert "Layers of each" not in training_report(replace(plan, alternatives=(first,)))
 
 
+def test_a_report_says_what_its_proof_does_not_speak_of() -> None:
+    """A pin of these may beat what is called optimal; what is pinned or asked to be searched is left out."""
+    dense, experts = frozen("70b"), frozen("moe")
+    assert "cuda_graphs" in training_report(dense)
+    assert "expert_dispatcher" not in training_report(dense)
+    assert "expert_dispatcher" in training_report(experts)
+    spec = {**dense.spec, "fixed": {"cuda_graphs": "full"}, "constraints": {"search_over": ["outer_zero_stage"]}}
+    said = training_report(replace(dense, spec=spec)).partition("Not searched")[2]
+    assert "gradient_precision" in said
+    assert "cuda_graphs" not in said
+    assert "outer_zero_stage" not in said
+    estimated = replace(dense, solution={**dense.solution, "status": "estimated"})
+    assert "Not searched" not in training_report(estimated)
+
+
 def test_a_batch_of_tokens_is_read_in_groups_of_three() -> None:
     spec = {"model": "m", "workload": {"sequence_length": 4096, "global_batch_tokens": 4194304}}
     assert "global batch 4,194,304 tokens" in question_text(spec)
