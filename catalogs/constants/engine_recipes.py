@@ -52,7 +52,7 @@ class EngineRecipe:
         graphed_tokens_of: family of models → the same for these, whatever the requests that may run.
         fixed_graphs: that size was set, and holds whatever the requests that may run.
         graphs_prompts: iterations of prompts alone are replayed from graphs of any size, but over stages
-            (:attr:`~meshplan.planner.serving.estimator.iteration.Worker.captured_tokens`).
+            (:meth:`~meshplan.planner.serving.estimator.host.graphs.Graphs.most_with_prompts`).
         largest_decode_graph: decodes of at most so many requests of a rank run from graphs, where launch files set
             that; 0: of as many as ``graphed_tokens`` says.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that

@@ -22,6 +22,7 @@ from meshplan.catalogs.errors import CatalogError, CatalogUnavailableError
 
 ENVIRONMENT_VARIABLE = "MESHPLAN_DB"
 DEFAULT_FILE_NAME = "catalog.sqlite"
+HIDDEN = "***"  # what SQLAlchemy writes for a password, too
 _ALEMBIC_VERSION = sa.table("alembic_version", sa.column("version_num", sa.String))
 
 
@@ -132,13 +133,18 @@ def shown(url: URL) -> str:
     """The database as messages name it: a plain path for SQLite, never a password."""
     if url.get_backend_name() == "sqlite" and url.database:
         return url.database
-    hidden = {key: "***" for key in url.query if "password" in key}
+    hidden = {key: HIDDEN for key in url.query if "password" in key}
     return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 def without_password(text: str) -> str:
     """What a user gave as ``--db``, fit to be repeated in a command that is printed."""
     return shown(parse_url(text)) if "://" in text and not text.startswith("sqlite") else text
+
+
+def has_password(text: str) -> bool:
+    """Whether what a user gave as ``--db`` holds a password, so that no printed command can name it."""
+    return HIDDEN in without_password(text)
 
 
 @contextmanager
@@ -179,7 +185,7 @@ def _is_postgresql(engine: Engine) -> bool:
 
 def _masked(text: str) -> str:
     """A text that should have been a URL, as messages may repeat it."""
-    return re.sub(r"//.*@", "//***@", text)
+    return re.sub(r"//.*@", f"//{HIDDEN}@", text)
 
 
 def _explained(message: str, explanations: Iterable[tuple[str, str]]) -> str:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 INFEASIBLE = "infeasible"
 _LISTED_FILES = 6
-# What stands for a password.
-_HIDDEN = "***"
 _EMIT = "meshplan emit"
 _NO_FILES = "No launcher files"
 
@@ -172,14 +170,14 @@ def database_option(db: str | None) -> str:
     """The option that names the database in a command; empty where it is the usual one, or a secret."""
     if not db:
         return ""
-    from meshplan.catalogs.database.connection import without_password  # start-up: SQLAlchemy, which a report needs not
+    # start-up: SQLAlchemy, which a report needs not
+    from meshplan.catalogs.database.connection import has_password, without_password
 
-    shown = without_password(db)
-    return "" if _HIDDEN in shown else f" --db {shlex.quote(shown)}"
+    return "" if has_password(db) else f" --db {shlex.quote(without_password(db))}"
 
 
 def secret_first(db: str | None) -> str:
     """What has to be said before commands that name a database by a URL with a password, which is printed nowhere."""
-    from meshplan.catalogs.database.connection import ENVIRONMENT_VARIABLE, without_password  # start-up: as above
+    from meshplan.catalogs.database.connection import ENVIRONMENT_VARIABLE, has_password  # start-up: as above
 
-    return f", with {ENVIRONMENT_VARIABLE} set to that URL" if db and _HIDDEN in without_password(db) else ""
+    return f", with {ENVIRONMENT_VARIABLE} set to that URL" if db and has_password(db) else ""

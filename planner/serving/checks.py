@@ -20,7 +20,7 @@ from meshplan.planner.serving.problem.engines import ENGINES, POOLING_ENGINES, S
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival
-from meshplan.planner.serving.problem.spec import GIB, ServingFixedSpec, ServingSpec
+from meshplan.planner.serving.problem.spec import GIB, LayoutSpec, ServingFixedSpec, ServingSpec
 
 
 def served_shape(spec: ServingSpec, shape: ModelShape, problems: Problems) -> ModelShape:
@@ -204,11 +204,15 @@ def _check_arrivals(spec: ServingSpec, problems: Problems) -> None:
         problems.say("workload.num_requests", "1: a rate is one over the gaps between arrivals: give at least 2")
 
 
+def _pinned(fixed: ServingFixedSpec) -> tuple[tuple[str, LayoutSpec], ...]:
+    """Path in the spec and pins of all workers, and of those of each role."""
+    return ("fixed", fixed), ("fixed.prefill", fixed.prefill), ("fixed.decode", fixed.decode)
+
+
 def _check_streaming(spec: ServingSpec, rules: EngineRules, problems: Problems) -> None:
     """Tokens that are sent together, where the engine has no flag for it or something asks for each by itself."""
     gaps = ", ".join(slo.key for slo in spec.slos if slo.metric == "itl")
-    parts = {"fixed": spec.fixed, "fixed.prefill": spec.fixed.prefill, "fixed.decode": spec.fixed.decode}
-    for path, interval in ((f"{name}.stream_interval", part.stream_interval) for name, part in parts.items()):
+    for path, interval in ((f"{name}.stream_interval", part.stream_interval) for name, part in _pinned(spec.fixed)):
         if interval is None or interval == 1:
             continue
         if not rules.streams_in_intervals:
@@ -221,19 +225,18 @@ def _check_streaming(spec: ServingSpec, rules: EngineRules, problems: Problems) 
 
 def _check_api_servers(spec: ServingSpec, rules: EngineRules, problems: Problems) -> None:
     """Several API servers, where the engine has no flag for them."""
-    parts = {"fixed": spec.fixed, "fixed.prefill": spec.fixed.prefill, "fixed.decode": spec.fixed.decode}
-    for name, part in parts.items():
+    for name, part in _pinned(spec.fixed):
         if part.api_servers is not None and not rules.scales_api_servers:
             problems.say(f"{name}.api_servers", f"{part.api_servers}: {rules.name} has no flag for it")
 
 
 def _check_no_experts(fixed: ServingFixedSpec, problems: Problems) -> None:
     """Experts that are spread or cut, of all workers or of those of one role, need a model that has some."""
-    for role, layout in {"": fixed, "prefill.": fixed.prefill, "decode.": fixed.decode}.items():
+    for path, layout in _pinned(fixed):
         for name in ("expert_parallel", "expert_tensor_parallel"):
             degree = getattr(layout, name) or 1
             if degree > 1:
-                problems.say(f"fixed.{role}{name}", f"{degree}: a dense model has no experts")
+                problems.say(f"{path}.{name}", f"{degree}: a dense model has no experts")
 
 
 def _check_caps(spec: ServingSpec, machines: Mapping[str, Machine], problems: Problems) -> None:

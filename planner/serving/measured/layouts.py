@@ -37,6 +37,7 @@ from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
 # Limits of the scheduler that a row may state under ``workload``, by their names there → as fields of EngineLimits.
 STATED_LIMITS = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_batched_tokens"}
+# Formats that sources call fp8: one scale for a tensor or a channel, or one for each block of weights.
 FP8 = ("fp8", "fp8_block")
 # Keys of ``parallelism``, or of a pool's part of it.
 DEGREES = frozenset(
