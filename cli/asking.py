@@ -7,8 +7,6 @@ that comes out is the one that a file would hold (``meshplan init`` writes it).
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,15 +92,6 @@ ObjectiveOption = Annotated[
 TargetOption = Annotated[
     str | None, typer.Option("--target", help="Framework or engine; default megatron, vllm, xdit.", show_default=False)
 ]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the spec: workload.sequence_length=16k.",
-        show_default=False,
-    ),
-]
 
 # Options about tokens and sequences, which images and videos do not have.
 _OF_SERVING, _OF_TRAINING = ("lengths", "rate", "concurrency", "slo"), ("sequence_length", "batch", "tokens")
@@ -172,7 +161,7 @@ class Asked:
         if (pictures := self.pictures(catalog)) is not None:
             others = [f"--{name.replace('_', '-')}" for name in _OF_LANGUAGE if getattr(self, name) is not None]
             if others:
-                raise _problem(
+                raise refused(
                     others[0],
                     f"{pictures.name} makes images or videos and has no {' and '.join(others)}; it has --rate "
                     "(items/s), --slo latency=10s and --set workload.steps=30 (width, height, frames)",
@@ -185,12 +174,12 @@ class Asked:
                 names = _OF_SERVING if serving else _OF_TRAINING
                 given = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
                 does, other = ("serves", "training") if serves else ("trains", "serving")
-                raise _problem("--target", f"{self.target} {does} models, and {' and '.join(given)} is of {other}")
+                raise refused("--target", f"{self.target} {does} models, and {' and '.join(given)} is of {other}")
             serving, training = serving or serves, training or not serves
         if serving == training:
             model, gpus = self.model or "Qwen/Qwen3-32B", self.gpus or "16xH100"
             what = "both training and serving" if serving else "neither training nor serving"
-            raise _problem(
+            raise refused(
                 "",
                 f"the options ask for {what}. To serve: --model {model} --gpus {gpus} --rate 5 --slo ttft_p99=2s. "
                 f"To train: --model {model} --gpus {gpus} --sequence-length 8k --batch 4M. Images and videos need no "
@@ -206,7 +195,7 @@ class Asked:
         """
         missing = [f"--{name}" for name in ("model", "gpus") if getattr(self, name) is None]
         if missing:
-            raise _problem("", f"a question without a spec file needs {' and '.join(missing)}")
+            raise refused("", f"a question without a spec file needs {' and '.join(missing)}")
         kind = self.kind(catalog)
         cluster, most = cluster_of(str(self.gpus), catalog)
         constraints: dict[str, Any] = {"target": self.target} if self.target else {}
@@ -245,14 +234,12 @@ class Asked:
             self.assumed.append(f"{lengths} {words}")
         if shape is not None and makes_no_tokens(shape):
             if "/" in lengths:
-                raise _problem(
-                    "--lengths", f"{shape.name} makes no tokens: write those of a text alone: {ASSUMED_TEXT}"
-                )
+                raise refused("--lengths", f"{shape.name} makes no tokens: write those of a text alone: {ASSUMED_TEXT}")
             scores = shape.pooling is not None and shape.pooling.num_labels > 0
             return {"task": "rerank" if scores else "embed", "input_length": _number(lengths)}
         prompt, _, output = lengths.partition("/")
         if not prompt.strip() or not output.strip():
-            raise _problem("--lengths", f"{lengths!r} is not read; write tokens of a prompt and an answer: 4000/1000")
+            raise refused("--lengths", f"{lengths!r} is not read; write tokens of a prompt and an answer: 4000/1000")
         sound = {"audio": {"seconds": ASSUMED_SOUND_S}} if shape is not None and _hears(shape) else {}
         return {**sound, "input_length": _number(prompt), "output_length": _number(output)}
 
@@ -326,7 +313,7 @@ def _serves(target: str) -> bool:
     hint = did_you_mean(closest_names(target, known))
     if any(one.name == target for one in TARGETS):
         hint = f"; it launches what one of them runs: plan for that one, then meshplan emit PLAN --target {target}"
-    raise _problem("--target", f"{target!r} is none of {', '.join(known)}{hint}")
+    raise refused("--target", f"{target!r} is none of {', '.join(known)}{hint}")
 
 
 def shape_of(model: str, catalog: Catalog) -> ModelShape | None:
@@ -335,53 +322,6 @@ def shape_of(model: str, catalog: Catalog) -> ModelShape | None:
     from meshplan.planner.core.problems import Problems
 
     return look_up_shape(model, catalog, Path(), Problems())
-
-
-def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: Catalog) -> tuple[dict[str, Any], Path]:
-    """The spec from a file, from standard input (``-``) or from options, with ``--set`` applied; and its folder.
-
-    Raises:
-        SpecError: neither or both were given, or one cannot be read.
-    """
-    from meshplan.planner.core.reading.documents import parse_document, read_question  # start-up: --help needs no YAML
-
-    if (spec is None) == asked.is_empty:
-        what = "give a spec file or --model and --gpus" + (
-            "" if spec is None else f", not both; {_beside_a_file(asked)}"
-        )
-        if spec is not None and str(asked.gpus).isdecimal():  # --gpus 8 H100
-            what = f"--gpus: write {asked.gpus}x{spec}, in one word"
-        raise _problem("", what)
-    base = Path()
-    if spec is None:
-        asked.has_trace = any(setting.startswith("workload.trace=") for setting in settings)
-        document = asked.document(catalog)
-        for assumption in asked.assumed:
-            sys.stderr.write(f"assumed: {assumption}\n")
-    elif str(spec) == "-":
-        document = parse_document(sys.stdin.read(), name="standard input")
-    else:
-        document, base = read_question(spec), spec.parent
-    return with_settings(document, settings), base
-
-
-# Keys of a spec that are one option each.
-_KEYS = {
-    "objective": "objective",
-    "target": "constraints.target",
-    "rate": "workload.request_rate_per_s",
-    "concurrency": "workload.concurrency",
-    "sequence_length": "workload.sequence_length",
-    "tokens": "workload.num_training_tokens",
-    "model": "model",
-}
-
-
-def _beside_a_file(asked: Asked) -> str:
-    """What to write in place of options beside a spec file."""
-    given = {name: getattr(asked, name) for name in _KEYS if getattr(asked, name) is not None}
-    instead = " ".join(f"--set {_KEYS[name]}={value}" for name, value in given.items())
-    return f"a file is overridden by {instead}" if instead else "--set overrides a file"
 
 
 def _number(text: str) -> int | str:
@@ -399,55 +339,29 @@ def slo_of(text: str) -> dict[str, float]:
 
     limits = {}
     if comma := _DECIMAL_COMMA.search(text):
-        raise _problem(
+        raise refused(
             "--slo", f"{comma['key']}: decimals have a point ({comma['whole']}.{comma['rest']}); commas part SLOs"
         )
     for part in text.split(","):
         match = _SLO.fullmatch(part)
         if match is None:
-            raise _problem("--slo", f"{part.strip()!r} is not read; write ttft_p99=2s,tpot_p95=50ms")
+            raise refused("--slo", f"{part.strip()!r} is not read; write ttft_p99=2s,tpot_p95=50ms")
         try:
             # A key that names its unit is read as in a spec.
             is_named = match["unit"] is not None
             if not is_named and match["limit"].replace(".", "", 1).isdigit():
                 given = f"{match['key']}={match['limit']}"
-                raise _problem("--slo", f"{given} has no unit; write {given}ms or {given}s")
+                raise refused("--slo", f"{given} has no unit; write {given}ms or {given}s")
             if f"{match['key']}_s" in limits:
-                raise _problem("--slo", f"{match['key']} is limited twice; keep one")
+                raise refused("--slo", f"{match['key']} is limited twice; keep one")
             limits[f"{match['key']}_s"] = (
                 parse_seconds(match["limit"]) if is_named else parse_quantity(match["limit"], Dimension.S)
             )
         except UnitError as error:
-            raise _problem("--slo", f"{match['key']}: {error}") from None
+            raise refused("--slo", f"{match['key']}: {error}") from None
     return limits
 
 
-def with_settings(document: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """The spec with keys overridden: ``workload.sequence_length=16k``, ``cluster.nodes.0.count=4``.
-
-    Values are read as in YAML. Missing sections are made.
-
-    Raises:
-        SpecError: an override has no ``=``, or walks through what is no section.
-    """
-    import copy
-
-    from meshplan.planner.core.reading.settings import put  # start-up: as above
-
-    changed = copy.deepcopy(dict(document))
-    for setting in settings:
-        path, equals, text = setting.partition("=")
-        if not equals or not path.strip():
-            raise _problem("--set", f"{setting!r} is not KEY=VALUE, such as workload.sequence_length=16k")
-        put(changed, path, _value(text))
-    return changed
-
-
-def _value(text: str) -> Any:
-    from meshplan.planner.core.reading.documents import parse_document  # start-up: YAML is loaded for questions only
-
-    return parse_document(f"value: {text}", name=f"--set …={text}")["value"]
-
-
-def _problem(path: str, message: str) -> SpecError:
+def refused(path: str, message: str) -> SpecError:
+    """What is wrong with the question that options ask, ``path`` the option; empty where it is all of them."""
     return SpecError.at(path, message, of="the question")

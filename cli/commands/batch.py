@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from meshplan.catalogs.errors import EXIT_INFEASIBLE, SpecError, UnitError
-from meshplan.cli.asking import Asked, SetOption, question
+from meshplan.cli.asking import Asked
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption, SpecArgument
 from meshplan.cli.progress import progress_line
+from meshplan.cli.question import SetOption, question
 from meshplan.cli.render import Format, show_document, show_text, terminal_width
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import typer
 
 from meshplan.catalogs.errors import EXIT_INFEASIBLE
-from meshplan.cli.asking import SetOption, with_settings
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption, SpecArgument, server_of
+from meshplan.cli.question import SetOption, with_settings
 from meshplan.cli.render import Format
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)

@@ -24,11 +24,9 @@ from meshplan.cli.asking import (
     ObjectiveOption,
     RateOption,
     SequenceOption,
-    SetOption,
     SloOption,
     TargetOption,
     TokensOption,
-    question,
 )
 from meshplan.cli.database import note, open_catalog
 from meshplan.cli.options import (
@@ -41,6 +39,7 @@ from meshplan.cli.options import (
     SpecOrOptions,
     server_of,
 )
+from meshplan.cli.question import SetOption, question
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from command_line import SPEC, Command
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.models import diffusion
-from meshplan.cli.asking import Asked, slo_of, with_settings
+from meshplan.cli.asking import Asked, slo_of
 from meshplan.cli.gpus import cluster_of
+from meshplan.cli.question import with_settings
 from meshplan.planner.core.reading.spec_reader import plain_numbers
 from meshplan.planner.diffusion.problem.spec import read_diffusion_spec
 from meshplan.planner.training.problem.spec import TrainingSpec
