@@ -16,9 +16,10 @@ from pydantic import AfterValidator, Field, model_validator
 from meshplan.planner.core.reading.spec_fields import MAX_USD, Count, Dollars, SpecModel, TimeInSeconds, Whole
 from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, ScenarioPolicy
+from meshplan.planner.serving.problem.pins import SchemeName
 from meshplan.planner.serving.problem.problem import MAX_UTILIZATION
 from meshplan.planner.serving.problem.slo import Slo, known_slos, slos_of
-from meshplan.planner.serving.problem.spec import MAX_RATE_PER_S, KvCacheFormat, Latency, SchemeName, Tokens
+from meshplan.planner.serving.problem.spec import MAX_RATE_PER_S, KvCacheFormat, Latency, Tokens
 
 MAX_BUCKETS, MAX_HOURS, MAX_NODES = 4096, 8784, 1_000_000
 _OTHER_CURRENCY = re.compile(r"(?P<currency>[a-z]{3})_per_hour(_per_node)?|currency")

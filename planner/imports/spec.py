@@ -17,8 +17,9 @@ from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.engine_memory import take_memory_share
 from meshplan.planner.imports.reading import OUR_FILE, Assumption, Reading
+from meshplan.planner.serving.problem.pins import ServingFixedSpec
 from meshplan.planner.serving.problem.problem import ServingObjective
-from meshplan.planner.serving.problem.spec import ServingFixedSpec, read_serving_spec
+from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.training.problem.layers import layers_by_weights
 from meshplan.planner.training.problem.precisions import PRECISIONS
 from meshplan.planner.training.problem.problem import OFFLOADED_LAYERS

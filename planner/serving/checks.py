@@ -17,10 +17,11 @@ from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CAP_SHARE
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, POOLING_ENGINES, SOUND_ENGINES
+from meshplan.planner.serving.problem.pins import LayoutSpec, ServingFixedSpec
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival
-from meshplan.planner.serving.problem.spec import GIB, LayoutSpec, ServingFixedSpec, ServingSpec
+from meshplan.planner.serving.problem.spec import GIB, ServingSpec
 
 
 def served_shape(spec: ServingSpec, shape: ModelShape, problems: Problems) -> ModelShape:

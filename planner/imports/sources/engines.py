@@ -16,7 +16,7 @@ from meshplan.planner.emit.serving.terms import MEMORY_SHARES
 from meshplan.planner.emit.terms import Term, read_all
 from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
 from meshplan.planner.imports.sources.idle_flags import idle_flags
-from meshplan.planner.serving.problem.spec import LayoutSpec
+from meshplan.planner.serving.problem.pins import LayoutSpec
 
 _DEGREES = (
     *("tensor_parallel", "context_parallel", "pipeline_parallel"),

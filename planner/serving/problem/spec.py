@@ -14,8 +14,9 @@ from meshplan.planner.core.reading.spec_fields import Count, Dollars, SpecModel,
 from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.serving.problem.config import KV_STORES, KvConnector, KvTier, Speculation
 from meshplan.planner.serving.problem.expert_routing import ExpertRoutingSpec
+from meshplan.planner.serving.problem.pins import SchemeName, ServingFixedSpec
 from meshplan.planner.serving.problem.problem import ServingObjective
-from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES
+from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES
 from meshplan.planner.serving.problem.requests import Arrival, prompt_length
 from meshplan.planner.serving.problem.slo import Slo, known_slos, slos_of
 from meshplan.planner.serving.problem.speculation import METHODS
@@ -29,14 +30,11 @@ MAX_LATENCY_S = 1e5
 MAX_IMAGES, MAX_PIXELS = 1_000, 65_536
 
 Tokens = Annotated[int, Whole(most=MAX_TOKENS, tokens=True)]
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False), TimeInSeconds()]
 if TYPE_CHECKING:
-    SchemeName = str
     KvCacheFormat = str
     KvStore = str
 else:  # built from the tables, so that a new format is known here too; mypy reads only literals that are written out
-    SchemeName = Literal[tuple(SCHEMES)]
     KvCacheFormat = Literal[tuple(KV_CACHE_BYTES)]
     KvStore = Literal[tuple(KV_STORES)]
 
@@ -321,66 +319,6 @@ class ServingConstraintsSpec(SpecModel):
         default="vllm", description="engine whose rules the plan obeys"
     )
     price: PriceSpec = PriceSpec()
-
-
-class LayoutSpec(SpecModel):
-    """Pinned choices of one worker."""
-
-    tensor_parallel: Count | None = None
-    pipeline_parallel: Count | None = None
-    attention_data_parallel: Count | None = None
-    expert_parallel: Count | None = None
-    expert_tensor_parallel: Count | None = None
-    context_parallel: Count | None = None
-    max_num_seqs: Count | None = None
-    max_batched_tokens: Count | None = None
-    memory_fraction: Share | None = Field(
-        default=None,
-        description="share of device memory that weights, workspace and KV cache take; default: the engine's own",
-    )
-    num_workers: Count | None = Field(default=None, description="replicas")
-    stream_interval: Count | None = Field(default=None, description="tokens sent to a client at once; default: 1")
-    api_servers: Count | None = Field(
-        default=None,
-        description="vLLM: API servers of a worker, a processor core each; default: one, or one for each attention "
-        "data-parallel rank",
-    )
-
-    def pinned(self) -> dict[str, int]:
-        """The pinned numbers of devices, requests, tokens and workers alone."""
-        chosen = self.model_dump(include=set(LayoutSpec.model_fields) - {"memory_fraction"}, exclude_none=True)
-        return {name: int(value) for name, value in chosen.items()}
-
-    @property
-    def pins_something(self) -> bool:
-        """Whether any choice of a worker is pinned."""
-        return bool(self.pinned()) or self.memory_fraction is not None
-
-
-class ServingFixedSpec(LayoutSpec):
-    """Pinned choices; the search decides the others."""
-
-    mode: Literal["aggregated", "disaggregated"] | None = None
-    device_experts: Annotated[int, Whole(least=0)] | None = Field(
-        default=None, description="routed experts of each MoE layer in device memory, the others in cluster.host_memory"
-    )
-    quantization: SchemeName | None = None
-    prefill: LayoutSpec = LayoutSpec()
-    decode: LayoutSpec = LayoutSpec()
-
-    @model_validator(mode="after")
-    def _roles_are_of_the_mode(self) -> Self:
-        roles = [name for name in ("prefill", "decode") if getattr(self, name).pins_something]
-        if roles and self.mode == "aggregated":
-            raise ValueError(f"{' and '.join(roles)} is of disaggregated workers: leave it or mode: aggregated out")
-        return self
-
-    @property
-    def is_disaggregated(self) -> bool | None:
-        """The mode that is pinned, by itself or by a choice of one role alone; None where the plan chooses."""
-        if self.prefill.pins_something or self.decode.pins_something:
-            return True
-        return None if self.mode is None else self.mode == "disaggregated"
 
 
 class ServingSpec(SpecModel):
