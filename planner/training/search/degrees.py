@@ -62,10 +62,11 @@ from meshplan.planner.training.search.memory_savers import (
 )
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.options import SearchOptions
-from meshplan.planner.training.search.report import STEP_TIME, TIE_WIDTH, ScoredConfig, SearchReport
+from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
 from meshplan.planner.training.search.seen import PricedBatch, Seen
 from meshplan.planner.training.search.space import Space
 from meshplan.planner.training.search.templates import legal_candidates, template_candidates, tries_smaller_groups
+from meshplan.planner.training.search.too_slow import longest_s, nothing_left_is_fast_enough
 from meshplan.planner.training.search.variants import smaller_groups, variants, without_communication_s
 
 # Candidates kept besides the best: what the table of alternatives is made of.
@@ -155,12 +156,8 @@ class DegreeSearch:
         return self._solution("" if is_done else budget.stopped, wall, cpu)
 
     def _is_too_slow(self, frontier: Frontier) -> bool:
-        """Nothing is found, and all that is left takes longer than a step may, and than the nearest miss."""
-        longest_s = _longest_s(self.problem)
-        if self.best or longest_s is None or self.problem.objective is not TrainingObjective.THROUGHPUT:
-            return False
-        nearest = self.report.nearest_miss.get(STEP_TIME)
-        return nearest is not None and frontier.least > longest_s + nearest[0]
+        """Nothing is found, and nothing left can be within the limit on a step's time (:mod:`.too_slow`)."""
+        return not self.best and nothing_left_is_fast_enough(self.problem, self.report, frontier.least)
 
     def has_plan(self) -> bool:
         """Whether any usual split of the layers stays within the limits; ends with the first that does."""
@@ -451,13 +448,13 @@ def search_degrees(
         The solution, and the search with its incumbents (``best``) and its ``report``.
     """
     fastest = replace(problem, objective=TrainingObjective.THROUGHPUT)
-    longest_s = _longest_s(problem)
+    most_s = longest_s(problem)
     is_whole = not options.keys() & {"incumbents", "cutoff", "seen"}
     if (
         is_whole
-        and longest_s is not None
+        and most_s is not None
         and problem.objective is not TrainingObjective.THROUGHPUT
-        and not DegreeSearch(fastest, keep=1, usual_splits=True, cutoff=longest_s).has_plan()
+        and not DegreeSearch(fastest, keep=1, usual_splits=True, cutoff=most_s).has_plan()
     ):
         # That nothing is fast enough the bounds of steps prove; those of another objective look at every candidate.
         search = DegreeSearch(fastest, **options)
@@ -466,9 +463,3 @@ def search_degrees(
             return solution, search
     search = DegreeSearch(problem, **options)
     return search.run(budget, on_progress), search
-
-
-def _longest_s(problem: TrainingProblem) -> float | None:
-    """Longest step, as the objective counts it for throughput; None where no limit is one on that."""
-    limits = problem.limits
-    return limits.max_step_s if problem.run is None or limits.max_run_s is not None else None
