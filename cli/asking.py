@@ -300,7 +300,7 @@ def _serves(target: str) -> bool:
     Raises:
         SpecError: it is neither an engine nor a framework.
     """
-    from meshplan.planner.serving.problem.engines import ENGINES  # start-up: --help must not load the planner
+    from meshplan.planner.serving.problem.engines.table import ENGINES  # start-up: --help must not load the planner
 
     if target in ENGINES:
         return True

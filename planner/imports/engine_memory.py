@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from meshplan.planner.emit.serving.terms import MEMORY_SHARES
 from meshplan.planner.serving.estimator.memory import share_of_device, worker_memory
 from meshplan.planner.serving.problem.config import Layout
-from meshplan.planner.serving.problem.engines import ENGINES, expert_padding
+from meshplan.planner.serving.problem.engines.table import ENGINES, expert_padding
 from meshplan.planner.serving.problem.quantization import checkpoint_formats, published_formats
 
 if TYPE_CHECKING:

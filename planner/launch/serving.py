@@ -13,7 +13,7 @@ from meshplan.planner.emit.serving.load import Load, with_room
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.launch.checkpoint import checkpoint_of
 from meshplan.planner.launch.registry import emit_serving
-from meshplan.planner.serving.problem.engines import LLAMA_CPP
+from meshplan.planner.serving.problem.engines.table import LLAMA_CPP
 from meshplan.planner.serving.problem.requests import prompt_length
 from meshplan.planner.serving.resolve import CHECKPOINT_FORMATS
 

@@ -15,8 +15,8 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.estimator.power.cap import CAPPED_VENDOR, LEAST_CAP_SHARE
-from meshplan.planner.serving.problem.engine_rules import EngineRules
-from meshplan.planner.serving.problem.engines import ENGINES, POOLING_ENGINES, SOUND_ENGINES
+from meshplan.planner.serving.problem.engines.rules import EngineRules
+from meshplan.planner.serving.problem.engines.table import ENGINES, POOLING_ENGINES, SOUND_ENGINES
 from meshplan.planner.serving.problem.pins import LayoutSpec, ServingFixedSpec
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import Quantization

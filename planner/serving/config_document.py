@@ -29,7 +29,7 @@ from meshplan.planner.serving.problem.config import (
     Speculation,
     serving_config_from_document,
 )
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
 from meshplan.planner.serving.problem.weight_tiers import KERNEL_NAMES, FfnDevices, Way, WeightTiers
 

@@ -29,7 +29,7 @@ from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.checks import check_choices, check_formats, served_shape, share_options
 from meshplan.planner.serving.estimator.encoders.sound import frames
 from meshplan.planner.serving.problem.config import KvConnector, Role, Speculation
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats, named_formats

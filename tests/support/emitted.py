@@ -22,7 +22,7 @@ from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import TARGETS, emit, emit_serving, framework_names
 from meshplan.planner.serving.problem.config import Router
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 

@@ -20,7 +20,7 @@ from meshplan.planner.serving.problem.config import (
     Speculation,
     serving_config_document,
 )
-from meshplan.planner.serving.problem.engine_rules import EngineRules
+from meshplan.planner.serving.problem.engines.rules import EngineRules
 from meshplan.planner.serving.problem.quantization import Quantization
 
 NODE = "dgx-h100"

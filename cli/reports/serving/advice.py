@@ -16,7 +16,7 @@ from meshplan.cli.reports.quantities import bar, percent, rate_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 from meshplan.planner.serving.estimator.host.front_end import AT_ONCE, MORE_API_SERVERS
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 
 LOADS_SHOWN = 4
 # Where prefixes are kept that the devices have no room for.

@@ -95,7 +95,7 @@ def _may_split(plan: Plan, degree: int) -> bool:
     """Whether the plan's engine takes so many tensor-parallel devices for its model."""
     # start-up: engines and models are read for the first screen alone
     from meshplan.planner.core.plan import shape_from_document
-    from meshplan.planner.serving.problem.engines import ENGINES
+    from meshplan.planner.serving.problem.engines.table import ENGINES
 
     engine = ENGINES.get(plan.config["engine"])  # a plan of a service may have one that is not known here
     return engine is not None and engine.may_split(shape_from_document(plan.provenance["model"]), degree)

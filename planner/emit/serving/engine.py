@@ -26,7 +26,7 @@ from meshplan.planner.emit.serving.terms import IN_CODE, refuse_serving
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Term, feature_rows, write_all
 from meshplan.planner.serving.problem.config import KvConnector, Pool, Role, Router
-from meshplan.planner.serving.problem.engine_rules import EngineRules
+from meshplan.planner.serving.problem.engines.rules import EngineRules
 
 SERVE_ON: tuple[Argument, ...] = ("--host", EVERY_INTERFACE, "--port", Template(text="{port}"))
 # vllm-router is a fork of sglang-router: the policies have the same names.

@@ -22,7 +22,7 @@ from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, count, stated
 from meshplan.planner.serving.problem.config import Pool
-from meshplan.planner.serving.problem.engines import LLAMA_CPP
+from meshplan.planner.serving.problem.engines.table import LLAMA_CPP
 from meshplan.planner.serving.problem.quantization import GGUF_SCHEMES
 from meshplan.planner.serving.problem.weight_tiers import Way
 

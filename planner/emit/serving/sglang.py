@@ -26,7 +26,7 @@ from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, count, stated
 from meshplan.planner.expert_placement.problem.maps import sound_map
 from meshplan.planner.serving.problem.config import Layout, Pool, Role
-from meshplan.planner.serving.problem.engines import SGLANG
+from meshplan.planner.serving.problem.engines.table import SGLANG
 
 VERIFIED = ParserVerified(
     framework="sglang",

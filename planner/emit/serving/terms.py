@@ -12,7 +12,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.terms import Arguments, Rows, Term, count, fraction, stated
 from meshplan.planner.serving.problem.config import Pool
-from meshplan.planner.serving.problem.engine_rules import EngineRules
+from meshplan.planner.serving.problem.engines.rules import EngineRules
 from meshplan.planner.serving.problem.expert_routing import Dispatch
 from meshplan.planner.serving.problem.quantization import published_formats
 

@@ -30,7 +30,7 @@ from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term, count, nested, write_all
 from meshplan.planner.serving.problem.config import Pool, Role, Router
-from meshplan.planner.serving.problem.engines import TRTLLM
+from meshplan.planner.serving.problem.engines.table import TRTLLM
 
 _READ = "not machine-checked: from the documentation of 1.2.1"
 _rows = terms.ServingRows(_READ)

@@ -21,7 +21,7 @@ from meshplan.planner.emit.serving.tiers import kv_stores, weight_tiers
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term
 from meshplan.planner.serving.problem.config import KvConnector, Pool, Role, Router
-from meshplan.planner.serving.problem.engines import VLLM
+from meshplan.planner.serving.problem.engines.table import VLLM
 from meshplan.planner.serving.problem.requests import Task
 
 VERIFIED = ParserVerified(

@@ -170,7 +170,7 @@ def worker_memory(
         experts: their copies, and whether every device holds the cache of all requests.
         encoder_bytes: weights of the vision encoder on a device of the first stage.
         padding: of experts, by the engine on this device
-            (:meth:`~meshplan.planner.serving.problem.engine_rules.EngineRules.expert_padding`).
+            (:meth:`~meshplan.planner.serving.problem.engines.rules.EngineRules.expert_padding`).
     """
     copies = copies_of(experts, layout)
     weights = encoder_bytes + weights_bytes(shape, quantization, layout, expert_copies=copies, padding=padding)

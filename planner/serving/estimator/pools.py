@@ -16,7 +16,7 @@ from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memor
 from meshplan.planner.serving.estimator.power.cap import capped
 from meshplan.planner.serving.estimator.sampling import sampling_cost
 from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Speculation
-from meshplan.planner.serving.problem.engines import expert_padding
+from meshplan.planner.serving.problem.engines.table import expert_padding
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 

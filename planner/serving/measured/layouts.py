@@ -23,7 +23,7 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.memory import WorkerMemory, share_of_device, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role
-from meshplan.planner.serving.problem.engines import expert_padding
+from meshplan.planner.serving.problem.engines.table import expert_padding
 from meshplan.planner.serving.problem.quantization import (
     KV_CACHE_BYTES,
     SCHEMES,

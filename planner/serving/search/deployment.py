@@ -32,7 +32,7 @@ from meshplan.planner.serving.estimator.pools import front_end as front_end_of
 from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker, scheduled
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
 from meshplan.planner.serving.search.trials import Serve

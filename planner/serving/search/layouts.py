@@ -17,7 +17,7 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
-from meshplan.planner.serving.problem.engine_rules import STAGES_WITH_DRAFTS
+from meshplan.planner.serving.problem.engines.rules import STAGES_WITH_DRAFTS
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.weight_tiers import FfnDevices, WeightTiers

@@ -9,7 +9,7 @@ from meshplan.catalogs.constants.machines.host_processors import ASSUMED, HostPr
 from meshplan.planner.cluster.lookup import drives_bytes_per_s
 from meshplan.planner.serving.estimator.memory import weights_bytes
 from meshplan.planner.serving.problem.config import Layout
-from meshplan.planner.serving.problem.engines import ENGINES, SGLANG
+from meshplan.planner.serving.problem.engines.table import ENGINES, SGLANG
 from meshplan.planner.serving.problem.weight_tiers import Way
 from meshplan.planner.serving.tiers.host import Host
 from meshplan.planner.serving.tiers.kernels import device_misses

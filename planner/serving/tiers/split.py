@@ -24,7 +24,7 @@ from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memor
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.estimator.table import token_knots
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role
-from meshplan.planner.serving.problem.engine_rules import EngineRules
+from meshplan.planner.serving.problem.engines.rules import EngineRules
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.weight_tiers import Way, WeightTiers

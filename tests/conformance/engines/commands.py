@@ -11,7 +11,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.serving.job import PoolProgram, ServingJob, Template
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.serving.problem.engine_rules import EngineRules
+from meshplan.planner.serving.problem.engines.rules import EngineRules
 
 VALUES = {"port": "8100", "head": "10.0.0.1", "own": "10.0.0.1", "files": "/files", "mpi_hosts": "a:8,b:8"} | {
     f"{name}_port": str(20000 + offset) for offset, name in enumerate(("internal", "rpc", "side", "bootstrap"))

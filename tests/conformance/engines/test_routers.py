@@ -21,7 +21,7 @@ from meshplan.planner.emit.serving import sglang, vllm
 from meshplan.planner.emit.serving.job import Template
 from meshplan.planner.emit.serving.script import launch_of, router_of
 from meshplan.planner.serving.problem.config import Role
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from commands import command_of

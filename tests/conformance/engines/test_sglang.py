@@ -19,7 +19,7 @@ from meshplan.planner.emit.serving.job import PoolProgram
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.serving.tiers.kv_stores import SGLANG_BACKENDS
 from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role
-from meshplan.planner.serving.problem.engines import SGLANG
+from meshplan.planner.serving.problem.engines.table import SGLANG
 
 sys.path.insert(0, str(Path(__file__).parent))
 from commands import command_of, random_jobs

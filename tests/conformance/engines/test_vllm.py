@@ -22,7 +22,7 @@ from meshplan.planner.emit.serving.job import PoolProgram
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.serving.tiers.kv_stores import VLLM_CONNECTORS
 from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role, Speculation
-from meshplan.planner.serving.problem.engines import VLLM
+from meshplan.planner.serving.problem.engines.table import VLLM
 from meshplan.planner.serving.problem.quantization import Quantization
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -13,7 +13,7 @@ from serving_cases import random_config, serving_request
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.orchestrators import skypilot_serve as emitter
 from meshplan.planner.launch.registry import emit_serving
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 
 pytestmark = pytest.mark.launchers
 

@@ -21,7 +21,7 @@ from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.imports.command import read_inputs
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.problem.config import EngineLimits, Role, ServingConfig
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 
 EMITTERS = {"vllm": vllm, "sglang": sglang}
 STARTS = {"vllm": "vllm serve a/model", "sglang": "python3 -m sglang.launch_server --model-path a/model"}

@@ -22,7 +22,7 @@ from meshplan.planner.emit.serving import vllm
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.problem.config import KvConnector, Role, Router, ServingConfig
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 
 FP8 = Quantization.uniform("fp8_block")

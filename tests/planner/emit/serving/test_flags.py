@@ -25,7 +25,7 @@ from meshplan.planner.emit.serving.request import HostType, WorkerMemory
 from meshplan.planner.launch.registry import emit_serving, engine_names
 from meshplan.planner.launch.support import support_matrix
 from meshplan.planner.serving.problem.config import EngineLimits, KvConnector, KvTier, Role
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 
 MOONCAKE = KvConnector.MOONCAKE

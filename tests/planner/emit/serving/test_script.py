@@ -32,7 +32,7 @@ from meshplan.planner.emit.terms import flattened, read_all
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit, emit_serving, engine_names
 from meshplan.planner.serving.problem.config import EngineLimits, Role, Router, Speculation
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 
 # Notes its arguments and its devices, then waits to be ended as a server does, at most until so many have noted theirs.

@@ -24,7 +24,7 @@ from meshplan.planner.serving.problem.config import (
     ServingConfig,
     Speculation,
 )
-from meshplan.planner.serving.problem.engines import ENGINES, LLAMA_CPP, SGLANG, TRTLLM, VLLM
+from meshplan.planner.serving.problem.engines.table import ENGINES, LLAMA_CPP, SGLANG, TRTLLM, VLLM
 from meshplan.planner.serving.problem.quantization import NO_PADDING, SCHEMES, Quantization
 
 DEGREES = (1, 2, 3, 8, 16)

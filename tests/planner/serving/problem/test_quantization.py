@@ -6,7 +6,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.problem.config import Layout
-from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.engines.table import ENGINES
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization, named_formats
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshplan.catalogs.hardware import Device
-from meshplan.planner.serving.problem import engine_layouts as layouts
 from meshplan.planner.serving.problem.config import KV_STORES, EngineLimits, KvConnector
-from meshplan.planner.serving.problem.engine_layouts import rule
-from meshplan.planner.serving.problem.engine_rules import EngineRules, LimitTier
+from meshplan.planner.serving.problem.engines import layouts
+from meshplan.planner.serving.problem.engines.layouts import rule
+from meshplan.planner.serving.problem.engines.rules import EngineRules, LimitTier
 from meshplan.planner.serving.problem.quantization import GGUF_SCHEMES, NO_PADDING, ExpertPadding, Quantization
 
 _GIB = 2**30

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
-from meshplan.planner.serving.problem import engine_layouts as layouts
 from meshplan.planner.serving.problem.config import EngineLimits, KvConnector, Layout, Pool, Role, Router, ServingConfig
+from meshplan.planner.serving.problem.engines import layouts
 from meshplan.planner.serving.problem.quantization import NO_PADDING, ExpertPadding, Quantization
 
 STAGES_WITH_DRAFTS = "speculation needs pipeline_parallel = 1"

@@ -1,0 +1,1 @@
+"""What each serving engine accepts, and what any of them would refuse."""
