@@ -18,14 +18,22 @@ _ONLY_READ = (
     trainer.number("lora_rank", "lora_r"),
     trainer.number("tensor_parallel", "tensor_parallel_size"),
 )
-# How a model is wrapped, loaded and saved, and by which name its attention is asked for: published recipes have them.
+# How a model is wrapped, loaded and saved: published recipes have them.
 _SAYS_NOTHING = frozenset(
     {
         *(f"fsdp_config.{key}" for key in ("transformer_layer_cls_to_wrap", "state_dict_type", "sync_module_states")),
         *("fsdp_config.limit_all_gathers", "fsdp_config.use_orig_params", "fsdp_config.final_state_dict_type"),
-        *("flash_attention", "attn_implementation", "num_epochs", "saves_per_epoch", "dataset_prepared_path"),
+        *("flash_attention", "num_epochs", "saves_per_epoch", "dataset_prepared_path"),
     }
 )
+# What plans price of choices that they do not make; another value decides, and is told.
+_PRICED: Mapping[str, tuple[str, ...]] = {
+    "flash_attention": ("true",),
+    "attn_implementation": ("flash_attention_2", "flash_attention_3", "sdpa"),
+    "optimizer": ("adamw_torch_fused", "adamw_torch"),
+    "sample_packing": ("true",),
+    "pad_to_sequence_len": ("true",),
+}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _READ_BELOW = frozenset(
     {
@@ -47,10 +55,11 @@ def read(given: Given) -> Reading:
     reading.take(read_all((*TERMS, *_ONLY_READ), document))
     reading.model = str(document.get("base_model", ""))
     known = {key for term in (*TERMS, *_ONLY_READ) for key in term.keys} | _READ_BELOW | NO_CHOICES | _SAYS_NOTHING
+    known -= trainer.not_as_priced(document, _PRICED)
     reading.unread += [
         as_written(key, value)
         for key, value in document.items()
-        if key not in known and key.replace(".fsdp_", ".") not in _SAYS_NOTHING  # keys are taken with and without it
+        if key not in known and key.replace(".fsdp_", ".") not in known  # keys are taken with and without it
     ]
     trainer.take_adapter(
         reading,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from meshplan.planner.emit.terms import read_all
@@ -22,6 +23,12 @@ _ONLY_READ = (
     trainer.number("num_shard_groups", "data_parallel_replicate_dim"),
 )
 _READ_BELOW = (_COMPONENT, "model.lora_attn_modules", "model.apply_lora_to_mlp", "model.apply_lora_to_output")
+# What plans price of choices that they do not make; another value decides, and is told.
+_PRICED: Mapping[str, tuple[str, ...]] = {
+    "optimizer._component_": ("torch.optim.adamw",),
+    "compile": ("true",),
+    "dataset.packed": ("true",),
+}
 _MODEL = re.compile(r"torchtune\.models\.\w+\.(?:(q?lora)_)?([a-z0-9_]+)")
 
 
@@ -60,6 +67,7 @@ def read(given: Given) -> Reading:
         reading.model = "-".join(filter(None, (_name(family), size.partition("_")[0].lower())))
     reading.assume("precision", "bf16", "not stated; the dtype of torchtune's own configurations")
     known = {key for term in (*TERMS, *_ONLY_READ) for key in term.keys} | set(_READ_BELOW) | NO_CHOICES
+    known -= trainer.not_as_priced(document, _PRICED)
     reading.unread += [as_written(key, value) for key, value in document.items() if key not in known]
     if "single_device" in recipe:
         reading.launch = replace(reading.launch, num_hosts=1, devices_per_host=1, num_devices=1)

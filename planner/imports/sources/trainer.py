@@ -169,3 +169,13 @@ def complete(reading: Reading) -> None:
     reading.assume("zero_stage", 0, "no configuration shards states")
     reading.assume("activation_recompute", "none", "not stated; the Trainer's default")
     reading.assume("precision", "fp32", "neither bf16 nor fp16 is set")
+
+
+def not_as_priced(document: Mapping[str, Any], priced: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Keys of choices that plans do not make, whose value is none of those that they price: it is to be told.
+
+    Args:
+        document: key → value, as a file has it.
+        priced: key → values that mean what plans price, in small letters: options of a command are texts.
+    """
+    return {key for key, values in priced.items() if key in document and str(document[key]).lower() not in values}

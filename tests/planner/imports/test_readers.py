@@ -355,6 +355,36 @@ def test_an_axolotl_recipe_splits_sequences_and_says_what_decides_nothing(tmp_pa
     assert "context_parallel_style" not in even.values
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attn_implementation", "eager"),
+        ("flash_attention", "false"),
+        ("optimizer", "adamw_bnb_8bit"),
+        ("sample_packing", "false"),
+        ("pad_to_sequence_len", "false"),
+    ],
+)
+def test_what_no_plan_of_axolotl_prices_is_told(tmp_path: Path, key: str, value: str) -> None:
+    text = AXOLOTL.replace("flash_attention: true", f"{key}: {value}")
+    assert {said.partition(":")[0] for said in read(text, tmp_path, "tune.yaml").unread} == {key, "plugins"}
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        (["optimizer._component_"], "optimizer: {_component_: bitsandbytes.optim.PagedAdamW8bit}"),
+        (["compile"], "compile: false"),
+        (["dataset.packed"], "dataset: {packed: false}"),
+        ([], "compile: true"),
+    ],
+)
+def test_what_no_plan_of_torchtune_prices_is_told(tmp_path: Path, told: list[str], line: str) -> None:
+    recipe = "model: {_component_: torchtune.models.llama3_2.lora_llama3_2_1b, lora_rank: 8}\nbatch_size: 2\n"
+    found = read(f"{recipe}{line}\n", tmp_path, "recipe.yaml")
+    assert [said.partition(":")[0] for said in found.unread] == told
+
+
 def test_an_adapter_of_another_type_is_none(tmp_path: Path) -> None:
     (tmp_path / "tune.yaml").write_text("base_model: a/b\nadapter: [{type: alpaca}]\nsequence_len: 4096\nlora_r: 8\n")
     assert "lora_rank" not in read_inputs([str(tmp_path / "tune.yaml")]).values
