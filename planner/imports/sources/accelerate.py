@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,11 @@ _NO_CHOICES = frozenset(
     | {"downcast_bf16", "gpu_ids", "enable_cpu_affinity", "fsdp_config.fsdp_version"}
     | {"fsdp_config.fsdp_auto_wrap_policy"}
 )
+# What plans price of choices that they do not make; another value decides, and is told.
+_PRICED: Mapping[str, tuple[str, ...]] = {
+    "use_cpu": ("false",),
+    "fsdp_config.fsdp_auto_wrap_policy": ("transformer_based_wrap",),
+}
 
 
 def _stage(value: Any) -> dict[str, int]:
@@ -85,8 +90,7 @@ def read(given: Given) -> Reading:
         )
     reading.launch = _launch(reading, document, given.launch)
     reading.take(read_all(TERMS, document))
-    known = {key for term in TERMS for key in term.keys} | _NO_CHOICES
-    reading.unread += [as_written(key, value) for key, value in document.items() if key not in known]
+    reading.unread += _unread(document, TERMS)
     trainer.take(reading, given)
     for term in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
         reading.assume(term, 1, _DEFAULT)
@@ -135,10 +139,16 @@ def _read_deepspeed(given: Given, document: Mapping[str, Any]) -> Reading:
     if precision in {"bf16", "fp16"}:
         reading.values["precision"], reading.source_flags["precision"] = precision, f"mixed_precision {precision}"
     trainer.take(reading, given)
-    known = {key for term in (*deepspeed.TERMS, *_DEEPSPEED_TERMS) for key in term.keys} | _NO_CHOICES
-    reading.unread += [as_written(key, value) for key, value in given.document.items() if key not in known]
+    reading.unread += _unread(given.document, (*deepspeed.TERMS, *_DEEPSPEED_TERMS))
     trainer.complete(reading)
     return reading
+
+
+def _unread(document: Mapping[str, Any], terms: Iterable[Term]) -> list[str]:
+    """Keys that decide something and that nothing here reads, with their values."""
+    known = {key for term in terms for key in term.keys} | _NO_CHOICES
+    known -= trainer.not_as_priced(document, _PRICED)
+    return [as_written(key, value) for key, value in document.items() if key not in known]
 
 
 def _launch(reading: Reading, document: dict[str, Any] | Any, launch: Launch) -> Launch:

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshplan.planner.emit.terms import read_all
 from meshplan.planner.emit.training.axolotl import NO_CHOICES, TERMS
-from meshplan.planner.imports.reading import Given, Reading, as_written
+from meshplan.planner.imports.reading import Assumption, Given, Reading, as_written
 from meshplan.planner.imports.sources import trainer
 from meshplan.planner.training.problem.problem import Phase
 
@@ -69,6 +69,9 @@ def read(given: Given) -> Reading:
     )
     if "phase" not in reading.values and document.get("reinit_weights") is not True:
         reading.assume("phase", Phase.FINE_TUNING.value, "no adapter: every weight of a checkpoint")
+    if "sample_packing" not in document:
+        why = "not stated: Axolotl then pads each text to its own length, and plans price full sequences"
+        reading.assumed.append(Assumption(term="sample_packing", value=True, why=why))
     if document.get("deepspeed"):
         trainer.take_deepspeed(reading, str(document["deepspeed"]))
     elif any(key.startswith("fsdp") for key in document):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from meshplan.planner.emit.terms import read_all
 from meshplan.planner.emit.training.deepspeed import TERMS
 from meshplan.planner.imports.reading import Given, Reading, as_written
@@ -10,6 +12,8 @@ from meshplan.planner.imports.sources import trainer
 SOURCE = "deepspeed"
 _KEYS = ("train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization.stage")
 _DEFAULT = "not stated; DeepSpeed's default"
+# What plans price of a choice that they do not make; another value decides, and is told.
+_PRICED: Mapping[str, tuple[str, ...]] = {"zero_optimization.overlap_comm": ("true", "auto")}
 
 
 def recognises(given: Given) -> bool:
@@ -21,7 +25,7 @@ def read(given: Given) -> Reading:
     """Batch, ZeRO stage, precision and AutoTP; what the JSON has no key for comes from the script's arguments."""
     reading = Reading(source=SOURCE, target=SOURCE, launch=given.launch)
     reading.take(read_all(TERMS, given.document))
-    known = {key for term in TERMS for key in term.keys}
+    known = {key for term in TERMS for key in term.keys} - trainer.not_as_priced(given.document, _PRICED)
     reading.unread += [as_written(key, value) for key, value in given.document.items() if key not in known]
     trainer.take(reading, given)
     for term in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):

@@ -385,6 +385,34 @@ def test_what_no_plan_of_torchtune_prices_is_told(tmp_path: Path, told: list[str
     assert [said.partition(":")[0] for said in found.unread] == told
 
 
+def test_a_recipe_of_axolotl_without_packing_is_taken_as_packed_and_says_so(tmp_path: Path) -> None:
+    """By itself Axolotl pads each text to its own length; a plan prices full sequences."""
+    assumed = {one.term: one.value for one in read(AXOLOTL, tmp_path, "a.yaml").assumed}
+    assert assumed["sample_packing"] is True
+    stated = read(AXOLOTL + "sample_packing: true\n", tmp_path, "b.yaml")
+    assert "sample_packing" not in {one.term for one in stated.assumed}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("zero_optimization: {stage: 2, overlap_comm: false}", ["zero_optimization.overlap_comm"]),
+        ("zero_optimization: {stage: 2, overlap_comm: true, contiguous_gradients: false}", []),
+        ("distributed_type: FSDP\nuse_cpu: true", ["use_cpu"]),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_auto_wrap_policy: NO_WRAP}",
+            ["fsdp_config.fsdp_auto_wrap_policy"],
+        ),
+        ("distributed_type: FSDP\nuse_cpu: false\nfsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}", []),
+        ("distributed_type: DEEPSPEED\nuse_cpu: true\ndeepspeed_config: {zero_stage: 2}", ["use_cpu"]),
+    ],
+)
+def test_what_no_plan_of_deepspeed_or_accelerate_prices_is_told(tmp_path: Path, text: str, told: list[str]) -> None:
+    head = "num_processes: 8\n" if "distributed_type" in text else "train_micro_batch_size_per_gpu: 1\n"
+    found = read(f"{head}{text}\n", tmp_path, "config.yaml")
+    assert [said.partition(":")[0] for said in found.unread] == told
+
+
 def test_an_adapter_of_another_type_is_none(tmp_path: Path) -> None:
     (tmp_path / "tune.yaml").write_text("base_model: a/b\nadapter: [{type: alpaca}]\nsequence_len: 4096\nlora_r: 8\n")
     assert "lora_rank" not in read_inputs([str(tmp_path / "tune.yaml")]).values
