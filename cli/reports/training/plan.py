@@ -36,7 +36,9 @@ from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
 from meshplan.planner.training.admission import shortage_text
 from meshplan.planner.training.explanation import Explanation, admitted, fit, may_choose
-from meshplan.planner.training.problem.choices import OF_QUESTION, SEARCHABLE
+from meshplan.planner.training.problem.choices import PINNABLE
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.table import framework_rules
 
 # What a kind's report module has, of which the tables are in a file of their own.
 __all__ = [
@@ -64,8 +66,17 @@ def unsearched_section(plan: Plan, width: int) -> str:
         return ""
     pinned, asked = plan.spec.get("fixed", {}), plan.spec.get("constraints", {}).get("search_over", ())
     has_experts = plan.config.get("expert_parallel", 1) > 1
-    kept = [one.name for one in OF_QUESTION if one.name not in pinned and (has_experts or not one.about_experts)]
-    more = [name for name in SEARCHABLE if name not in pinned and name not in asked]
+    rules = framework_rules(plan.spec.get("constraints", {}).get("target", ANY_FRAMEWORK.name)) or ANY_FRAMEWORK
+    free = [
+        one
+        for one in PINNABLE
+        if (one.per == "question" or one.is_on_request)
+        and one.name not in pinned
+        and (has_experts or not one.about_experts)
+        and rules.takes_other(one, plan.config.get(one.name, one.default))
+    ]
+    kept = [one.name for one in free if not one.is_on_request]
+    more = [one.name for one in free if one.is_on_request and one.name not in asked]
     text = f"Not searched, though pins (fixed) of them may do better: {', '.join(kept)}." if kept else ""
     if more:
         text += f" Searched on request (constraints.search_over): {', '.join(more)}."

@@ -392,8 +392,6 @@ PINNABLE = tuple(choice for choice in CHOICES if choice.section == "fixed")
 # Choices that are arrays of a batch of candidates, and those that all of a batch share through its pipeline split.
 COLUMNS = tuple(choice for choice in CHOICES if choice.column)
 SPLIT = tuple(choice for choice in CHOICES if choice.split)
-# Pins of the whole question: what no search varies, though it may be faster.
-OF_QUESTION = tuple(choice for choice in PINNABLE if choice.per == "question")
 # Choices that the search leaves at their defaults unless it is asked to vary them.
 SEARCHABLE = tuple(choice.name for choice in CHOICES if choice.is_on_request)
 # Choices in the order in which equally good candidates are compared.

@@ -84,6 +84,17 @@ def test_a_report_says_what_its_proof_does_not_speak_of() -> None:
     assert "Not searched" not in training_report(estimated)
 
 
+@pytest.mark.parametrize(("target", "may_be_pinned"), [("megatron", True), ("torchtitan", False), ("axolotl", False)])
+def test_a_report_names_no_pin_that_the_framework_refuses_whatever_else_is_chosen(
+    target: str, may_be_pinned: bool
+) -> None:
+    dense = frozen("70b")
+    text = training_report(replace(dense, spec={**dense.spec, "constraints": {"target": target}}))
+    said = text.partition("Not searched")[2]
+    assert ("cuda_graphs" in said) is may_be_pinned
+    assert "gathered_num_layers" not in text  # FlagScale's and ours alone: no framework that is planned for has it
+
+
 def test_a_batch_of_tokens_is_read_in_groups_of_three() -> None:
     spec = {"model": "m", "workload": {"sequence_length": 4096, "global_batch_tokens": 4194304}}
     assert "global batch 4,194,304 tokens" in question_text(spec)

@@ -19,6 +19,7 @@ import numpy as np
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.problem.choice import Choice
 from meshplan.planner.training.problem.layers import split_layers_evenly
 
 ONE_BY_ONE = (
@@ -96,6 +97,11 @@ class FrameworkRules:
     def refuses(self, choices: Mapping[str, Any], shape: ModelShape | None = None) -> bool:
         """Whether there is such a rule."""
         return any(True for _ in self._refusing(choices, shape))
+
+    def takes_other(self, choice: Choice, than: Any) -> bool:
+        """Whether some value of ``choice`` other than ``than`` is not refused whatever else is chosen."""
+        others = (value for value in choice.tried if value != than)
+        return any(not self.refuses({**choice.probe_with, choice.name: value}) for value in others)
 
     def _refusing(self, choices: Mapping[str, Any], shape: ModelShape | None) -> Iterator[LegalityRule]:
         alone = SimpleNamespace(**choices)
