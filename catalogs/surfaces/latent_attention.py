@@ -9,12 +9,7 @@ As :mod:`meshplan.catalogs.surfaces.attention`, for DeepSeek's sizes: a cached r
     decode (absorbed):                  FLOPs = 2·b·h·L·(576 + 512),         bytes = b·(kv·576·L + 2·h·(576 + 512))
 
 with b sequences, h heads on the device, s new tokens, L the length. The grid lies over b, h and s or L; times rise with
-each. The scope ``kernel`` is the attention alone. The scope ``module`` is the whole attention block of DeepSeek-V3 with
-its projections (hidden size 7168) in the type of ``gemm``.
-
-The two batched products that absorb the up-projections in decode have a surface of their own:
-:class:`LatentProjectionSurface`, over heads and tokens, FLOPs = 2·tokens·h·128·512 each, the weights h·128·512
-elements.
+each. It is the attention alone: projections around it, and those that decodes absorb, are matrix products.
 """
 
 from __future__ import annotations
@@ -38,16 +33,11 @@ from meshplan.catalogs.surfaces.time_tables import (
     table_from_row,
 )
 
-PROJECTION = "projection"  # scope of the rows of the batched products, whose phase is a side
-# vLLM comes last: of the kernels without the block around them, its tables have the batched products only.
-SURFACES = SurfaceFile(
-    "latent_surfaces.json",
-    key=("device", "phase", "framework", "scope"),
-    frameworks=("trtllm", "sglang", "vllm"),
-)
+KERNEL = "kernel"  # scope of all rows that are read; files of older releases have whole blocks and products besides
+FRAMEWORKS = ("trtllm", "sglang")  # of vLLM only whole blocks were timed
+SURFACES = SurfaceFile("latent_surfaces.json", key=("device", "phase", "framework", "scope"), frameworks=FRAMEWORKS)
 LATENT_DIM, ROPE_DIM, HEAD_DIM = 512, 64, 128
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}
-WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 RISING = (0, 1, 2)
 _ACTIVATION_BYTES = 2.0
 
@@ -59,17 +49,15 @@ class LatentAttentionSurface:
     Args:
         device: slug.
         phase: ``prefill`` or ``decode``.
-        framework: ``trtllm``, ``sglang`` or ``vllm``.
-        scope: ``kernel`` or ``module``.
-        tables: (type of the cache, kernel of the module's products or ``""``) → times.
+        framework: ``trtllm`` or ``sglang``.
+        tables: type of the cache → times.
         source: citation.
     """
 
     device: str
     phase: str
     framework: str
-    scope: str
-    tables: Mapping[tuple[str, str], TimeTable]
+    tables: Mapping[str, TimeTable]
     source: str
 
     def time_s(
@@ -80,7 +68,6 @@ class LatentAttentionSurface:
         num_heads: ArrayLike,
         new_tokens: ArrayLike = 1,
         kv_dtype: str = "bf16",
-        gemm: str = "",
     ) -> FloatArray:
         """Seconds of one layer; arrays broadcast.
 
@@ -90,12 +77,11 @@ class LatentAttentionSurface:
             num_heads: heads on this device, after tensor parallelism.
             new_tokens: tokens of each sequence that are computed now; in decode, more than one count as more heads.
             kv_dtype: ``bf16`` or ``fp8``; one that was not measured takes the times of one that was.
-            gemm: kernel of the products of a module: ``bfloat16``, ``fp8_block``, ``nvfp4``.
         """
         arrays = np.broadcast_arrays(*(np.asarray(x, float) for x in (batch, context, num_heads, new_tokens)))
         shape = arrays[0].shape
         sequences, before, heads, new = (array.ravel() for array in arrays)
-        table = self.table(kv_dtype, gemm)
+        table = self.tables.get(kv_dtype) or next(iter(self.tables.values()))
         if self.phase == "decode":
             return table.time_s((sequences, heads * new, before + new)).reshape(shape)
 
@@ -106,46 +92,10 @@ class LatentAttentionSurface:
 
         return rising_with_context(priced, before, new).reshape(shape)
 
-    def table(self, kv_dtype: str, gemm: str = "") -> TimeTable:
-        """The table for a type of the cache and kernel of the products, or the nearest that was measured."""
-        wanted = [(kv_dtype, gemm), *(key for key in self.tables if key[1] == gemm)]
-        wanted += [key for key in self.tables if key[0] == kv_dtype] + list(self.tables)
-        return next(self.tables[key] for key in wanted if key in self.tables)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentProjectionSurface:
-    """One of the two batched products around the latent kernel in decode.
-
-    Args:
-        device: slug.
-        side: ``pre`` (queries into the latent space) or ``post`` (results out of it).
-        framework: ``trtllm``, ``sglang`` or ``vllm``.
-        tables: type of the weights → times.
-        source: citation.
-    """
-
-    device: str
-    side: str
-    framework: str
-    tables: Mapping[str, TimeTable]
-    source: str
-
-    def time_s(self, *, num_tokens: ArrayLike, num_heads: ArrayLike, dtype: str = "bf16") -> FloatArray:
-        """Seconds for ``num_tokens`` and ``num_heads`` of this device; arrays broadcast."""
-        heads, tokens = np.broadcast_arrays(np.asarray(num_heads, float), np.asarray(num_tokens, float))
-        table = self.tables.get(dtype) or next(iter(self.tables.values()))
-        return table.time_s((heads.ravel(), tokens.ravel())).reshape(tokens.shape)
-
 
 def latent_formula(phase: str, kv_dtype: str) -> Formula:
     """The formula of the module's text: (B, R, t₀) and (b, h, length) → seconds."""
     return _prefill_time_s if phase == "prefill" else partial(_decode_time_s, kv_bytes=KV_BYTES[kv_dtype])
-
-
-def projection_formula(dtype: str) -> Formula:
-    """(B, R, t₀) and (heads, tokens) → seconds of one batched product."""
-    return partial(_projection_time_s, weight_bytes=WEIGHT_BYTES[dtype])
 
 
 def _prefill_time_s(parameters: FloatArray, points: Points) -> FloatArray:
@@ -165,31 +115,15 @@ def _decode_time_s(parameters: FloatArray, points: Points, *, kv_bytes: float) -
     return np.asarray(launch_s + smooth_maximum(2.0 * sequences * heads * length * per_pair / rate, moved / bandwidth))
 
 
-def _projection_time_s(parameters: FloatArray, points: Points, *, weight_bytes: float) -> FloatArray:
-    bandwidth, rate, launch_s = parameters
-    heads, tokens = points
-    weights = heads * HEAD_DIM * LATENT_DIM
-    moved = weight_bytes * weights + _ACTIVATION_BYTES * tokens * heads * (HEAD_DIM + LATENT_DIM)
-    return np.asarray(launch_s + smooth_maximum(2.0 * tokens * weights / rate, moved / bandwidth))
-
-
-def latent_attention_surface(
-    device: str, phase: str, framework: str = "any", *, scope: str = "kernel"
-) -> LatentAttentionSurface | None:
+def latent_attention_surface(device: str, phase: str, framework: str = "any") -> LatentAttentionSurface | None:
     """The shipped surface; None where there is none.
 
     Args:
         device: slug.
         phase: ``prefill`` or ``decode``.
-        framework: ``trtllm``, ``sglang``, ``vllm``, or ``any`` for the first of them that was measured there.
-        scope: ``kernel`` or ``module``; see the module's text.
+        framework: ``trtllm``, ``sglang``, or ``any`` for the first of them that was measured there.
     """
-    return next(SURFACES.measured(_surface, device, phase, framework, scope), None)
-
-
-def latent_projection_surface(device: str, side: str, framework: str = "any") -> LatentProjectionSurface | None:
-    """The shipped surface of the batched products, ``side`` being ``pre`` or ``post``; None where there is none."""
-    return next(SURFACES.measured(_projection, device, side, framework, PROJECTION), None)
+    return next(SURFACES.measured(_surface, device, phase, framework, KERNEL), None)
 
 
 def _table(row: Row) -> TimeTable:
@@ -202,20 +136,6 @@ def _surface(rows: Rows) -> LatentAttentionSurface:
         device=first["device"],
         phase=first["phase"],
         framework=first["framework"],
-        scope=first["scope"],
-        tables=TablesByKey({(row["dtype"], row["gemm"]): row for row in rows}, _table),
-        source=first["source"],
-    )
-
-
-def _projection(rows: Rows) -> LatentProjectionSurface:
-    first = rows[0]
-    return LatentProjectionSurface(
-        device=first["device"],
-        side=first["phase"],
-        framework=first["framework"],
-        tables={
-            row["dtype"]: table_from_row(row, formula=projection_formula(row["dtype"]), rising=(0, 1)) for row in rows
-        },
+        tables=TablesByKey({row["dtype"]: row for row in rows}, _table),
         source=first["source"],
     )

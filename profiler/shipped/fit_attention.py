@@ -31,8 +31,6 @@ from meshplan.catalogs.surfaces.time_tables import Points, TimeTable, table_row
 from meshplan.profiler.fitting.surface_fit import cross_validated, fit_time_table
 from meshplan.profiler.shipped.command import AICONFIGURATOR, write_files
 
-# vLLM's tables time the whole block only; the others' kernels compose with the surfaces of products.
-SCOPES = {"trtllm": ("kernel",), "vllm": ("module",), "sglang": ("kernel",)}
 # Tables that no device could have produced: rows of 4.29 GB of cache in 1.24 ms are 3.5 TB/s, an A100 has 2.0 TB/s.
 IMPOSSIBLE = {("a100_sxm", "decode", "trtllm")}
 # Spelling of the tables → ours.
@@ -48,12 +46,13 @@ OWN_KNOT_ERROR = 0.04
 def files(aiconfigurator_core: Path) -> dict[str, str]:
     """Surfaces of attention, and of latent attention."""
     folder = data_folder(aiconfigurator_core)
-    latent = [*latent_rows(folder), *projection_rows(folder)]
     return {
         attention_surfaces.SURFACES.shipped.name: attention_surfaces.SURFACES.text(
             attention_rows(folder), source=AICONFIGURATOR
         ),
-        latent_surfaces.SURFACES.shipped.name: latent_surfaces.SURFACES.text(latent, source=AICONFIGURATOR),
+        latent_surfaces.SURFACES.shipped.name: latent_surfaces.SURFACES.text(
+            latent_rows(folder), source=AICONFIGURATOR
+        ),
     }
 
 
@@ -146,39 +145,28 @@ def _attention_knots(points: Points, groups: FloatArray, phase: str) -> tuple[Fl
 
 
 def latent_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
-    """One stored table for each device, phase, framework, scope, type of the cache and kernel of the products."""
+    """One stored table for each device, phase, framework and type of the cache."""
     for system, device in sorted(systems.items()):
         for phase in attention_surfaces.PHASES:
-            for framework in FRAMEWORKS:
-                for scope in SCOPES[framework]:
-                    for (dtype, gemm), kernel, columns in latent_samples(folder, system, phase, framework, scope):
-                        keys = {"device": device, "phase": phase, "framework": framework, "scope": scope}
-                        table = fit_latent(columns, phase, dtype, kernel)
-                        yield keys | {"dtype": dtype, "gemm": gemm} | table_row(table)
+            for framework in latent_surfaces.FRAMEWORKS:
+                for dtype, kernel, columns in latent_samples(folder, system, phase, framework):
+                    keys = {"device": device, "phase": phase, "framework": framework, "scope": latent_surfaces.KERNEL}
+                    table = fit_latent(columns, phase, dtype, kernel)
+                    yield keys | {"dtype": dtype} | table_row(table)
 
 
-def latent_samples(
-    folder: Path, system: str, phase: str, framework: str, scope: str
-) -> Iterator[tuple[tuple[str, str], str, Columns]]:
-    """((type of the cache, kernel of the products), kernel, measurements)."""
-    name = {
-        ("kernel", "prefill"): "context_mla_perf",
-        ("kernel", "decode"): "generation_mla_perf",
-        ("module", "prefill"): "mla_context_module_perf",
-        ("module", "decode"): "mla_generation_module_perf",
-    }[scope, phase]
+def latent_samples(folder: Path, system: str, phase: str, framework: str) -> Iterator[tuple[str, str, Columns]]:
+    """(type of the cache, kernel, measurements)."""
+    name = {"prefill": "context_mla_perf", "decode": "generation_mla_perf"}[phase]
     path = newest_table(folder, system, "mla", framework, name)
     if path is None:
         return
-    texts = ("kv_cache_dtype", "gemm_type") if scope == "module" else ("kv_cache_dtype",)
     counts = ("batch_size", "isl", "step", "num_heads")
-    columns = read_perf_table(path, texts=texts, counts=counts)
-    gemms = columns.get("gemm_type", np.full(len(columns["time_s"]), "", dtype=object))
+    columns = read_perf_table(path, texts=("kv_cache_dtype",), counts=counts)
     for stored, dtype in DTYPES.items():
-        for gemm in sorted(set(gemms)):
-            chosen = where(columns, (columns["kv_cache_dtype"] == stored) & (gemms == gemm))
-            if len(chosen["time_s"]) >= MIN_SAMPLES:
-                yield (dtype, gemm), f"{framework} {path.parent.name}", fastest(chosen, counts)
+        chosen = where(columns, columns["kv_cache_dtype"] == stored)
+        if len(chosen["time_s"]) >= MIN_SAMPLES:
+            yield dtype, f"{framework} {path.parent.name}", fastest(chosen, counts)
 
 
 def fit_latent(columns: Columns, phase: str, dtype: str, kernel: str) -> TimeTable:
@@ -191,39 +179,6 @@ def fit_latent(columns: Columns, phase: str, dtype: str, kernel: str) -> TimeTab
         start=_START,
         knots=tuple(octaves(1, values.max()) for values in points),
         rising=latent_surfaces.RISING,
-        kernel=kernel,
-    )
-    return cross_validated(fit, points, columns["time_s"])
-
-
-def projection_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
-    """One stored table for each device, side, framework and type of the weights."""
-    for system, device in sorted(systems.items()):
-        for framework in FRAMEWORKS:
-            path = newest_table(folder, system, "mla_bmm", framework, "mla_bmm_perf")
-            if path is None:
-                continue
-            counts = ("num_tokens", "num_heads")
-            columns = read_perf_table(path, texts=("op_name", "bmm_dtype"), counts=counts)
-            for side in ("pre", "post"):
-                for stored, dtype in DTYPES.items():
-                    mask = (columns["op_name"] == f"mla_gen_{side}") & (columns["bmm_dtype"] == stored)
-                    if mask.sum() < MIN_SAMPLES / 2:
-                        continue
-                    chosen = fastest(where(columns, mask), counts)
-                    keys = {"device": device, "phase": side, "framework": framework, "scope": "projection"}
-                    table = _fit_projection(chosen, dtype, f"{framework} {path.parent.name}")
-                    yield keys | {"dtype": dtype} | table_row(table)
-
-
-def _fit_projection(columns: Columns, dtype: str, kernel: str) -> TimeTable:
-    points = (columns["num_heads"], columns["num_tokens"])
-    fit = partial(
-        fit_time_table,
-        formula=latent_surfaces.projection_formula(dtype),
-        start=_START,
-        knots=(octaves(1, points[0].max()), octaves(1, points[1].max())),
-        rising=(0, 1),
         kernel=kernel,
     )
     return cross_validated(fit, points, columns["time_s"])

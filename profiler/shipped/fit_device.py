@@ -15,7 +15,7 @@ from meshplan.catalogs.surfaces import experts as expert_surfaces
 from meshplan.catalogs.surfaces.files import SurfaceFile, user_folder
 from meshplan.profiler.shipped.command import AICONFIGURATOR
 from meshplan.profiler.shipped.expert_tables import expert_samples
-from meshplan.profiler.shipped.fit_attention import attention_rows, latent_rows, projection_rows
+from meshplan.profiler.shipped.fit_attention import attention_rows, latent_rows
 from meshplan.profiler.shipped.fit_experts import fit_experts, stored
 from meshplan.profiler.shipped.fit_gemm import SOURCE as GEMM_SOURCE
 from meshplan.profiler.shipped.fit_gemm import fitted_rows, wheel_tables
@@ -44,11 +44,10 @@ def fit_device(root: Path, *, device: str, system: str | None = None) -> dict[st
             for _, framework, quantization, samples in expert_samples(folder, systems)
         ]
     )
-    latent = [*latent_rows(folder, systems), *projection_rows(folder, systems)]
     products = fitted_rows(wheel_tables(folder, systems))
     fitted: dict[str, tuple[SurfaceFile, list[dict[str, Any]], dict[str, Any]]] = {
         "attention": (attention.SURFACES, list(attention_rows(folder, systems)), {"source": AICONFIGURATOR}),
-        "latent": (latent_attention.SURFACES, latent, {"source": AICONFIGURATOR}),
+        "latent": (latent_attention.SURFACES, list(latent_rows(folder, systems)), {"source": AICONFIGURATOR}),
         "experts": (expert_surfaces.SURFACES, experts, shared),
         "products": (gemm.SURFACES, products, {"source": GEMM_SOURCE}),
     }

@@ -24,9 +24,10 @@ from meshplan.catalogs.surfaces.attention import PHASES, attention_formula, atte
 from meshplan.catalogs.surfaces.collectives import shipped_curves
 from meshplan.catalogs.surfaces.experts import ELEMENT_BYTES, ExpertSurface, expert_formula, expert_surface
 from meshplan.catalogs.surfaces.files import FRAMEWORKS
+from meshplan.catalogs.surfaces.latent_attention import FRAMEWORKS as LATENT_FRAMEWORKS
 from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface, latent_formula
 from meshplan.profiler.fitting.least_squares import relative_error
-from meshplan.profiler.shipped.fit_attention import SCOPES, attention_points, attention_samples, latent_samples
+from meshplan.profiler.shipped.fit_attention import attention_points, attention_samples, latent_samples
 from meshplan.profiler.shipped.fit_experts import shipped_samples
 
 PEAK = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "w4a16_mxfp4": "bf16",
@@ -105,18 +106,15 @@ def print_attention(folder: Path, system: str, device: str, facts: Device) -> No
 
 def print_latent(folder: Path, system: str, device: str, facts: Device) -> None:
     for phase in PHASES:
-        for framework in FRAMEWORKS:
-            for scope in SCOPES[framework]:
-                for (dtype, gemm), _, columns in latent_samples(folder, system, phase, framework, scope):
-                    found = latent_attention_surface(device, phase, framework, scope=scope)
-                    assert found is not None
-                    length = columns["isl"] + (columns["step"] if phase == "decode" else 0)
-                    naive = np.array([facts.memory_bandwidth_bytes_per_s, facts.peak_flops_per_s["bf16"], NO_LAUNCH])
-                    points = (columns["batch_size"], columns["num_heads"], length)
-                    times = latent_formula(phase, dtype)(naive, points)
-                    # Of a module the roofline is that of its kernel: its projections come on top.
-                    name = f"latent {phase} {scope} {device} {framework} {dtype} {gemm}"
-                    row(name, times, columns["time_s"], found.tables[dtype, gemm])
+        for framework in LATENT_FRAMEWORKS:
+            for dtype, _, columns in latent_samples(folder, system, phase, framework):
+                found = latent_attention_surface(device, phase, framework)
+                assert found is not None
+                length = columns["isl"] + (columns["step"] if phase == "decode" else 0)
+                naive = np.array([facts.memory_bandwidth_bytes_per_s, facts.peak_flops_per_s["bf16"], NO_LAUNCH])
+                times = latent_formula(phase, dtype)(naive, (columns["batch_size"], columns["num_heads"], length))
+                name = f"latent {phase} {device} {framework} {dtype}"
+                row(name, times, columns["time_s"], found.tables[dtype])
 
 
 def row(name: str, naive: np.ndarray, measured: np.ndarray, surface: Any, new_shapes: str = "") -> None:
