@@ -19,7 +19,8 @@ from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, Scenar
 from meshplan.planner.serving.problem.pins import SchemeName
 from meshplan.planner.serving.problem.problem import MAX_UTILIZATION
 from meshplan.planner.serving.problem.slo import Slo, known_slos, slos_of
-from meshplan.planner.serving.problem.spec import MAX_RATE_PER_S, KvCacheFormat, Latency, Tokens
+from meshplan.planner.serving.problem.spec import KvCacheFormat, Latency
+from meshplan.planner.serving.problem.workload.spec import MAX_RATE_PER_S, Tokens
 
 MAX_BUCKETS, MAX_HOURS, MAX_NODES = 4096, 8784, 1_000_000
 _OTHER_CURRENCY = re.compile(r"(?P<currency>[a-z]{3})_per_hour(_per_node)?|currency")

@@ -15,6 +15,7 @@ from meshplan.planner.launch.checkpoint import checkpoint_of
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.problem.engines.table import LLAMA_CPP
 from meshplan.planner.serving.problem.requests import prompt_length
+from meshplan.planner.serving.problem.workload.spec import ServingWorkloadSpec
 from meshplan.planner.serving.resolve import CHECKPOINT_FORMATS
 
 if TYPE_CHECKING:
@@ -95,6 +96,18 @@ def host_type(node_type: str, catalog: Catalog, cluster: Mapping[str, Any] | Non
     return HostType(devices_per_host=node.devices_per_host, device=node.device)
 
 
+def _is_nominal(workload: Mapping[str, Any]) -> bool:
+    """Whether every request has the lengths that the spec states, or at most them."""
+    return all(workload.get(name) is None for name in ("input_lengths", "output_lengths", "sessions"))
+
+
+def _prefix_share(workload: Mapping[str, Any]) -> float:
+    """Share of the longest prompt that is a prefix which others have, too."""
+    if (tokens := workload.get("prefix_tokens")) is not None:
+        return min(float(tokens) / float(workload["input_length"]), 1.0)
+    return float(workload.get("prefix_hit_rate", 0.0))
+
+
 def _pooled_length(workload: Mapping[str, Any]) -> int | None:
     """Tokens of an answer that is a vector or a score: none; None where answers are tokens."""
     return 0 if workload.get("task", "generate") != "generate" else None
@@ -103,8 +116,8 @@ def _pooled_length(workload: Mapping[str, Any]) -> int | None:
 def _longest_request(plan: Plan) -> int | None:
     """Prompt and answer together with room above them, where the spec gives their lengths."""
     workload = plan.spec["workload"]
-    lengths = (prompt_length(workload), workload.get("output_length", _pooled_length(workload)))
-    if None in lengths:
+    tokens = _tokens_of_longest(workload)
+    if tokens is None:
         return None
     shape, images = shape_from_document(plan.provenance["model"]), workload.get("images")
     if shape.encoder is not None:
@@ -114,14 +127,23 @@ def _longest_request(plan: Plan) -> int | None:
         seen = images.get("per_request", 1) * shape.vision.tokens(images["width"], images["height"])
     whole = [pool["limits"] for pool in plan.config["pools"] if not pool["limits"]["chunked_prefill"]]
     budget = min((int(limits["max_batched_tokens"]) for limits in whole), default=None)
-    return with_room(int(sum(lengths)) + seen, shape.max_sequence_length, budget)
+    return with_room(tokens + seen, shape.max_sequence_length, budget)
+
+
+def _tokens_of_longest(workload: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest prompt and answer together; None where a trace brings them."""
+    if not _is_nominal(workload):
+        return ServingWorkloadSpec.model_validate(dict(workload)).longest
+    prompt, output = prompt_length(workload), workload.get("output_length", _pooled_length(workload))
+    return None if prompt is None or output is None else prompt + int(output)
 
 
 def _prefix_caching(plan: Plan) -> bool | None:
     """On where the workload does not say whether prompts share prefixes: the plan counts no hit, and hits only help."""
     workload = plan.spec["workload"]
     shape = shape_from_document(plan.provenance["model"])
-    return None if "prefix_hit_rate" in workload or shape.keeps_prompts_whole else True
+    says = "prefix_hit_rate" in workload or "prefix_tokens" in workload
+    return None if says or shape.keeps_prompts_whole else True
 
 
 def _load(plan: Plan) -> Load | None:
@@ -130,6 +152,8 @@ def _load(plan: Plan) -> Load | None:
     output_length = workload.get("output_length", _pooled_length(workload))
     if workload.get("input_length") is None or output_length is None or workload.get("task") == "rerank":
         return None  # a trace; sound; or pairs of texts, which no load generator read here makes
+    if not _is_nominal(workload) or workload.get("stages") is not None:
+        return None  # load generators read here draw no such lengths, rates or conversations
     rate, concurrency = workload.get("request_rate_per_s"), workload.get("concurrency")
     if rate is None and concurrency is None:
         rate = plan.predicted["requests_per_s"].value
@@ -139,6 +163,6 @@ def _load(plan: Plan) -> Load | None:
         length_ratio=float(workload.get("length_ratio", 1.0)),
         request_rate_per_s=rate,
         concurrency=concurrency,
-        prefix_hit_rate=float(workload.get("prefix_hit_rate", 0.0)),
+        prefix_hit_rate=_prefix_share(workload),
         num_prefixes=int(workload.get("num_prefixes") or 1),
     )

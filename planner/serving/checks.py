@@ -123,12 +123,12 @@ def _check_pooled_question(spec: ServingSpec, shape: ModelShape, problems: Probl
     )
     if other := [slo.key for slo in spec.slos if slo.metric != "e2e"]:
         problems.say("slo", f"{', '.join(other)}: {task} has no tokens to wait for; limit e2e_p99_s and the like")
-    budget, length = spec.fixed.max_batched_tokens, spec.workload.input_length or 0
+    budget, length = spec.fixed.max_batched_tokens, spec.workload.prompt_length or 0
     if shape.bidirectional and budget is not None and budget < length:
         problems.say(
             "fixed.max_batched_tokens", f"{budget}: {shape.name} takes whole texts, which have {length} tokens"
         )
-    if shape.bidirectional and spec.workload.prefix_hit_rate:
+    if shape.bidirectional and (spec.workload.prefix_hit_rate or spec.workload.prefix_tokens):
         problems.say("workload.prefix_hit_rate", f"{shape.name} reads both ways: no prefix is the same twice")
 
 
@@ -156,8 +156,19 @@ def check_choices(
     machines: Mapping[str, Machine],
     prices: Mapping[str, Price],
     problems: Problems,
+    *,
+    finds_what_is_held: bool,
 ) -> None:
-    """Report choices that no search can make legal."""
+    """Report choices that no search can make legal.
+
+    Args:
+        spec: the question.
+        shape: the model.
+        machines: node type → its devices.
+        prices: node type → its price.
+        problems: added to.
+        finds_what_is_held: prefixes are found only where a worker still holds them.
+    """
     tensor = spec.fixed.tensor_parallel
     if tensor is not None and shape.num_attention_heads % tensor:
         heads = shape.num_attention_heads
@@ -165,6 +176,9 @@ def check_choices(
         problems.say("fixed.tensor_parallel", f"{tensor} does not divide {heads} heads; legal: {legal}")
     if shape.moe is None:
         _check_no_experts(spec.fixed, problems)
+    if spec.kv_tier is not None and not finds_what_is_held:
+        message = "has no effect where every prefix is always found: give workload.num_prefixes"
+        problems.say("kv_tier", f"{message}, sessions, or a trace with a column prefix or hash_ids")
     _check_tier(spec, machines, ENGINES[spec.constraints.target], problems)
     _check_connector(spec, ENGINES[spec.constraints.target], problems)
     _check_caps(spec, machines, problems)
@@ -183,7 +197,7 @@ def check_choices(
     if (wants_price or spec.constraints.max_usd_per_hour is not None) and not prices:
         names = ", ".join(machines)
         problems.say("cluster", f"no price is known for {names}; give cluster.usd_per_hour_per_node")
-    length = (spec.workload.prompt_length or 0) + (spec.workload.output_length or 0)
+    length = spec.workload.longest
     if shape.max_sequence_length is not None and length > shape.max_sequence_length:
         problems.say(
             "workload", f"{length} tokens per request; {shape.name} was trained for {shape.max_sequence_length}"
@@ -364,8 +378,6 @@ def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: Engin
             known = ", ".join(rules.kv_stores)
             message = f"{rules.name} has no flag for {store} (it has {known}); see what_if of a plan without"
             problems.say("kv_tier.store" if tier else "kv_tier.choose", message)
-    if spec.workload.num_prefixes is None:
-        problems.say("kv_tier", "has no effect where every prefix is always found: give workload.num_prefixes")
     if spec.fixed.is_disaggregated:
         problems.say(
             "kv_tier",
@@ -386,4 +398,5 @@ def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: Engin
 
 def _has_load(spec: ServingSpec) -> bool:
     workload = spec.workload
-    return any(part is not None for part in (workload.request_rate_per_s, workload.concurrency, workload.trace))
+    loads = (workload.request_rate_per_s, workload.concurrency, workload.trace, workload.stages)
+    return any(part is not None for part in loads)

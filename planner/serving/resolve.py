@@ -33,11 +33,11 @@ from meshplan.planner.serving.problem.engines.table import ENGINES
 from meshplan.planner.serving.problem.expert_routing import ExpertRouting, expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats, named_formats
-from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, Sampling, ServingWorkload, Task
+from meshplan.planner.serving.problem.requests import ServingWorkload
 from meshplan.planner.serving.problem.spec import ServingSpec
 from meshplan.planner.serving.problem.speculation import speculation_options
-from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.serving.problem.weight_tiers import Separation, Tiering
+from meshplan.planner.serving.problem.workload.asked import asked_workload
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -87,7 +87,7 @@ def resolve_serving(
     spec = _with_engine(spec, shape, machines, formats)
     rules = ENGINES[spec.constraints.target]
     check_formats(spec, formats, machines, problems)
-    check_choices(spec, shape, machines, prices, problems)
+    check_choices(spec, shape, machines, prices, problems, finds_what_is_held=workload.finds_what_is_held)
     experts = expert_routing(spec.experts, shape, base, problems)
     tiering = _tiering(spec, shape, machines, experts, problems)
     problems.check()
@@ -133,7 +133,7 @@ def _what_is_served(
     if shape is None:
         raise AssertionError("a missing shape is a problem, and problems were checked")
     shape = served_shape(spec, shape, problems)
-    workload = _workload(spec, shape, base, problems)
+    workload = asked_workload(spec.workload, shape, base, problems, sound_frames=frames(shape))
     problems.check()
     return shape, workload
 
@@ -316,60 +316,6 @@ def _machine(node: NodeType, count: int, price: Price | None, host_memory_bytes:
     cluster = Cluster(name=node.slug, groups=(NodeGroup(node=node, count=count),))
     each = None if price is None else price.usd_per_hour / node.num_devices
     return machine_of(cluster, usd_per_hour_per_device=each)
-
-
-def _images(spec: ServingSpec, shape: ModelShape, problems: Problems) -> Images | None:
-    """The images of a request as the model's encoder cuts them; a problem where it has none that is read."""
-    asked, tower = spec.workload.images, shape.vision
-    if asked is None:
-        return None
-    if tower is None:
-        problems.say("workload.images", f"no vision encoder of {shape.name} is known: leave images out")
-        return None
-    patches, tokens = (count(asked.width, asked.height) for count in (tower.patches, tower.tokens))
-    return Images(per_request=asked.per_request, patches=patches, tokens=tokens)
-
-
-def _workload(spec: ServingSpec, shape: ModelShape, base: Path, problems: Problems) -> ServingWorkload:
-    asked = spec.workload
-    trace = None if asked.trace is None else read_trace(base / asked.trace)
-    task = Task(asked.task)
-    prompt, output = float(asked.prompt_length or 0), float(asked.output_length or task.is_pooled)
-    rate, images = asked.request_rate_per_s, _images(spec, shape, problems)
-    if images is not None:
-        prompt += images.per_request * images.tokens
-    if trace is not None:
-        prompt, output = float(trace.input_length.mean()), float(trace.output_length.mean())
-        rate = rate or _recorded_rate(trace)
-        last = min(asked.num_requests or len(trace), len(trace)) - 1
-        if rate is not None and asked.num_requests != 1 and trace.arrival_s[last] <= trace.arrival_s[0]:
-            problems.say(
-                "workload.trace",
-                f"its first {last + 1} requests arrive at once, which no rate spreads: leave request_rate_per_s out, "
-                "or take more num_requests of it",
-            )
-    return ServingWorkload(
-        arrival=asked.process or Arrival.CLOSED_LOOP,
-        input_length=prompt,
-        output_length=output,
-        length_ratio=asked.length_ratio,
-        request_rate_per_s=rate,
-        concurrency=asked.concurrency,
-        burstiness=asked.burstiness,
-        num_requests=asked.num_requests or (None if trace is None else len(trace)),
-        prefix_hit_rate=asked.prefix_hit_rate,
-        num_prefixes=asked.num_prefixes,
-        trace=trace,
-        images=images,
-        sound_frames=frames(shape),
-        sampling=None if asked.sampling is None else Sampling(**asked.sampling.model_dump()),
-        task=task,
-    )
-
-
-def _recorded_rate(trace: Requests) -> float | None:
-    span = float(trace.arrival_s[-1] - trace.arrival_s[0])
-    return (len(trace) - 1) / span if span > 0.0 else None
 
 
 def _pinned(spec: ServingSpec) -> Pinned:

@@ -29,9 +29,16 @@ def question_text(spec: Mapping[str, Any]) -> str:
     if (sampling := workload.get("sampling")) is not None:
         penalties = " and penalties" if sampling.get("penalties") else ""
         requests += f", drawn with top-p {sampling.get('top_p', 1.0):g}{penalties}"
+    among = f" ({workload['num_prefixes']:,} prefixes)" if workload.get("num_prefixes") else ""
     if share := workload.get("prefix_hit_rate"):
-        among = f" ({workload['num_prefixes']:,} prefixes)" if workload.get("num_prefixes") else ""
         requests += f", {percent(share)} of a prompt in a prefix{among}"
+    if tokens := workload.get("prefix_tokens"):
+        requests += f", the first {tokens:,} of a prompt in a prefix{among}"
+    if sessions := workload.get("sessions"):
+        requests += f", conversations of {sessions['turns']} turns {format_duration(float(sessions['gap_s']))} apart"
+    if stages := workload.get("stages"):
+        rates = [float(stage["request_rate_per_s"]) for stage in stages]
+        requests += f", {counted(len(stages), 'stage')} of {min(rates):g} to {rate_text(max(rates))}"
     if workload.get("request_rate_per_s"):
         requests += f", {rate_text(workload['request_rate_per_s'])}"
     elif workload.get("concurrency"):
@@ -46,11 +53,23 @@ def _lengths_text(workload: Mapping[str, Any]) -> str:
     # start-up: reports of training import this module too
     from meshplan.planner.serving.problem.requests import prompt_length
 
-    tokens = f"{prompt_length(workload)} tokens"
+    prompts = workload.get("input_lengths")
+    tokens = f"{prompt_length(workload)} tokens" if prompts is None else f"{_differing_text(prompts)} tokens"
     task = workload.get("task", "generate")
     if task == "generate":
-        return f"{tokens} in, {workload.get('output_length')} out"
+        answers = workload.get("output_lengths")
+        output = workload.get("output_length") if answers is None else _differing_text(answers)
+        return f"{tokens} in, {output} out"
     return f"texts of {tokens} to embed" if task == "embed" else f"query and document of {tokens} to score"
+
+
+def _differing_text(lengths: Mapping[str, Any]) -> str:
+    """Lengths that differ: the mean, and between which they lie."""
+    # start-up: reports of training import this module too
+    from meshplan.planner.serving.problem.workload.spec import LengthsSpec
+
+    drawn = LengthsSpec.model_validate(dict(lengths)).distribution
+    return f"{drawn.mean:,.0f} ({drawn.shortest:,} … {drawn.longest:,})"
 
 
 def status_text(plan: Plan) -> str:

@@ -20,6 +20,8 @@ import numpy as np
 from meshplan.catalogs.constants.serving_benchmarks import PromptPool
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.serving.problem.requests import Arrival, Requests
+from meshplan.planner.serving.problem.workload.described import staged_arrivals
+from meshplan.planner.serving.problem.workload.lengths import histogram_lengths, lengths_at
 from meshplan.planner.serving.simulation.arrivals import open_arrivals
 from meshplan.planner.serving.simulation.engine import KV_BLOCK_TOKENS
 from meshplan.planner.validation.fields import Section
@@ -114,11 +116,7 @@ def _arrivals(asked: Section, arrival: Arrival, rng: np.random.Generator) -> Flo
         if arrival is Arrival.ALL_AT_ONCE:
             return np.zeros(num)
         return open_arrivals(rng, num, asked.number("request_rate_per_s"), burstiness=1.0)
-    start, parts = 0.0, []
-    for duration, num in _stages(asked):
-        parts.append(start + np.sort(rng.uniform(0.0, duration, num)))  # a Poisson process, given its count
-        start += duration
-    return np.concatenate(parts)
+    return staged_arrivals(rng, [(num, duration) for duration, num in _stages(asked)])
 
 
 def _stages(asked: Section) -> list[tuple[float, int]]:
@@ -148,7 +146,7 @@ def _lengths(asked: Section, name: str, num: int, rng: np.random.Generator, unpr
     elif asked.states(f"{name}_distribution"):
         printed = Section(asked.values, f"{name}_distribution")
         known = {share: printed.number(key) for key, share in QUANTILES.items() if printed.states(key)}
-        drawn = np.interp(shares, list(known), sorted(known.values()))
+        drawn = lengths_at(known).between(shares)
     elif asked.states(f"{name}_mean"):
         drawn = np.full(num, asked.number(f"{name}_mean"))
     else:
@@ -176,12 +174,7 @@ def _from_histogram(printed: Section, shares: FloatArray) -> FloatArray:
     usable = isinstance(counts, Sequence) and len(counts) > 0 and all(_is_count(count) for count in counts)
     if not usable or not sum(counts) > 0 or not high > low:
         raise printed.wrong("counts", "numbers of requests in bins of one width between from and to")
-    reached = np.concatenate([[0.0], np.cumsum(counts) / sum(counts)])
-    edges = np.linspace(low, high, len(counts) + 1)
-    place = np.clip(np.searchsorted(reached, shares, side="left") - 1, 0, len(counts) - 1)
-    width = reached[place + 1] - reached[place]
-    inside = np.where(width > 0, (shares - reached[place]) / np.where(width > 0, width, 1.0), 0.5)
-    return np.asarray(edges[place] + inside * (edges[place + 1] - edges[place]))
+    return histogram_lengths(counts, least=low, most=high).between(shares)
 
 
 def _is_count(value: object) -> bool:

@@ -20,6 +20,7 @@ from meshplan.planner.serving.problem.config import Layout, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival
+from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.search.branch import Simulated
 from meshplan.planner.serving.search.candidates import candidate_of, config_label, full_counts, layout_label
 from meshplan.planner.serving.search.families import Family
@@ -197,17 +198,19 @@ def _missing(
 def _alone(problem: ServingProblem, role: Role) -> str:
     """The SLO that even one request alone violates on every worker, with the least latency that there is."""
     kinds = _kinds(replace(problem, slos=()), role)
-    output = problem.workload.mean_lengths[1]
-    least = {
-        "tpot": min(float(kind.steady.tpot_s[0]) for kind in kinds),
-        "ttft": min(kind.first_token_s for kind in kinds),
-        "e2e": min(kind.first_token_s + max(output - 1.0, 0.0) * float(kind.steady.tpot_s[0]) for kind in kinds),
-    }
-    least["itl"] = least["tpot"]
-    late = [slo for slo in problem.slos if least[slo.metric] > slo.limit_s]
-    texts = [f"{slo.limit_text}, one request alone takes at least {format_duration(least[slo.metric])}" for slo in late]
+    least = {slo.key: min(_least_alone_s(kind, slo) for kind in kinds) for slo in problem.slos}
+    late = [slo for slo in problem.slos if least[slo.key] > slo.limit_s]
+    texts = [f"{slo.limit_text}, one request alone takes at least {format_duration(least[slo.key])}" for slo in late]
     together = " and ".join(slo.limit_text for slo in problem.slos)
     return "; ".join(texts) or f"{together}: no worker meets them together with one request running"
+
+
+def _least_alone_s(kind: PricedWorker, slo: Slo) -> float:
+    """The least that an SLO's percentile is where every request is alone on its worker."""
+    token_s = float(kind.steady.tpot_s[0])
+    if slo.metric in ("tpot", "itl"):
+        return token_s
+    return kind.alone.after_s(slo, 0.0 if slo.metric == "ttft" else token_s)
 
 
 def _capacity(problem: ServingProblem, kinds: list[PricedWorker]) -> float:

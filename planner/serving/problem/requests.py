@@ -12,6 +12,8 @@ import numpy as np
 
 from meshplan.catalogs.constants.serving import OwnLoad
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.serving.problem.workload.blocks import Blocks
+from meshplan.planner.serving.problem.workload.lengths import LengthDistribution
 
 # Requests simulated under open arrivals where the workload gives no number: ten lie beyond the 99th percentile.
 DEFAULT_NUM_REQUESTS = 1024
@@ -57,9 +59,9 @@ class Arrival(Enum):
     STATIC_BATCH = "static_batch"  # one batch, from its first token to its last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Requests:
-    """The requests of a run, in order of arrival.
+    """The requests of a run, in order of arrival; the same only as itself.
 
     Args:
         arrival_s: [n] seconds from the start, non-decreasing; in a closed loop only those of the first requests count.
@@ -70,6 +72,8 @@ class Requests:
             started, or one for all.
         cached_tokens: [n] prompt tokens whose KV a worker may hold already; None for none.
         prefix: [n] identity of the shared prefix, for routing; −1 without one. None for none.
+        blocks: what requests have in common block by block, in place of prefixes; ``cached_tokens`` are then those that
+            one cache without limit would find.
         priority: [n] smaller goes first; None where all are equal.
         finds_warm_caches: workers hold the prefixes when the run starts, as many as fit: those of a service that has
             run for long, not of a benchmark on fresh servers.
@@ -82,11 +86,19 @@ class Requests:
     think_s: FloatArray | float = 0.0
     cached_tokens: IntArray | None = None
     prefix: IntArray | None = None
+    blocks: Blocks | None = None
     priority: IntArray | None = None
     finds_warm_caches: bool = False
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def cached_share(self) -> float:
+        """Share of all prompt tokens that workers may hold already."""
+        if self.cached_tokens is None or not len(self):
+            return 0.0
+        return float(self.cached_tokens.sum() / self.input_length.sum())
 
     def think_times_s(self) -> FloatArray:
         """``think_s`` of each request, [n]."""
@@ -130,13 +142,16 @@ class ServingWorkload:
         input_length: nominal prompt tokens of a request, those of its images included.
         output_length: nominal generated tokens.
         length_ratio: lengths are uniform between this share of nominal and nominal; 1 for fixed lengths.
+        input_lengths: how prompts differ otherwise, ``input_length`` being the longest; None: as the ratio says.
+        output_lengths: how answers do.
         request_rate_per_s: rate of open arrivals; None otherwise.
         concurrency: requests in flight of a closed loop, or the size of a static batch; None otherwise.
         think_s: time from a completion in a closed loop to the request that it starts; above 0 that request misses the
             iteration that follows.
         burstiness: coefficient of variation of the gaps between arrivals, for GAMMA.
         num_requests: to simulate; None lets the simulator choose.
-        prefix_hit_rate: share of prompt tokens found in the prefix cache.
+        prefix_hit_rate: share of prompt tokens found in the prefix cache, at most.
+        prefix_tokens: tokens of a prompt that are its prefix; None: that share of it.
         num_prefixes: distinct prefixes, assigned to the requests at random, so that a prefix is found only where a
             worker still holds it; None: it is always found.
         trace: recorded requests, for TRACE.
@@ -151,12 +166,15 @@ class ServingWorkload:
     input_length: float
     output_length: float
     length_ratio: float = 1.0
+    input_lengths: LengthDistribution | None = None
+    output_lengths: LengthDistribution | None = None
     request_rate_per_s: float | None = None
     concurrency: int | None = None
     think_s: float = 0.0
     burstiness: float = 1.0
     num_requests: int | None = None
     prefix_hit_rate: float = 0.0
+    prefix_tokens: int | None = None
     num_prefixes: int | None = None
     trace: Requests | None = None
     shared_history: float = 0.0
@@ -176,16 +194,25 @@ class ServingWorkload:
 
     @property
     def mean_lengths(self) -> tuple[float, float]:
-        """Mean prompt and output tokens of a request: nominal × (1 + length_ratio)/2."""
+        """Mean prompt and output tokens of a request: nominal × (1 + length_ratio)/2, or of their distributions."""
         mean = (1.0 + self.length_ratio) / 2.0
-        return mean * self.input_length, mean * self.output_length
+        prompt = mean * self.input_length if self.input_lengths is None else self.input_lengths.mean
+        return prompt, mean * self.output_length if self.output_lengths is None else self.output_lengths.mean
 
     @property
     def shortest_prompt(self) -> float:
         """Tokens that every prompt has at least."""
         if self.trace is not None:
             return float(self.trace.input_length.min())
+        if self.input_lengths is not None:
+            return float(self.input_lengths.shortest)
         return math.floor(self.length_ratio * self.input_length)
+
+    @property
+    def finds_what_is_held(self) -> bool:
+        """Prefixes are found only where a worker still holds them, not always."""
+        shared = self.trace is not None and (self.trace.prefix is not None or self.trace.blocks is not None)
+        return shared or self.num_prefixes is not None
 
     @property
     def open_arrival(self) -> Arrival:

@@ -17,19 +17,12 @@ from meshplan.planner.serving.problem.expert_routing import ExpertRoutingSpec
 from meshplan.planner.serving.problem.pins import SchemeName, ServingFixedSpec
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES
-from meshplan.planner.serving.problem.requests import Arrival, prompt_length
 from meshplan.planner.serving.problem.slo import Slo, known_slos, slos_of
 from meshplan.planner.serving.problem.speculation import METHODS
+from meshplan.planner.serving.problem.workload.spec import MAX_LATENCY_S, ServingWorkloadSpec
 
-MAX_TOKENS = 16_777_216
-MAX_CONCURRENCY = 1_000_000
-MAX_RATE_PER_S = 1e6
-MAX_REQUESTS = 10_000_000
 GIB, GB = 2.0**30, 1e9
-MAX_LATENCY_S = 1e5
-MAX_IMAGES, MAX_PIXELS = 1_000, 65_536
 
-Tokens = Annotated[int, Whole(most=MAX_TOKENS, tokens=True)]
 Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False), TimeInSeconds()]
 if TYPE_CHECKING:
     KvCacheFormat = str
@@ -37,144 +30,6 @@ if TYPE_CHECKING:
 else:  # built from the tables, so that a new format is known here too; mypy reads only literals that are written out
     KvCacheFormat = Literal[tuple(KV_CACHE_BYTES)]
     KvStore = Literal[tuple(KV_STORES)]
-
-
-class ImagesSpec(SpecModel):
-    """Images of each request; their tokens come on top of input_length."""
-
-    per_request: Annotated[int, Whole(most=MAX_IMAGES)] = Field(default=1, description="images of a request")
-    width: Annotated[int, Whole(most=MAX_PIXELS)] = Field(description="pixels")
-    height: Annotated[int, Whole(most=MAX_PIXELS)] = Field(description="pixels")
-
-
-class AudioSpec(SpecModel):
-    """Sound of each request, which an encoder reads (Whisper)."""
-
-    seconds: Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)] = Field(
-        default=30.0, description="of a request; a window (30 s of Whisper) is padded, what is longer asked in windows"
-    )
-
-
-class SamplingSpec(SpecModel):
-    """How clients have tokens drawn at random; without it every token is the likeliest one (temperature 0)."""
-
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0, description="probability that the candidates add up to; below 1 some engines sort the vocabulary"
-    )
-    penalties: bool = Field(default=False, description="repetition, frequency or presence is penalised")
-
-
-class ServingWorkloadSpec(SpecModel):
-    """The load that the service must handle."""
-
-    task: Literal["generate", "embed", "rerank"] = Field(
-        default="generate",
-        description="what a request asks for: tokens, the vector of a text, or the score of a query with one document",
-    )
-    input_length: Tokens | None = Field(
-        default=None, description="prompt tokens of a request; of a text to embed, of a query and a document together"
-    )
-    output_length: Tokens | None = Field(default=None, description="generated tokens of a request")
-    length_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0, description="lengths are uniform between this share of nominal and nominal"
-    )
-    request_rate_per_s: Annotated[float, Field(gt=0, le=MAX_RATE_PER_S, allow_inf_nan=False)] | None = None
-    concurrency: Annotated[int, Whole(most=MAX_CONCURRENCY)] | None = Field(
-        default=None, description="requests in flight, where clients wait for answers before they ask again"
-    )
-    arrival: Literal["poisson", "gamma", "closed_loop", "all_at_once", "trace"] | None = None
-    burstiness: Annotated[float, Field(ge=1, le=100)] = Field(
-        default=1.0, description="coefficient of variation of the gaps between arrivals (arrival: gamma)"
-    )
-    num_requests: Annotated[int, Whole(most=MAX_REQUESTS)] | None = Field(default=None, description="to simulate")
-    prefix_hit_rate: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="share of prompt tokens found in the prefix cache"
-    )
-    num_prefixes: Annotated[int, Whole(most=MAX_REQUESTS)] | None = Field(
-        default=None,
-        description="distinct prefixes that the requests share; a worker finds one where it still holds it, "
-        "and begins with as many as fit (default: it always does)",
-    )
-    trace: str | None = Field(default=None, description="CSV or JSON lines of arrival_s,input_length,output_length")
-    images: ImagesSpec | None = Field(default=None, description="of each request, for models that see (default: none)")
-    audio: AudioSpec | None = Field(
-        default=None,
-        description="of each request, for models that hear; input_length is then 4 unless said: start, language, task, "
-        "no timestamps",
-    )
-
-    sampling: SamplingSpec | None = Field(default=None, description="of tokens (default: always the likeliest one)")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> ServingWorkloadSpec:
-        if self.task != "generate":
-            self._check_pooled()
-        lengths = (self.input_length, self.output_length)
-        if self.audio is not None:
-            self._check_heard()
-        elif self.task == "generate" and (self.trace is None) == (None in lengths):
-            both = ": a trace brings its lengths" if self.trace is not None else ""
-            raise ValueError(f"give input_length and output_length, or a trace{both}")
-        if self.trace is not None and self.images is not None:
-            raise ValueError("a trace states whole prompts: leave images out, or give lengths in its place")
-        if self.trace is not None and self.arrival not in (None, "trace"):
-            raise ValueError(f"a trace brings its own arrivals; drop arrival: {self.arrival}")
-        if self.arrival == "trace" and self.trace is None:
-            raise ValueError("arrival: trace needs trace: FILE")
-        if self.request_rate_per_s is not None and self.concurrency is not None:
-            raise ValueError("give request_rate_per_s (open arrivals) or concurrency (closed loop), not both")
-        if self.arrival in ("poisson", "gamma") and self.concurrency is not None:
-            raise ValueError(f"arrival: {self.arrival} goes with request_rate_per_s, not with concurrency")
-        if self.arrival == "closed_loop" and self.request_rate_per_s is not None:
-            raise ValueError("arrival: closed_loop goes with concurrency, not with request_rate_per_s")
-        if self.num_prefixes is not None and (self.prefix_hit_rate == 0.0 or self.trace is not None):
-            raise ValueError("num_prefixes goes with a prefix_hit_rate above 0, and with no trace")
-        self._check_burstiness()
-        return self
-
-    def _check_burstiness(self) -> None:
-        """Gaps between arrivals are drawn at a rate, given or to be found, alone."""
-        if self.arrival == "gamma" and self.burstiness == 1.0:
-            raise ValueError("arrival: gamma needs burstiness above 1 (1 is poisson)")
-        if self.burstiness > 1.0 and self.process is not None and self.process is not Arrival.GAMMA:
-            raise ValueError(
-                f"burstiness is of gaps between arrivals at a rate (arrival: gamma), not of {self.process.value}: "
-                "leave it out"
-            )
-
-    def _check_heard(self) -> None:
-        """A request of sound is a window and a short prompt; nothing of it is shared or recorded."""
-        if self.output_length is None:
-            raise ValueError("audio needs output_length, the tokens of a transcript (about 100 of 30 s of speech)")
-        if self.task != "generate" or self.trace is not None or self.images is not None or self.prefix_hit_rate:
-            raise ValueError("audio goes with task: generate alone: leave trace, images and prefix_hit_rate out")
-
-    def _check_pooled(self) -> None:
-        """Fields of generation have no meaning where nothing is generated."""
-        if self.output_length is not None:
-            raise ValueError(f"task: {self.task} generates no tokens: leave output_length out")
-        if self.trace is not None or self.input_length is None:
-            raise ValueError(f"task: {self.task} needs input_length, the tokens of one text, and no trace (of answers)")
-        if self.images is not None:
-            raise ValueError(f"task: {self.task} is planned for text alone: leave images out")
-        if self.sampling is not None:
-            raise ValueError(f"task: {self.task} generates no tokens: leave sampling out")
-
-    @property
-    def prompt_length(self) -> int | None:
-        """Tokens of a prompt; of a request of sound those that begin every transcript, unless more are said."""
-        return prompt_length(self.model_dump(include={"input_length", "audio"}))
-
-    @property
-    def process(self) -> Arrival | None:
-        """How requests arrive; None where the plan chooses the load (neither rate nor concurrency is given)."""
-        if self.arrival is not None:
-            return Arrival(self.arrival)
-        if self.trace is not None:
-            return Arrival.TRACE
-        if self.request_rate_per_s is not None:
-            return Arrival.GAMMA if self.burstiness > 1.0 else Arrival.POISSON
-        return Arrival.CLOSED_LOOP if self.concurrency is not None else None
 
 
 SpeculationMethod = Literal["ngram", "eagle3", "mtp", "draft_model"]

@@ -3,16 +3,20 @@
 The first line of a CSV names the columns, in any order; JSON lines have them as keys: ``arrival_s`` (seconds,
 non-decreasing), ``input_length`` and ``output_length`` (tokens, at least 1), and if known ``prefix`` (identity of a
 shared prefix; −1 without one), ``cached_tokens`` (of the prompt, at most all of it) and ``priority`` (smaller goes
-first). Times of a recorded server (:data:`ANSWERED`) are read past.
+first). In place of those two ``hash_ids`` may name the blocks of each prompt, whole numbers between spaces or a list, a
+name for the same tokens after the same tokens (Mooncake's recordings: blocks of 512 tokens). Times of a recorded server
+(:data:`ANSWERED`) are read past.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import stat
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +24,14 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.untrusted.documents import DocumentError
 from meshplan.catalogs.untrusted.streams import named_rows
 from meshplan.planner.serving.problem.requests import Requests
+from meshplan.planner.serving.problem.workload.blocks import Blocks
 
 ARRIVAL = "arrival_s"
 NEEDED = (ARRIVAL, "input_length", "output_length")
-OPTIONAL = ("prefix", "cached_tokens", "priority")
+HASHES = "hash_ids"
+OPTIONAL = ("prefix", "cached_tokens", "priority", HASHES)
+# Tokens of a block of ``hash_ids``: those of Mooncake's recordings (arXiv:2407.00079).
+BLOCK_TOKENS = 512
 # What a recording may say of the answers: not of the requests, so that it is read past.
 ANSWERED = ("queued_s", "scheduled_s", "first_token_s", "finished_s")
 _TIMES = (ARRIVAL, *ANSWERED)
@@ -34,7 +42,6 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("timestamp", "time", "arrived_at", "arrival_time"), "arrival_s, in seconds from the first request"
     ),
-    "hash_ids": "cached_tokens, tokens of the prompt that a cache holds, or leave it out",
 }
 # Problems after which reading stops: the file is probably no trace.
 MAX_PROBLEMS = 10
@@ -47,12 +54,17 @@ LEAST = {
     "priority": -math.inf,
     **dict.fromkeys(ANSWERED, 0.0),
 }
+_BETWEEN, _NAME = re.compile(r"[\s;,]+"), re.compile(r"[0-9]{1,40}")
 # Whole numbers below this are exact as a float and as a NumPy integer.
 MOST = 2.0**53
 
 
-def read_trace(path: Path) -> Requests:
+def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> Requests:
     """The requests of a file; asked again of the same file, as it last was, they are not read again.
+
+    Args:
+        path: of the file.
+        block_tokens: tokens of a block, where it names blocks.
 
     Raises:
         SpecError: unreadable, without requests, or with malformed lines: each with its number.
@@ -62,13 +74,13 @@ def read_trace(path: Path) -> Requests:
     except OSError as error:
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(state.st_mode):  # a pipe says something else each time
-        return _read.__wrapped__(path, ())
-    return _read(path, (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size))
+        return _read.__wrapped__(path, (), block_tokens)
+    return _read(path, (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size), block_tokens)
 
 
 # Of a study, one trace under many deployments: half a million requests take 4 s to read, and 12 MB to keep.
 @lru_cache(maxsize=1)
-def _read(path: Path, _state: tuple[int, ...]) -> Requests:
+def _read(path: Path, _state: tuple[int, ...], block_tokens: int) -> Requests:
     where = f"the trace {path}"
     try:
         reader, first_line = named_rows(path)
@@ -76,7 +88,7 @@ def _read(path: Path, _state: tuple[int, ...]) -> Requests:
         problems = _header_problems(header)
         if problems:
             raise SpecError(problems, of=where)
-        rows, problems = _rows(header, reader, first_line)
+        rows, problems = _rows(header, reader, first_line, block_tokens)
     except (OSError, DocumentError) as error:
         raise _unreadable(path, error) from error
     if not rows and not problems:
@@ -84,7 +96,11 @@ def _read(path: Path, _state: tuple[int, ...]) -> Requests:
     if problems:
         raise SpecError(problems, of=where)
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
-    whole = {name: np.array(values, dtype=np.int64) for name, values in columns.items() if name not in _TIMES}
+    numbers = {name: values for name, values in columns.items() if name not in (*_TIMES, HASHES)}
+    whole = {name: np.array(values, dtype=np.int64) for name, values in numbers.items()}
+    blocks = _blocks(columns[HASHES], block_tokens) if HASHES in columns else None
+    if blocks is not None:
+        whole["cached_tokens"] = blocks.found_at_most(whole["input_length"])
     arrival_s = np.array(columns[ARRIVAL], dtype=float)
     for array in (arrival_s, *whole.values()):
         array.flags.writeable = False  # others may hold the same requests
@@ -94,8 +110,16 @@ def _read(path: Path, _state: tuple[int, ...]) -> Requests:
         output_length=whole["output_length"],
         cached_tokens=whole.get("cached_tokens"),
         prefix=whole.get("prefix"),
+        blocks=blocks,
         priority=whole.get("priority"),
     )
+
+
+def _blocks(prompts: Sequence[tuple[int, ...]], tokens_each: int) -> Blocks:
+    """The blocks of prompts, named in the order in which they come: recorded hashes may be longer than an integer."""
+    names: dict[int, int] = {}
+    numbered = [[names.setdefault(name, len(names)) for name in prompt] for prompt in prompts]
+    return Blocks.of_prompts(numbered, tokens_each)
 
 
 def _unreadable(path: Path, error: Exception) -> SpecError:
@@ -104,10 +128,12 @@ def _unreadable(path: Path, error: Exception) -> SpecError:
 
 def _header_problems(header: Sequence[str]) -> list[Problem]:
     known = (*NEEDED, *OPTIONAL, *ANSWERED)
+    twice = [name for name in ("prefix", "cached_tokens") if name in header and HASHES in header]
     meant = {name: _ELSEWHERE[name.lower()] for name in header if name.lower() in _ELSEWHERE}
     said = {text.partition(",")[0] for text in meant.values()}
     missing = [name for name in NEEDED if name not in header and name not in said]
     found = [Problem(path="line 1", message=f"column {name!r} is missing") for name in missing]
+    found += [Problem(path="line 1", message=f"hash_ids say what {name} says: keep one of both") for name in twice]
     for name in dict.fromkeys(header):
         if name in meant:
             found.append(Problem(path="line 1", message=f"column {name!r}: write {meant[name]}"))
@@ -119,17 +145,17 @@ def _header_problems(header: Sequence[str]) -> list[Problem]:
 
 
 def _rows(
-    header: Sequence[str], lines: Iterable[list[str]], first_line: int
-) -> tuple[list[tuple[float, ...]], list[Problem]]:
+    header: Sequence[str], lines: Iterable[list[str]], first_line: int, block_tokens: int
+) -> tuple[list[tuple[Any, ...]], list[Problem]]:
     """Values of every line in order of the header, and the problems."""
-    rows: list[tuple[float, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     problems: list[Problem] = []
     arrival, before = header.index(ARRIVAL), 0.0
     for number, line in enumerate(lines, start=first_line):
         if not line:
             continue
         try:
-            row = _values(header, line)
+            row = _values(header, line, block_tokens)
             if row[arrival] < before:
                 raise ValueError(f"arrival_s is {row[arrival]:g}, after {before:g} on the line before; sort by arrival")
         except ValueError as error:
@@ -142,20 +168,36 @@ def _rows(
     return rows, problems
 
 
-def _values(header: Sequence[str], line: Sequence[str]) -> tuple[float, ...]:
-    """The numbers of one line.
+def _values(header: Sequence[str], line: Sequence[str], block_tokens: int) -> tuple[Any, ...]:
+    """The numbers of one line; of blocks a tuple of them.
 
     Raises:
         ValueError: too many or too few of them, or one that is invalid for its column.
     """
     if len(line) != len(header):
         raise ValueError(f"{len(line)} values for {len(header)} columns")
-    row = tuple(_value(name, word) for name, word in zip(header, line, strict=True))
+    named = zip(header, line, strict=True)
+    row: tuple[Any, ...] = tuple(_names(word) if name == HASHES else _value(name, word) for name, word in named)
+    if HASHES in header:
+        count, prompt = len(row[header.index(HASHES)]), row[header.index("input_length")]
+        if not prompt // block_tokens <= count <= -(-prompt // block_tokens):
+            raise ValueError(
+                f"hash_ids names {count} blocks of {block_tokens} tokens of a prompt of {prompt}: give one for each, "
+                f"or say how long they are (workload.block_tokens)"
+            )
     if "cached_tokens" in header:
         cached, prompt = row[header.index("cached_tokens")], row[header.index("input_length")]
         if cached > prompt:
             raise ValueError(f"cached_tokens is {cached}, more than the prompt's {prompt}")
     return row
+
+
+def _names(word: str) -> tuple[int, ...]:
+    """The names of blocks, between spaces, semicolons or commas, or as a list."""
+    words = _BETWEEN.split(word.strip(" []"))
+    if not all(_NAME.fullmatch(one) for one in words if one):
+        raise ValueError(f"hash_ids is {word.strip()[:40]!r}: give whole numbers between spaces, none below 0")
+    return tuple(int(one) for one in words if one)
 
 
 def _value(name: str, word: str) -> float:

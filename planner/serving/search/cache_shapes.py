@@ -124,7 +124,7 @@ def largest_tier(machine: Machine, store: str) -> KvTier | None:
 
 def _tiers(problem: ServingProblem, config: ServingConfig, seed: int) -> Iterator[SimulatedShape]:
     pool = config.pools[0]
-    if problem.workload.num_prefixes is None or pool.kv_tier is not None or not pool.limits.prefix_caching:
+    if not problem.workload.finds_what_is_held or pool.kv_tier is not None or not pool.limits.prefix_caching:
         return
     for tier in assumed_tiers(problem.machines[pool.node_type]):
         metrics = judge(problem, replace(config, pools=(replace(pool, kv_tier=tier),)), seed=seed).metrics

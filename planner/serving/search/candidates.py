@@ -114,13 +114,20 @@ def _mixed(family: Family, counts: Counts) -> Candidate:
             pools=tuple(pools),
             speculation=problem.speculation,
             expert_map=_expert_map(problem, pools),
-            router=Router.LEAST_LOADED if len(pools) == 1 else Router.LEAST_CONNECTIONS,
+            router=_router(problem) if len(pools) == 1 else Router.LEAST_CONNECTIONS,
         ),
         rate=family.offered_or_most(counts),
         running=running,
         tpot_s=latency,
         ttft_s=max(kind.first_token_s for kind in family.kinds),
     )
+
+
+def _router(problem: ServingProblem) -> Router:
+    """The rule for workers of one kind: by what they hold, where prompts share it block by block and a router knows."""
+    trace = problem.workload.trace
+    shares_blocks = trace is not None and trace.blocks is not None
+    return Router.PREFIX_AWARE if shares_blocks and problem.rules.routes_by_prefix else Router.LEAST_LOADED
 
 
 def _weights(family: Family) -> list[int]:
@@ -190,6 +197,7 @@ def _pair(family: Family, counts: Counts) -> Candidate:
         speculation=problem.speculation,
         expert_map=_expert_map(problem, pools),
         kv_connector=problem.kv_connector,
+        router=_router(problem),
     )
     transfer = kv_link(problem.site, config).transfer_s(problem.workload.input_length)
     if problem.has_free_load:  # requests in prefill and in transfer are in flight too

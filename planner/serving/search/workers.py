@@ -1,8 +1,10 @@
 """Workers in closed form: iteration times, steady states, and the loads at which they meet the SLOs.
 
 What a worker may reach at most is bounded by :mod:`meshplan.planner.serving.estimator.bounds.rate_bound`: rates from
-above, mean times per token from below. An SLO on a percentile above the mean can only be stricter, so what violates an
-SLO there violates it in the simulation too. What it is expected to reach, and with how many requests running, is the
+above, mean times per token from below; and by :mod:`meshplan.planner.serving.estimator.bounds.lone_requests`: latencies
+of requests that are alone, each percentile by the requests that it speaks of. A limit on a percentile of the time per
+token is taken as one on the mean, which can only be less strict where times scatter evenly. So what violates an SLO
+there violates it in the simulation too. What a worker is expected to reach, and with how many requests running, is the
 estimate of :mod:`meshplan.planner.serving.estimator.steady_state`: nothing is cut by that.
 """
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from meshplan.catalogs.constants.power import PowerConstants
 from meshplan.planner.cluster.power import DeviceWork, average_power_w
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.bounds.lone_requests import Alone, lone_requests
 from meshplan.planner.serving.estimator.bounds.rate_bound import (
     Work,
     least_at_random_s,
@@ -56,7 +59,8 @@ class PricedWorker:
         may_meet: [N] the bounds do not rule out that every SLO is met with that number kept in flight.
         best_rate_per_s: no more requests/s are finished within the SLOs: a bound, 0 where no load meets them.
         least_token_s: least time between two tokens of a request, without prompts beside it; 0 where none are decoded.
-        first_token_s: TTFT of a request on an idle worker.
+        first_token_s: TTFT of a request of mean length on an idle worker.
+        alone: least latencies of its requests on an idle worker.
         work: what a request asks of it.
         cached: prompt tokens of a request that the prefix cache holds.
         capped: its scheduler runs fewer requests than its cache holds, so that the time between tokens stays short.
@@ -72,6 +76,7 @@ class PricedWorker:
     best_rate_per_s: float
     least_token_s: float
     first_token_s: float
+    alone: Alone
     work: Work
     cached: float = 0.0
     capped: bool = False
@@ -227,15 +232,18 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
         budget=limits.max_batched_tokens,
         most=placed.limits.max_num_seqs,
     )
-    alone = prefill_s(cost, prompt, cached=cached, budget=limits.max_batched_tokens)
-    seen = alone + constants.first_token_offset_s + float(tokenize_s(workload, np.asarray(prompt)))
-    first = seen + cost.admission_steps * steady.tpot_s
+
+    def first_s(tokens: float, found: float) -> float:
+        seconds = prefill_s(cost, tokens, cached=found, budget=limits.max_batched_tokens)
+        return seconds + constants.first_token_offset_s + float(tokenize_s(workload, np.asarray(tokens)))
+
+    alone = lone_requests(workload).alone(first_s)
     feasible = np.ones(len(steady.num_seqs), dtype=bool)
     if placed.role is not Role.PREFILL:
-        feasible &= steady.tpot_s <= problem.tpot_limit_s
-        feasible &= first + max(output - 1.0, 0.0) * steady.tpot_s <= problem.limit_s("e2e")
+        between_s = alone.most_between_s(problem.slos, before=cost.admission_steps)
+        feasible &= steady.tpot_s <= min(problem.tpot_limit_s, between_s)
     if placed.role is not Role.DECODE:
-        feasible &= first <= problem.limit_s("ttft", "e2e")
+        feasible &= cost.admission_steps * steady.tpot_s <= alone.left_s(problem.slos)
     work = Work(
         role=placed.role,
         prompt=prompt,
@@ -244,8 +252,10 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
         budget=limits.max_batched_tokens,
         chunked=limits.chunked_prefill,
     )
-    between = 0.0 if placed.role is Role.PREFILL else least_token_s(cost, work, steady.num_seqs)
-    most, may_meet, best = _bounds(problem, cost, work, steady.num_seqs, first_s=seen, token_s=between)
+    differ = workload.trace is not None or workload.input_lengths is not None or workload.output_lengths is not None
+    shortest = replace(work, prompt=workload.shortest_prompt, output=1.0) if differ else work
+    between = 0.0 if placed.role is Role.PREFILL else least_token_s(cost, shortest, steady.num_seqs)
+    most, may_meet, best = _bounds(problem, cost, work, steady.num_seqs, alone=alone, token_s=between)
     return PricedWorker(
         placed=placed,
         worker=worker,
@@ -256,14 +266,15 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
         may_meet=may_meet,
         best_rate_per_s=best,
         least_token_s=between,
-        first_token_s=float(first[0]),
+        first_token_s=first_s(prompt, cached) + cost.admission_steps * float(steady.tpot_s[0]),
+        alone=alone,
         work=work,
         cached=cached,
     )
 
 
 def _bounds(
-    problem: ServingProblem, cost: StepCost, work: Work, counts: NDArray[np.int64], *, first_s: float, token_s: float
+    problem: ServingProblem, cost: StepCost, work: Work, counts: NDArray[np.int64], *, alone: Alone, token_s: float
 ) -> tuple[FloatArray, NDArray[np.bool_], float]:
     """Bounds of a worker by requests in flight, and on its rate within the SLOs; see :class:`PricedWorker`.
 
@@ -275,14 +286,14 @@ def _bounds(
         cost: iteration times.
         work: of a request.
         counts: [N] requests in flight.
-        first_s: least time to the first token.
+        alone: least latencies.
         token_s: least time between tokens.
     """
     steps = max(work.output - 1.0, 0.0)
-    first = first_s if work.role is Role.MIXED else 0.0
+    stays = alone if work.role is Role.MIXED else replace(alone, first_s=np.zeros_like(alone.first_s))
     decodes = work.role is not Role.PREFILL and steps > 0.0
-    limit = min(problem.tpot_limit_s, (problem.limit_s("e2e") - first) / steps) if decodes else float("inf")
-    if (work.role is not Role.DECODE and first_s > problem.limit_s("ttft", "e2e")) or token_s > limit:
+    limit = min(problem.tpot_limit_s, stays.most_between_s(problem.slos)) if decodes else float("inf")
+    if (work.role is not Role.DECODE and alone.left_s(problem.slos) < 0.0) or token_s > limit:
         return np.zeros(len(counts)), np.zeros(len(counts), dtype=bool), 0.0
     request_s = least_request_s(cost, work, counts)
     most, fastest = 1.0 / request_s, 1.0 / float(request_s[-1])
@@ -299,7 +310,7 @@ def _violated_slo(problem: ServingProblem, worker: PricedWorker) -> str:
     """The SLO that a worker violates with one request running, as a reason for its rejection."""
     if worker.placed.role is not Role.PREFILL and worker.steady.tpot_s[0] > problem.limit_s("tpot"):
         return "time per output token is above its SLO with one request running"
-    if worker.first_token_s > problem.limit_s("ttft"):
+    if worker.alone.left_s(slo for slo in problem.slos if slo.metric == "ttft") < 0.0:
         return "time to first token is above its SLO for one request alone"
     return "an SLO on latency is violated with one request running"
 

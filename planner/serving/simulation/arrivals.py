@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.serving.problem.requests import DEFAULT_NUM_REQUESTS, Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.workload.lengths import LengthDistribution
 
 # Requests in a closed loop, per request in flight: the rule of the public serving benchmarks of 2025.
 REQUESTS_PER_CONCURRENCY = 10
@@ -31,7 +32,8 @@ MAX_NAMED = 5
 def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
     """The requests of a run.
 
-    Lengths are uniform in [length_ratio, 1] × nominal, rounded, at least 1; fixed where the ratio is 1. The gaps of
+    Lengths are uniform in [length_ratio, 1] × nominal, rounded, at least 1; fixed where the ratio is 1; or drawn from
+    the distributions that the workload describes. The gaps of
     POISSON are exponential with mean 1/rate; of GAMMA they have the shape 1/burstiness², so that burstiness is their
     coefficient of variation (arXiv:2302.11665, §6). A trace is replayed as it is: its first requests if a
     number is given, at another rate if one is given.
@@ -49,8 +51,8 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
     is_open = workload.arrival in (Arrival.POISSON, Arrival.GAMMA)
     of_inputs, of_outputs, of_gaps, of_prefixes = rng.spawn(4) if is_open else [rng] * 4
     num = default_num_requests(workload)
-    inputs = _lengths(of_inputs, workload.input_length, workload.length_ratio, num)
-    outputs = _lengths(of_outputs, workload.output_length, workload.length_ratio, num)
+    inputs = _lengths(of_inputs, workload.input_lengths, workload.input_length, workload.length_ratio, num)
+    outputs = _lengths(of_outputs, workload.output_lengths, workload.output_length, workload.length_ratio, num)
     closed = workload.arrival is Arrival.CLOSED_LOOP
     arrivals = _arrivals(of_gaps, workload, num)
     prefixes = workload.num_prefixes
@@ -60,7 +62,7 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
         output_length=outputs,
         concurrency=workload.concurrency if closed else None,
         think_s=workload.think_s,
-        cached_tokens=_cached(inputs, workload.prefix_hit_rate),
+        cached_tokens=_cached(inputs, workload.prefix_hit_rate, workload.prefix_tokens),
         prefix=None if prefixes is None else of_prefixes.integers(0, prefixes, num),
         finds_warm_caches=prefixes is not None,
     )
@@ -101,6 +103,8 @@ def request_problems(requests: Requests) -> list[Problem]:
         column = getattr(requests, name)
         if column is not None and len(column) != num:
             found.append(Problem(path=name, message=f"{len(column)} values for {num} arrivals; give one each"))
+    if requests.blocks is not None and len(requests.blocks) != num:
+        found.append(Problem(path="blocks", message=f"of {len(requests.blocks)} requests for {num} arrivals"))
     if found:
         return found
     arrival = np.asarray(requests.arrival_s, dtype=float)
@@ -190,16 +194,23 @@ def _replayed(workload: ServingWorkload, trace: Requests) -> Requests:
     if num < len(trace):
         columns = {name: getattr(trace, name) for name in COLUMNS}
         first: dict[str, Any] = {name: None if column is None else column[:num] for name, column in columns.items()}
-        trace = replace(trace, arrival_s=trace.arrival_s[:num], **first)
+        blocks = None if trace.blocks is None else trace.blocks.first(num)
+        trace = replace(trace, arrival_s=trace.arrival_s[:num], blocks=blocks, **first)
     return trace if workload.request_rate_per_s is None else scaled(trace, workload.request_rate_per_s)
 
 
-def _lengths(rng: np.random.Generator, nominal: float, ratio: float, num: int) -> NDArray[np.int64]:
+def _lengths(
+    rng: np.random.Generator, described: LengthDistribution | None, nominal: float, ratio: float, num: int
+) -> NDArray[np.int64]:
+    if described is not None:
+        return described.at(rng.random(num))
     drawn = rng.uniform(ratio * nominal, nominal, num)
     return np.maximum(np.rint(drawn), 1).astype(np.int64)
 
 
-def _cached(inputs: NDArray[np.int64], share: float) -> NDArray[np.int64] | None:
+def _cached(inputs: NDArray[np.int64], share: float, tokens: int | None) -> NDArray[np.int64] | None:
+    if tokens is not None:
+        return np.minimum(inputs, tokens)
     return np.floor(inputs * share).astype(np.int64) if share > 0.0 else None
 
 

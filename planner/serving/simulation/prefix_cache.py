@@ -46,9 +46,10 @@ class PrefixCache:
             if self.held_tokens + tokens <= capacity_tokens:
                 self._use(prefix, tokens)
 
-    def holds(self, prefix: int) -> bool:
-        """Whether the prefix is held."""
-        return prefix in self.held
+    def matched(self, request: int) -> int:
+        """Tokens of a request that are held; nothing is used by that."""
+        prefix = NO_PREFIX if self.state.prefix is None else self.state.prefix[request]
+        return min(self.held.get(prefix, 0), self.state.cached_tokens[request])
 
     def find(self, request: int) -> int:
         """Tokens that an arriving request finds; its prefix is then the most recently used."""
@@ -60,9 +61,13 @@ class PrefixCache:
         self._use(NO_PREFIX - 1 - request, own + (state.output_length[request] if self.holds_answers else 0))
         prefix = state.prefix[request]
         found = tokens if prefix == NO_PREFIX else min(self._use(prefix, tokens), tokens)
+        self._evict()
+        return found
+
+    def _evict(self) -> None:
+        """Drop what was used least recently until the rest fits."""
         while self.held_tokens > self.capacity_tokens:
             self.held_tokens -= self.held.popitem(last=False)[1]
-        return found
 
     def _use(self, name: int, tokens: int) -> int:
         """Make an entry the most recently used, with at least so many tokens; returns those that it had."""
@@ -70,6 +75,44 @@ class PrefixCache:
         self.held[name] = max(before, tokens)
         self.held_tokens += self.held[name] - before
         return before
+
+
+class BlockCache(PrefixCache):
+    """Least recently used blocks of the requests (:class:`~meshplan.planner.serving.problem.workload.blocks.Blocks`).
+
+    A request finds the first blocks of its prompt up to one that is not held. All of its blocks, those of its answer
+    too, are then the most recently used, its first one most of all: no block outlives one that it follows. What no
+    block names, the rest of an answer, is kept as :class:`PrefixCache` keeps a request's own part.
+    """
+
+    def matched(self, request: int) -> int:
+        """Tokens of a request that are held; nothing is used by that."""
+        state = self.state
+        prompt = state.chains[request][: state.prompt_blocks[request]]
+        known = next((i for i, name in enumerate(prompt) if name not in self.held), len(prompt))
+        return min(known * state.block_tokens, state.input_length[request])
+
+    def find(self, request: int) -> int:
+        """Tokens that an arriving request finds; its blocks are then the most recently used."""
+        state, found = self.state, self.matched(request)
+        chain, written = state.chains[request], state.input_length[request]
+        if self.holds_answers:
+            written += state.output_length[request]
+        else:
+            chain = chain[: state.prompt_blocks[request]]
+        unnamed = written - len(chain) * state.block_tokens
+        if unnamed > 0:
+            self._use(NO_PREFIX - 1 - request, unnamed)
+        for name in reversed(chain):
+            self._use(name, state.block_tokens)
+        self._evict()
+        return found
+
+
+def empty_cache(state: RequestState, capacity_tokens: int, *, holds_answers: bool = True) -> PrefixCache:
+    """The cache of requests as they share: blocks, or prefixes."""
+    kind = BlockCache if state.block_tokens else PrefixCache
+    return kind(state, capacity_tokens, holds_answers=holds_answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +146,7 @@ class KvTier:
         self, state: RequestState, shape: TierShape, devices: PrefixCache, held: PrefixCache | None = None
     ) -> None:
         self.shape, self.devices = shape, devices
-        self.held = held or PrefixCache(state, shape.capacity_tokens, holds_answers=devices.holds_answers)
+        self.held = held or empty_cache(state, shape.capacity_tokens, holds_answers=devices.holds_answers)
         self.link_free_s = 0.0
         self.found: dict[int, int] = {}
 

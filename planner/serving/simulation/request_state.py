@@ -36,6 +36,8 @@ class RequestState:
     batch; ``target`` is the common progress of its worker's decode batch, in tokens, at which it is done; ``anchor``
     and ``offset`` are its context and its KV tokens minus the common progress at the time it joined; ``found_tokens``
     are the cached tokens that its worker really held, ``warm_tokens`` the prefixes that workers hold at the start;
+    ``chains`` are the names of each request's blocks of ``block_tokens`` tokens, the first ``prompt_blocks`` of its
+    prompt; there are none where requests share prefixes or nothing;
     ``attention_rank`` is the one of its worker on which it lies.
     """
 
@@ -48,6 +50,10 @@ class RequestState:
         self.cached_tokens: list[int] = [0] * num if cached is None else cached.tolist()
         self.found_tokens = [0] * num
         self.prefix: list[int] | None = None if requests.prefix is None else requests.prefix.tolist()
+        blocks = requests.blocks
+        self.block_tokens = 0 if blocks is None else blocks.tokens_each
+        self.chains: list[list[int]] = [] if blocks is None else blocks.chains()
+        self.prompt_blocks: list[int] = [] if blocks is None else blocks.of_prompt.tolist()
         self.warm_tokens = _tokens_of_prefixes(requests) if requests.finds_warm_caches else {}
         self.may_pass = may_pass(requests)
         order = np.arange(num) if requests.priority is None else np.argsort(requests.priority, kind="stable")

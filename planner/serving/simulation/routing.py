@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshplan.planner.serving.problem.config import Router
-from meshplan.planner.serving.simulation.prefix_cache import NO_PREFIX
 from meshplan.planner.serving.simulation.request_state import RequestState
 from meshplan.planner.serving.simulation.worker import Worker
 
@@ -81,14 +80,12 @@ class Pool:
         return self.state.input_length[request] + self.expected_output
 
     def _holder(self, request: int, idlest: int) -> int:
-        """The least loaded worker that holds the request's prefix, unless it is overloaded; else ``idlest``."""
-        prefix = NO_PREFIX if self.state.prefix is None else self.state.prefix[request]
-        holders = [
-            i for i, worker in enumerate(self.workers) if worker.prefixes is not None and worker.prefixes.holds(prefix)
-        ]
-        if not holders:
+        """The least loaded of the workers that hold most of the prompt, unless it is overloaded; else ``idlest``."""
+        held = [0 if worker.prefixes is None else worker.prefixes.matched(request) for worker in self.workers]
+        most = max(held)
+        if not most:
             return idlest
-        best = min(holders, key=lambda i: self.tokens[i])
+        best = min((i for i, tokens in enumerate(held) if tokens == most), key=lambda i: self.tokens[i])
         least = min(self.num_requests)
         is_overloaded = self.num_requests[best] - least > OVERLOAD_REQUESTS
         return idlest if is_overloaded and self.num_requests[best] > OVERLOAD_RATIO * least else best

@@ -36,7 +36,7 @@ from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import EngineLimits, Role
 from meshplan.planner.serving.simulation.admission import AdmissionQueue, AttentionRanks
 from meshplan.planner.serving.simulation.decode_batch import DecodeBatch, steps_to_reach
-from meshplan.planner.serving.simulation.prefix_cache import PrefixCache
+from meshplan.planner.serving.simulation.prefix_cache import empty_cache
 from meshplan.planner.serving.simulation.request_state import RequestState, num_slots
 from meshplan.planner.serving.simulation.run import MOST_RECORDS, Record
 
@@ -83,7 +83,7 @@ class Worker(DecodeBatch):
         self.is_chunked = limits.chunked_prefill
         answers = role is not Role.PREFILL
         cached = limits.prefix_caching
-        self.prefixes = PrefixCache(state, kv_capacity_tokens, holds_answers=answers) if cached else None
+        self.prefixes = empty_cache(state, kv_capacity_tokens, holds_answers=answers) if cached else None
         self.budget = limits.max_batched_tokens
         self.concurrent_batches = cost.concurrent_batches
         self.slots = num_slots(cost, limits)

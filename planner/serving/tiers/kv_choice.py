@@ -7,7 +7,9 @@ cases takes (Che et al., IEEE JSAC 20, 2002)::
     tokens(f) = f·m·prefix + D·own,      D = −m·ln(1 − f)
 
 with ``own`` what a request writes beyond its prefix. The plan takes f = 0.99, so that most percentiles of an SLO are of
-requests that found theirs, or all that the store has.
+requests that found theirs, or all that the store has. Recorded prompts and conversations say themselves what was
+written between two uses: the size is then the least that finds f of what a cache without limit finds
+(:mod:`.prefix_reuse`).
 
 *Rate.* Fetching a token's cache takes as long as computing it at bytes of the token × prefill tokens/s: stores that are
 slower are not searched.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from meshplan.planner.core.budget import Budget
@@ -29,12 +32,12 @@ from meshplan.planner.serving.estimator.pools import pool_memory, pool_worker
 from meshplan.planner.serving.estimator.steady_state import prefill_s
 from meshplan.planner.serving.problem.config import KvTier, Pool
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import ServingWorkload
+from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
 from meshplan.planner.serving.search.branch import TIE, Simulated
 from meshplan.planner.serving.search.cache_shapes import largest_tier
 from meshplan.planner.serving.search.search import ServingReport, search_serving
 from meshplan.planner.serving.tiers.host import link_bytes_per_s
-from meshplan.planner.serving.tiers.prefix_reuse import break_even_bytes_per_s
+from meshplan.planner.serving.tiers.prefix_reuse import break_even_bytes_per_s, prefix_blocks, prefix_reuse
 
 # Share of requests whose prefix a tier is made to find.
 FOUND = 0.99
@@ -87,11 +90,27 @@ def tokens_for(workload: ServingWorkload, found: float) -> float:
     >>> round(tokens_for(ServingWorkload(arrival=Arrival.POISSON, **load), 0.5))
     5886
     """
+    if workload.trace is not None:
+        return _recorded_tokens(workload.trace, found)
     prefixes = workload.num_prefixes or 0
     prompt, output = workload.mean_lengths
     shared = prompt * workload.prefix_hit_rate
     requests = -prefixes * math.log1p(-found)
     return found * prefixes * shared + requests * (prompt - shared + output)
+
+
+# Every store and every size of a question is held against the same requests.
+@lru_cache(maxsize=4)
+def _recorded_tokens(trace: Requests, found: float) -> float:
+    """Tokens of a cache that finds a share of what one without limit finds of some requests."""
+    blocks = trace.blocks or prefix_blocks(trace)
+    whole = trace.input_length + trace.output_length
+    chains, named, unnamed = [], int(blocks.names.max(initial=0)) + 1, 0
+    for chain, tokens in zip(blocks.chains(), whole.tolist(), strict=True):
+        rest = max(-(-tokens // blocks.tokens_each) - len(chain), 0)
+        chains.append([*chain, *range(named + unnamed, named + unnamed + rest)])
+        unnamed += rest
+    return prefix_reuse(chains).size_for(found) * blocks.tokens_each
 
 
 def sized(problem: ServingProblem, pool: Pool, store: str) -> SizedTier | None:

@@ -17,7 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import IntArray
+from meshplan.planner.serving.problem.requests import Requests
+from meshplan.planner.serving.problem.workload.blocks import Blocks
 
+# Tokens of a block by which prefixes that are named whole are counted: those of engines, or what leaves so many blocks.
+LEAST_BLOCK_TOKENS, MOST_BLOCKS = 16, 200_000
 # Distance of a block that was never used before.
 NEVER = np.iinfo(np.int64).max
 
@@ -51,6 +55,17 @@ class PrefixReuse:
         """The least blocks that find ``share`` of what a cache without limit finds."""
         found = np.sort(self.distances[self.distances < NEVER])
         return float(found[min(int(np.ceil(share * len(found))), len(found)) - 1]) + 1.0 if len(found) else 0.0
+
+
+def prefix_blocks(trace: Requests) -> Blocks:
+    """Blocks of requests that name the prefix which each shares, and how many of its tokens are shared."""
+    each = max(LEAST_BLOCK_TOKENS, int((trace.input_length + trace.output_length).sum()) // MOST_BLOCKS)
+    counts = np.zeros(len(trace), dtype=np.int64) if trace.cached_tokens is None else trace.cached_tokens // each
+    most = int(counts.max(initial=0)) + 1
+    prefixes = np.full(len(trace), -1) if trace.prefix is None else trace.prefix
+    pairs = zip(prefixes.tolist(), counts.tolist(), strict=True)
+    chains = [[prefix * most + i for i in range(count)] if prefix >= 0 else [] for prefix, count in pairs]
+    return Blocks.of_prompts(chains, each)
 
 
 def prefix_reuse(prompts: Iterable[Sequence[int]]) -> PrefixReuse:

@@ -60,6 +60,7 @@ class EngineRules:
         prefill_holds_slots: a prefilled request counts as running at its prefill worker until its cache has arrived.
         one_host: a worker is one process, on one host.
         streams_in_intervals: the engine has a flag for how many tokens it sends to a client at once.
+        routes_by_prefix: its router can send a request to the worker that holds most of its prompt.
         scales_api_servers: the engine has a flag for how many API servers a worker has.
         weight_ways: ways to serve weights in host memory (:class:`Way`) for which the engine has flags.
         schemes_not_on: generation of devices → schemes for which the engine has no kernels there.
@@ -87,6 +88,7 @@ class EngineRules:
     prefill_holds_slots: bool = False
     one_host: bool = False
     streams_in_intervals: bool = True
+    routes_by_prefix: bool = False
     scales_api_servers: bool = False
     weight_ways: tuple[str, ...] = ()
     most_running: int = 0

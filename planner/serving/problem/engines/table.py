@@ -98,6 +98,7 @@ def _vllm_tier(memory_gib: int, max_num_seqs: int, tokens: int, *, not_on: tuple
 VLLM = EngineRules(
     name="vllm",
     version="0.33.0",
+    routes_by_prefix=True,
     kv_stores=KV_STORES,
     rules=(
         *_COMMON,
@@ -172,6 +173,7 @@ def _sglang_tier(memory_mib: int, tokens: int) -> LimitTier:
 SGLANG = EngineRules(
     name="sglang",
     version="0.5.23",
+    routes_by_prefix=True,
     kv_stores=KV_STORES,
     rules=(
         *_COMMON,

@@ -36,7 +36,7 @@ def pays(requests: Requests, num_workers: int, router: Router | None) -> bool:
     It knows open arrivals, and closed loops of one worker; no prefixes.
     """
     least = LEAST_LOADED if _ENTRY in sys.modules else LEAST_TO_LOAD
-    is_known = requests.prefix is None and (requests.concurrency is None or router is None)
+    is_known = requests.prefix is None and requests.blocks is None and (requests.concurrency is None or router is None)
     return len(requests) >= least and is_known and len(requests) * num_workers <= MOST_QUEUED and _is_here()
 
 

@@ -52,10 +52,6 @@ FIRST = '{"arrival_s": 0, "input_length": 1, "output_length": 1}\n'
         (FIRST + "0,1,1", "line 2 is no JSON object"),
         (FIRST + "[1]", "line 2 is no JSON object"),
         ('{"timestamp": 12, "input_length": 1, "output_length": 1}', "column 'timestamp': write arrival_s, in seconds"),
-        (
-            '{"timestamp": 12, "input_length": 1, "output_length": 1, "hash_ids": [1]}',
-            "'hash_ids': write cached_tokens",
-        ),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "column 'ContextTokens': write input_length"),
     ],
 )

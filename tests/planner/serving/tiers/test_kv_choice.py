@@ -18,10 +18,12 @@ from meshplan.planner.service import make_plan
 from meshplan.planner.serving.problem.config import EngineLimits, Role, serving_config_from_document
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.problem.spec import read_serving_spec
+from meshplan.planner.serving.problem.workload.described import described_requests
+from meshplan.planner.serving.problem.workload.spec import ServingWorkloadSpec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import ServingSystem, SimulatedPool, simulate_system
-from meshplan.planner.serving.simulation.prefix_cache import PrefixCache, TierShape
+from meshplan.planner.serving.simulation.prefix_cache import PrefixCache, TierShape, empty_cache
 from meshplan.planner.serving.simulation.request_state import RequestState
 from meshplan.planner.serving.tiers.kv_choice import sized, tokens_for
 
@@ -83,6 +85,32 @@ def test_a_cache_of_the_formula_finds_what_it_says(found: float) -> None:
     assert found_share(60, int(tokens_for(prefix_load(60), found))) == pytest.approx(found, abs=0.03)
 
 
+@pytest.mark.parametrize("found", [0.5, 0.8, 0.95, 0.99])
+@pytest.mark.parametrize("is_named_whole", [False, True])
+def test_of_recorded_requests_a_cache_finds_that_share_of_what_one_without_limit_finds(
+    found: float, is_named_whole: bool
+) -> None:
+    load = {"input_length": 600, "output_length": 130, "request_rate_per_s": 5.0, "num_requests": 1500}
+    asked = ServingWorkloadSpec.model_validate({**load, "sessions": {"turns": 6, "gap_s": 30.0}})
+    requests = described_requests(asked)
+    if is_named_whole:
+        requests = make_requests(prefix_load(40), seed=1)
+    assert requests is not None
+    workload = ServingWorkload(arrival=Arrival.TRACE, input_length=1.0, output_length=1.0, trace=requests)
+    found_in = []
+    for tokens in (tokens_for(workload, found), 10**9):
+        cache = empty_cache(RequestState(replace(requests, finds_warm_caches=False)), int(tokens))
+        found_in.append(sum(cache.find(request) for request in range(len(requests))))
+    assert found_in[0] / found_in[1] == pytest.approx(found, abs=0.06)
+
+
+def test_a_tier_has_no_use_for_requests_that_share_nothing(catalog: Catalog, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival_s,input_length,output_length\n0,100,5\n1,100,5\n")
+    asked = {**SPEC, "workload": {"trace": "t.csv"}, "kv_tier": ALL}
+    with pytest.raises(SpecError, match="sessions, or a trace with a column prefix or hash_ids"):
+        resolve_serving(read_serving_spec(asked), catalog, tmp_path)
+
+
 def test_a_larger_cache_never_finds_less() -> None:
     shares = [found_share(40, tokens) for tokens in (200, 1000, 3000, 10_000, 100_000)]
     assert shares == sorted(shares)
@@ -103,7 +131,8 @@ def test_workers_of_a_service_hold_what_fits_when_a_run_starts() -> None:
     room, shared = 20 * 80, 80
     held = PrefixCache(RequestState(requests), room)
     assert (held.held_tokens, len(held.held)) == (room, room // shared)
-    assert all(PrefixCache(RequestState(requests), 10**6).holds(prefix) for prefix in set(requests.prefix))
+    roomy = PrefixCache(RequestState(requests), 10**6)
+    assert all(roomy.matched(request) == shared for request in range(len(requests)))
     fresh = PrefixCache(RequestState(replace(requests, finds_warm_caches=False)), room)
     assert fresh.held_tokens == 0
     assert mean_wait_s(200, 10**6, is_shared=False) < mean_wait_s(200, 10**6, is_shared=False, is_warm=False)

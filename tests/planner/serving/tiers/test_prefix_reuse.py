@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tier_caches import blocks_served
 
-from meshplan.planner.serving.tiers.prefix_reuse import NEVER, prefix_reuse
+from meshplan.planner.serving.problem.requests import Requests
+from meshplan.planner.serving.tiers.prefix_reuse import NEVER, prefix_blocks, prefix_reuse
 
 Prompts = list[list[int]]
 
@@ -61,3 +62,18 @@ def test_the_least_size_finds_the_share() -> None:
         size = reuse.size_for(share)
         assert reuse.hit_rate(size) >= share * every
         assert reuse.hit_rate(size - 1) < reuse.hit_rate(size)
+
+
+def test_prefixes_that_are_named_whole_become_blocks() -> None:
+    trace = Requests(
+        arrival_s=np.arange(4.0),
+        input_length=np.array([1000, 1000, 700, 300]),
+        output_length=np.array([10, 10, 10, 10]),
+        cached_tokens=np.array([640, 640, 320, 0]),
+        prefix=np.array([2, 2, 5, -1]),
+    )
+    blocks = prefix_blocks(trace)
+    chains = blocks.chains()
+    assert [len(chain) for chain in chains] == [40, 40, 20, 0]
+    assert chains[0] == chains[1]
+    assert not set(chains[0]) & set(chains[2])
