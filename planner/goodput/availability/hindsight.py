@@ -1,9 +1,10 @@
 """The most that any policy could have made of a trace that it knew in advance.
 
 Backward dynamic programming over the spells. A state is the number of nodes used and the time from which they run; a
-change is worth making only when a spell begins, since earlier is better for more nodes, or so that it is done when the
-spell ends, before nodes go. Which nodes go is not known in advance even here, only how many and when: the value of a
-spell is the expectation over being hit or not.
+change is worth making only when a spell begins, since earlier is better for more nodes, or at the very end of a spell,
+before nodes go: a job that then uses fewer is hit less often. Earlier within the spell costs f per second and gains at
+most the smaller f of the fewer nodes. Which nodes go is not known in advance even here, only how many and when: the
+value of a spell is the expectation over being hit or not.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class _Hindsight:
         return later[0, self.times[0]]
 
     def _ready_times(self, spell: int) -> list[float]:
-        """When a job may run from, seen as a spell begins: now, or when a change of an earlier spell is done."""
+        """When a job may run from, seen as a spell begins: now, or when a change is done, of just before or earlier."""
         now = self.times[spell]
-        ready = {now}
+        ready = {now, now + self.capacity.change_s}
         for before in range(spell - 1, -1, -1):
             if self.times[before] + self.capacity.forced_s <= now:
                 break
@@ -77,18 +78,15 @@ class _Hindsight:
     def _through(
         self, spell: int, used: int, ready: float, later: dict[tuple[int, float], float], hit_later: float
     ) -> float:
-        """Tokens of this spell and all later ones with ``used`` nodes until its end, or until just before it."""
+        """Tokens of this spell and all later ones with ``used`` nodes until its end, or until just before."""
         now, end = self.times[spell], self.times[spell + 1]
-        rate, change_s = self.capacity.rates[used], self.capacity.change_s
-        gained = rate * max(0.0, end - max(now, ready)) if used else 0.0
+        gained = self.capacity.rates[used] * max(0.0, end - max(now, ready)) if used else 0.0
         if spell + 1 == len(self.nodes):
             return gained
-        value = gained + self._after(spell, used, max(ready, end) if used else end, later, hit_later)
-        if used and end - change_s > max(now, ready):
-            shorter = rate * (end - change_s - max(now, ready))
-            fewer = [m for m in self.choices if m < used]
-            value = max(value, *(shorter + self._after(spell, m, end, later, hit_later) for m in fewer))
-        return value
+        changed = max(ready, end + self.capacity.change_s)
+        nexts = [(used, max(ready, end) if used else end)]
+        nexts += [(m, changed if m else end) for m in self.choices if m < used]
+        return gained + max(self._after(spell, m, at, later, hit_later) for m, at in nexts)
 
     def _after(
         self, spell: int, used: int, ready: float, later: dict[tuple[int, float], float], hit_later: float
