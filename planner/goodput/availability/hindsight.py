@@ -26,8 +26,9 @@ class _Hindsight:
     """
 
     def __init__(self, trace: AvailabilityTrace, capacity: Capacity) -> None:
-        self.times = [float(time) for time in trace.times_s]
-        self.nodes = [int(nodes) for nodes in trace.nodes]
+        changes = trace.changes()
+        self.times = [float(time) for time in changes.times_s]
+        self.nodes = [int(nodes) for nodes in changes.nodes]
         self.capacity = capacity
         self.choices = capacity.useful
 

@@ -69,9 +69,13 @@ class Outcome:
 
 
 def spells(trace: AvailabilityTrace, wait_s: float) -> Iterator[tuple[float, float, int, int, bool]]:
-    """(from, to, nodes, nodes that just went, settled): spells of the trace, each cut where it has settled."""
-    before = int(trace.nodes[0])
-    for start, end, nodes in zip(trace.times_s[:-1], trace.times_s[1:], trace.nodes, strict=True):
+    """(from, to, nodes, nodes that just went, settled): spells of the trace, each cut where it has settled.
+
+    A line of the trace that repeats the number of nodes, such as one with another price, begins no spell.
+    """
+    changes = trace.changes()
+    before = int(changes.nodes[0])
+    for start, end, nodes in zip(changes.times_s[:-1], changes.times_s[1:], changes.nodes, strict=True):
         cut = float(start) + wait_s
         yield float(start), min(float(end), cut), int(nodes), max(0, before - int(nodes)), False
         if cut < end:
