@@ -66,7 +66,7 @@ class AvailabilityTrace:
         return replace(self, nodes=np.minimum(self.nodes, nodes))
 
     def changes(self) -> AvailabilityTrace:
-        """The trace with spells that differ in their number of nodes alone: neighbours of the same are one, no prices."""
+        """The trace without prices, each spell as long as the number of nodes stays the same."""
         begins = np.append(True, np.diff(self.nodes) != 0)
         return AvailabilityTrace(
             name=self.name,

@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from availability_by_second import best_by_second
 
-from meshplan.planner.goodput.availability.capacity import Capacity
+from meshplan.planner.goodput.availability.capacity import Capacity, rates_of
 from meshplan.planner.goodput.availability.hindsight import best_in_hindsight
 from meshplan.planner.goodput.availability.outcome import Policy, Seen, play
 from meshplan.planner.goodput.availability.policy import LearnedPolicy
 from meshplan.planner.goodput.availability.report import EveryNode
 from meshplan.planner.goodput.availability.trace import AvailabilityTrace
+
+# Steps of a second in which the judge decides.
+PARTS = 4
 
 
 def trace_of(times_s: list[float], nodes: list[int]) -> AvailabilityTrace:
@@ -51,6 +55,43 @@ def test_a_job_that_shrinks_at_the_last_moment_does_not_beat_hindsight() -> None
     trace = trace_of([0.0, 100.0, 120.0], [2, 1])
     job = Capacity(rates=(0.0, 1.0, 2.0), change_s=10.0, forced_s=19.0)
     assert play(trace, job, _LastMoment(99.0)).progress <= best_in_hindsight(trace, job)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_hindsight_is_what_decisions_in_every_quarter_of_a_second_make(seed: int) -> None:
+    trace, job = small(seed)
+    least = best_by_second(
+        [PARTS * int(time) for time in trace.times_s],
+        [int(count) for count in trace.nodes],
+        [rate / PARTS for rate in job.rates],
+        change_s=PARTS * int(job.change_s),
+        forced_s=PARTS * int(job.forced_s),
+    )
+    found = best_in_hindsight(trace, job)
+    assert found >= least * (1.0 - 1e-12)
+    # Hindsight changes at the very end of a spell, the judge one step before it, once a spell at most.
+    assert found <= least + len(trace.nodes) * job.rates[-1] / PARTS + 1e-9
+
+
+def outages() -> AvailabilityTrace:
+    """Four nodes, none for a while, four again, ten times."""
+    return trace_of([500.0 * number for number in range(21)], [4, 0] * 10)
+
+
+@pytest.mark.parametrize("made", [LearnedPolicy, EveryNode])
+def test_work_lost_with_all_nodes_is_done_again_once_they_are_back(made: type[LearnedPolicy] | type[EveryNode]) -> None:
+    """A job that stood still until nodes came back was charged a chosen change: its lost work counted as done."""
+    trace = outages()
+    job = Capacity(rates=rates_of({4: 1.0}, 4), change_s=50.0, forced_s=150.0)
+    # Ten spells of 500 s: the first start takes 50 s, and each of the nine others 150 s.
+    assert play(trace, job, made(job)).progress == pytest.approx(10 * 500.0 - 50.0 - 9 * 150.0)
+
+
+def test_hindsight_pays_for_lost_work_too_unless_it_stops_in_time() -> None:
+    trace = outages()
+    job = Capacity(rates=rates_of({4: 1.0}, 4), change_s=50.0, forced_s=150.0)
+    # Whoever knows when the nodes go saves the work just before, and starts with 50 s each time.
+    assert best_in_hindsight(trace, job) == pytest.approx(10 * 450.0)
 
 
 @pytest.mark.parametrize("seed", range(6))
