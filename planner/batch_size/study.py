@@ -71,6 +71,7 @@ def study_batches(
     answer: Callable[[Mapping[str, Any]], Plan],
     *,
     batches: Sequence[int] = (),
+    unless_named: Sequence[int] = (),
     reference: float | None = None,
     change_s: float = CHANGE_S,
 ) -> BatchStudy:
@@ -81,28 +82,42 @@ def study_batches(
         workload: its ``workload``, read: sequence length, sequences and tokens.
         noise: gradient noise scale.
         answer: searches a plan for a question.
-        batches: tokens of each global batch; none: halves and doubles of the question's own.
+        batches: tokens of each global batch that the user names.
+        unless_named: what is compared where the user names none; none: halves and doubles of the question's own. Those
+            that the question's pins and limits refuse are left out, unless they refuse all.
         reference: batch at which the run takes its number of training tokens; None: the question's own.
         change_s: seconds that a change of the layout costs; another batch on the same layout costs nothing.
 
     Raises:
-        SpecError: no number of training tokens, or a batch that is no whole number of sequences.
+        SpecError: no number of training tokens, a batch that is no whole number of sequences, or one that was named and
+            that the question refuses.
     """
     length, tokens = workload.sequence_length, workload.num_training_tokens
     if tokens is None:
         raise SpecError.at("workload.num_training_tokens", "is needed to compare batches")
     if reference is None:
         reference = workload.num_sequences * length
-    sizes = sorted(set(batches)) or batches_around(round(reference), sequence_length=length, below=BELOW, above=ABOVE)
+    sizes = sorted(set(batches or unless_named)) or batches_around(
+        round(reference), sequence_length=length, below=BELOW, above=ABOVE
+    )
     broken = [size for size in sizes if size % length or not size]
     if broken:
         raise SpecError.at("--batches", f"{broken[0]} tokens are no multiple of {length}")
-    rows = []
+    rows: list[AtBatch] = []
+    refused: list[SpecError] = []
     for size in sizes:
         needed = tokens_needed(size, reference=reference, tokens=tokens, noise=noise)
-        found = answer(at_batch(spec, size, tokens=needed))
+        try:
+            found = answer(at_batch(spec, size, tokens=needed))
+        except SpecError as error:
+            if batches:
+                raise
+            refused.append(error)
+            continue
         run_s = found.predicted["run_time_s"].value if found.config else None
         rows.append(AtBatch(batch=size, plan=found, tokens=needed, run_s=run_s))
+    if not rows:
+        raise refused[-1]
     planned = [row for row in rows if row.run_s is not None]
     options = [Option(batch=row.batch, tokens_per_s=row.tokens / row.run_s) for row in planned if row.run_s is not None]
     schedule = None
