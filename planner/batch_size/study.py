@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,8 +84,9 @@ def study_batches(
         noise: gradient noise scale.
         answer: searches a plan for a question.
         batches: tokens of each global batch that the user names.
-        unless_named: what is compared where the user names none; none: halves and doubles of the question's own. Those
-            that the question's pins and limits refuse are left out, unless they refuse all.
+        unless_named: what is compared where the user names none, with halves and doubles of its ends until neither is
+            the best; none: halves and doubles of the question's own. What the question's pins and limits refuse is left
+            out, unless they refuse all.
         reference: batch at which the run takes its number of training tokens; None: the question's own.
         change_s: seconds that a change of the layout costs; another batch on the same layout costs nothing.
 
@@ -103,21 +105,16 @@ def study_batches(
     broken = [size for size in sizes if size % length or not size]
     if broken:
         raise SpecError.at("--batches", f"{broken[0]} tokens are no multiple of {length}")
-    rows: list[AtBatch] = []
-    refused: list[SpecError] = []
-    for size in sizes:
+
+    def at(size: int) -> AtBatch:
         needed = tokens_needed(size, reference=reference, tokens=tokens, noise=noise)
-        try:
-            found = answer(at_batch(spec, size, tokens=needed))
-        except SpecError as error:
-            if batches:
-                raise
-            refused.append(error)
-            continue
+        found = answer(at_batch(spec, size, tokens=needed))
         run_s = found.predicted["run_time_s"].value if found.config else None
-        rows.append(AtBatch(batch=size, plan=found, tokens=needed, run_s=run_s))
-    if not rows:
-        raise refused[-1]
+        return AtBatch(batch=size, plan=found, tokens=needed, run_s=run_s)
+
+    rows = [at(size) for size in sizes] if batches else _not_refused(sizes, at)
+    if unless_named and not batches:
+        rows = _beyond_the_ends(rows, at, sequence_length=length)
     planned = [row for row in rows if row.run_s is not None]
     options = [Option(batch=row.batch, tokens_per_s=row.tokens / row.run_s) for row in planned if row.run_s is not None]
     schedule = None
@@ -126,6 +123,44 @@ def study_batches(
         costs = np.array([[change_s * (one != other) for other in layouts] for one in layouts])
         schedule = best_schedule(options, reference=reference, tokens=tokens, noise=noise, change_s=costs)
     return BatchStudy(reference=reference, rows=tuple(rows), schedule=schedule)
+
+
+def _not_refused(sizes: Sequence[int], at: Callable[[int], AtBatch]) -> list[AtBatch]:
+    """The batches without those that the question's pins and limits refuse.
+
+    Raises:
+        SpecError: they refuse all.
+    """
+    rows = []
+    refused = None
+    for size in sizes:
+        try:
+            rows.append(at(size))
+        except SpecError as error:
+            refused = error
+    if refused is not None and not rows:
+        raise refused
+    return rows
+
+
+def _beyond_the_ends(rows: Sequence[AtBatch], at: Callable[[int], AtBatch], *, sequence_length: int) -> list[AtBatch]:
+    """Rows with halves and doubles beyond their ends, until neither end is the batch that trains soonest."""
+    found = list(rows)
+    for end, factor in ((0, 0.5), (-1, 2.0)):
+        while found[end].run_s is not None and found[end] is _soonest(found):
+            size = sequence_length * round(factor * found[end].batch / sequence_length)
+            try:
+                row = at(size) if size else None
+            except SpecError:  # refused by a pin or a limit
+                row = None
+            if row is None:
+                break
+            found.insert(0 if end == 0 else len(found), row)
+    return found
+
+
+def _soonest(rows: Sequence[AtBatch]) -> AtBatch:
+    return min(rows, key=lambda row: math.inf if row.run_s is None else row.run_s)
 
 
 def seconds_of_a_change(run: Any) -> float:
