@@ -141,3 +141,16 @@ def test_short_documents_that_find_no_room_wait_for_the_next_step() -> None:
         assert step.tokens.sum() > 0
         seen += step.documents
     assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_exchanges_never_lengthen_the_longest_rank() -> None:
+    """Between micro-batches of two ranks they made the other rank longer than the first had been."""
+    tokens = np.array([20, 12, 18, 18, 11, 10])
+    found = balanced(tokens.astype(float) ** 2, tokens, ranks=2, micro_batches=2)
+    # As longest-first places them: 400 + 121 + 100 … and 324 + 324 + 100.
+    assert found.seconds <= 748.0
+    assert found.seconds == pytest.approx(found.work_s.sum(axis=1).max())
+    assert sorted(document for rank in found.ranks for micro in rank for document in micro) == list(range(6))
+    for rank, micros in enumerate(found.ranks):
+        for micro, documents in enumerate(micros):
+            assert found.work_s[rank, micro] == pytest.approx(float((tokens[list(documents)].astype(float) ** 2).sum()))
