@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from meshplan.catalogs.database.connection import writing
@@ -17,7 +19,7 @@ from meshplan.catalogs.measurements.rows import (
     insert_measurements,
     insert_run,
 )
-from meshplan.catalogs.measurements.types import Fit, Measurement, Metric, ProfileRun, Spread
+from meshplan.catalogs.measurements.types import ClusterProfile, Fit, Measurement, Metric, ProfileRun, Spread
 
 FORMAT = "meshplan-profile/1"
 _KEYS = ("format", "cluster", "measured_at", "run", "profile", "measurements", "fits")
@@ -66,6 +68,9 @@ def import_cluster(store: Measurements, document: Any, *, name: str | None = Non
         profile = cluster_from_document(cluster, run.run_id, document["measured_at"], document["profile"])
         measurements = [_measurement(row) for row in document["measurements"]]
         fits = [Fit(**row) for row in document["fits"]]
+        _check_time(profile.measured_at)
+        _check_names(profile)
+        _check_numbers(measurements, fits)
     except (TypeError, ValueError, KeyError) as error:
         raise CatalogError(f"the exported profile is malformed, nothing was imported: {error}") from error
     with writing(store.engine) as connection:
@@ -86,3 +91,54 @@ def _measurement(row: Mapping[str, Any]) -> Measurement:
             "warnings": tuple(content["warnings"]),
         }
     )
+
+
+def _check_time(measured_at: object) -> None:
+    """A date and time with its zone, from which the age of a profile is told.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        is_one = isinstance(measured_at, str) and datetime.fromisoformat(measured_at).tzinfo is not None
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise ValueError(f"measured_at must be such as 2026-11-21T10:00:00+00:00, not {measured_at!r:.60}")
+
+
+def _check_names(profile: ClusterProfile) -> None:
+    """Names are texts, endpoints are different, and links join endpoints.
+
+    Raises:
+        ValueError: which one is not.
+    """
+    ends = [end for link in profile.links for end in (link.source, link.target)]
+    ends += [end for pair in profile.unmeasured for end in pair]
+    for text in (*profile.endpoints, *ends, *(link.rail for link in profile.links), *profile.findings):
+        if not isinstance(text, str):
+            raise ValueError(f"endpoints, links, rails and findings must be texts, not {text!r:.60}")
+    if len(set(profile.endpoints)) < len(profile.endpoints):
+        twice = next(name for name, count in Counter(profile.endpoints).items() if count > 1)
+        raise ValueError(f"the endpoint {twice} is listed twice")
+    unknown = sorted(set(ends) - set(profile.endpoints))
+    if unknown:
+        raise ValueError(f"{unknown[0]} is no endpoint of the profile: {', '.join(profile.endpoints)[:200]}")
+
+
+def _check_numbers(measurements: Sequence[Measurement], fits: Sequence[Fit]) -> None:
+    """Parameters of measurements are numbers or texts by their names, coefficients of fits numbers.
+
+    Raises:
+        ValueError: of which they are not.
+    """
+    for row in measurements:
+        parameters: object = row.parameters
+        if not isinstance(parameters, dict) or not all(
+            isinstance(one, int | float | str) for one in parameters.values()
+        ):
+            raise ValueError(f"the parameters of {row.probe!r:.60} must be numbers or texts by their names")
+    for fit in fits:
+        coefficients: object = fit.coefficients
+        if not isinstance(coefficients, dict) or not all(isinstance(one, int | float) for one in coefficients.values()):
+            raise ValueError(f"the coefficients of {fit.subject!r:.60} must be numbers by their names")

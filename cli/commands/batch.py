@@ -32,7 +32,8 @@ def batch(
         str,
         typer.Option(
             metavar="TOKENS,…",
-            help="Global batches to compare. Default: halves and doubles of the question's own.",
+            help="Global batches to compare. Default: halves and doubles of the question's own; of an open one (auto) "
+            "those around the noise scale.",
             show_default=False,
         ),
     ] = "",
@@ -42,27 +43,27 @@ def batch(
 ) -> None:
     """Plan SPEC at several global batches, and weigh their rates against the tokens that each needs for the same loss.
 
-    The spec's batch and its num_training_tokens are the reference. Exit code 3 where no batch has a plan.
+    The spec's batch and its num_training_tokens are the reference; of an open batch (auto) its reference_batch. Exit
+    code 3 where no batch has a plan.
     """
     from meshplan.planner.batch_size.noise import read_noise
-    from meshplan.planner.batch_size.study import seconds_of_a_change, study_batches, study_document
+    from meshplan.planner.batch_size.study import study_document
     from meshplan.planner.core.kinds import kind_of
     from meshplan.planner.service import make_plan
-    from meshplan.planner.training.problem.spec import read_training_spec
+    from meshplan.planner.training.replanning.chosen_batch import batch_study
+    from meshplan.planner.training.service import resolve
 
     catalog = open_catalog(db, or_shipped=True)
     document, base = question(spec, Asked(), settings or (), catalog)
     if kind_of(document).name != "training":
         raise SpecError.at("kind", "only a training question has a global batch")
-    asked = read_training_spec(document)
     with progress_line() as on_progress:
-        study = study_batches(
+        study = batch_study(
             document,
-            asked.workload,
             read_noise(noise),
             lambda each: make_plan(each, catalog, base=base, on_progress=on_progress),
+            lambda each: resolve(each, catalog, base),
             batches=_sizes(batches),
-            change_s=seconds_of_a_change(asked.run),
         )
     if form is Format.TABLE:
         from meshplan.cli.reports.whole_run.batches import batches_report

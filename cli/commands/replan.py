@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -126,15 +126,34 @@ def _refuse_servers(made: Plan) -> None:
     Raises:
         SpecError: the plan serves.
     """
-    nodes = made.spec.get("cluster", {}).get("nodes") or ()
-    if made.kind != "serving" or not nodes:
+    if made.kind != "serving":
         return
-    fewer = f"cluster.nodes.0.count={max(int(nodes[0].get('count', 1)) - 1, 1)}"
-    message = (
-        f"plan {made.plan_id} serves: with a node go its requests, and nothing has to move. For what is left ask its "
-        f"question again: meshplan plan SPEC --set {fewer}"
-    )
+    fewer = _one_node_less(made.spec["cluster"])
+    if fewer is None:
+        message = (
+            f"plan {made.plan_id} serves from its only node: without it no request is answered, and nothing has to "
+            f"move. The same files start it on another node: meshplan emit {made.plan_id} --out DIR. Replicas to spare "
+            "are planned by kind: gpu-allocation with constraints.min_spare_replicas: 1"
+        )
+    else:
+        message = (
+            f"plan {made.plan_id} serves: with a node go its requests, and nothing has to move. For what is left ask "
+            f"its question again: meshplan plan SPEC {fewer}"
+        )
     raise SpecError.at("", message, of="the question")
+
+
+def _one_node_less(cluster: Mapping[str, Any]) -> str | None:
+    """How to ask a question on one node less; None where no other node is left."""
+    described = cluster.get("devices")
+    if described:
+        nodes = int(described["nodes"])
+        return f"--set cluster.devices.nodes={nodes - 1}" if nodes > 1 else None
+    counts = [int(group["count"]) for group in cluster.get("nodes") or ()]
+    for place, count in enumerate(counts):
+        if count > 1:
+            return f"--set cluster.nodes.{place}.count={count - 1}"
+    return "without the entry of cluster.nodes that is gone" if len(counts) > 1 else None
 
 
 def _named(made: Plan, without: str) -> list[int]:

@@ -113,7 +113,7 @@ def batches_for(noise: NoiseScale, *, sequence_length: int, devices: int) -> Seq
 
     Sequences are the number of devices times powers of two, so that data parallelism divides them; from an eighth of
     the least noise scale, where a batch learns from eight of nine tokens already, to twice the largest, from where
-    doubling the batch takes at least five thirds of the tokens.
+    doubling the batch takes at least five thirds of the tokens. Where an end trains soonest, a study goes on beyond it.
 
     Args:
         noise: N.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,7 @@ def study_batches(
     answer: Callable[[Mapping[str, Any]], Plan],
     *,
     batches: Sequence[int] = (),
+    unless_named: Sequence[int] = (),
     reference: float | None = None,
     change_s: float = CHANGE_S,
 ) -> BatchStudy:
@@ -81,28 +83,38 @@ def study_batches(
         workload: its ``workload``, read: sequence length, sequences and tokens.
         noise: gradient noise scale.
         answer: searches a plan for a question.
-        batches: tokens of each global batch; none: halves and doubles of the question's own.
+        batches: tokens of each global batch that the user names.
+        unless_named: what is compared where the user names none, with halves and doubles of its ends until neither is
+            the best; none: halves and doubles of the question's own. What the question's pins and limits refuse is left
+            out, unless they refuse all.
         reference: batch at which the run takes its number of training tokens; None: the question's own.
         change_s: seconds that a change of the layout costs; another batch on the same layout costs nothing.
 
     Raises:
-        SpecError: no number of training tokens, or a batch that is no whole number of sequences.
+        SpecError: no number of training tokens, a batch that is no whole number of sequences, or one that was named and
+            that the question refuses.
     """
     length, tokens = workload.sequence_length, workload.num_training_tokens
     if tokens is None:
         raise SpecError.at("workload.num_training_tokens", "is needed to compare batches")
     if reference is None:
         reference = workload.num_sequences * length
-    sizes = sorted(set(batches)) or batches_around(round(reference), sequence_length=length, below=BELOW, above=ABOVE)
+    sizes = sorted(set(batches or unless_named)) or batches_around(
+        round(reference), sequence_length=length, below=BELOW, above=ABOVE
+    )
     broken = [size for size in sizes if size % length or not size]
     if broken:
         raise SpecError.at("--batches", f"{broken[0]} tokens are no multiple of {length}")
-    rows = []
-    for size in sizes:
+
+    def at(size: int) -> AtBatch:
         needed = tokens_needed(size, reference=reference, tokens=tokens, noise=noise)
         found = answer(at_batch(spec, size, tokens=needed))
         run_s = found.predicted["run_time_s"].value if found.config else None
-        rows.append(AtBatch(batch=size, plan=found, tokens=needed, run_s=run_s))
+        return AtBatch(batch=size, plan=found, tokens=needed, run_s=run_s)
+
+    rows = [at(size) for size in sizes] if batches else _not_refused(sizes, at)
+    if unless_named and not batches:
+        rows = _beyond_the_ends(rows, at, sequence_length=length)
     planned = [row for row in rows if row.run_s is not None]
     options = [Option(batch=row.batch, tokens_per_s=row.tokens / row.run_s) for row in planned if row.run_s is not None]
     schedule = None
@@ -111,6 +123,44 @@ def study_batches(
         costs = np.array([[change_s * (one != other) for other in layouts] for one in layouts])
         schedule = best_schedule(options, reference=reference, tokens=tokens, noise=noise, change_s=costs)
     return BatchStudy(reference=reference, rows=tuple(rows), schedule=schedule)
+
+
+def _not_refused(sizes: Sequence[int], at: Callable[[int], AtBatch]) -> list[AtBatch]:
+    """The batches without those that the question's pins and limits refuse.
+
+    Raises:
+        SpecError: they refuse all.
+    """
+    rows = []
+    refused = None
+    for size in sizes:
+        try:
+            rows.append(at(size))
+        except SpecError as error:
+            refused = error
+    if refused is not None and not rows:
+        raise refused
+    return rows
+
+
+def _beyond_the_ends(rows: Sequence[AtBatch], at: Callable[[int], AtBatch], *, sequence_length: int) -> list[AtBatch]:
+    """Rows with halves and doubles beyond their ends, until neither end is the batch that trains soonest."""
+    found = list(rows)
+    for end, factor in ((0, 0.5), (-1, 2.0)):
+        while found[end].run_s is not None and found[end] is _soonest(found):
+            size = sequence_length * round(factor * found[end].batch / sequence_length)
+            try:
+                row = at(size) if size else None
+            except SpecError:  # refused by a pin or a limit
+                row = None
+            if row is None:
+                break
+            found.insert(0 if end == 0 else len(found), row)
+    return found
+
+
+def _soonest(rows: Sequence[AtBatch]) -> AtBatch:
+    return min(rows, key=lambda row: math.inf if row.run_s is None else row.run_s)
 
 
 def seconds_of_a_change(run: Any) -> float:

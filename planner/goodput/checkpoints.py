@@ -95,7 +95,9 @@ def _mean_secured_late(period: FloatArray, rate: float, wait_s: float, late_s: f
     gained = _mean_secured(period, rate, max(wait_s, late_s))
     # −Σ_{j≥0} P(X < L − jT): checkpoints of earlier stretches that are given up.
     steps = np.ceil(late_s / period)
-    geometric = np.exp(-rate * late_s) * np.expm1(rate * period * steps) / np.expm1(rate * period)
+    # e^{−λL} (e^{λTn} − 1)/(e^{λT} − 1) for n steps, divided through by e^{λT}: no exponent is above 0.
+    whole, least = np.exp(rate * (period * (steps - 1.0) - late_s)), np.exp(-rate * (late_s + period))
+    geometric = (whole - least) / -np.expm1(-rate * period)
     return np.asarray(gained - (steps - geometric))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from meshplan.planner.core.solution import Status
 from meshplan.planner.core.text import rounded_up
 from meshplan.planner.gpu_allocation.alternatives import scaled
-from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, FleetProblem
+from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, FleetProblem, Quota
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.question import Service
 from meshplan.planner.gpu_allocation.search import Compiled
@@ -22,8 +22,8 @@ from meshplan.planner.serving.problem.slo import Slo
 MAX_NAMED = 3
 # Halvings for the traffic that can be carried: to a thousandth.
 _BISECTIONS = 10
-# Limits of the whole fleet that are lifted one at a time, with their units.
-_LIMITS = {"max_usd_per_hour": "USD/h", "max_power_w": "W"}
+# Limits of the whole fleet that are lifted one at a time, with their units and what the least of them is least in.
+_LIMITS = {"max_usd_per_hour": ("USD/h", FleetObjective.COST), "max_power_w": ("W", FleetObjective.POWER)}
 
 
 def explain_allocation(compiled: Compiled) -> dict[str, Any]:
@@ -37,18 +37,20 @@ def explain_allocation(compiled: Compiled) -> dict[str, Any]:
     if beyond:
         return _by_slo(compiled, beyond)
     problem = compiled.problem
-    changes = [*_limits(problem), *_quotas(problem), *_caps(problem)]
+    changes = least_changes(problem)
     fraction = served_fraction(problem)
-    capped = [f"{offer.name} ({offer.max_count})" for offer in problem.offers if offer.max_count is not None]
     if fraction > 0.0:
         changes.append({"change": f"at most {fraction:.3f} times the request rate", "request_rate_factor": fraction})
-    limited = [change["constraint"] for change in changes if "constraint" in change]
-    binding = limited[0] if limited else f"max_nodes of {', '.join(capped)}: {fraction:.1%} of the traffic fits"
     tried = [f"{name} lifted" for name in _LIMITS if getattr(problem, name) is not None]
     tried += [f"more devices for {quota.name}" for quota in problem.quotas]
     tried += [f"more {offer.name}" for offer in problem.offers if offer.max_count is not None]
     tried.append("a lower request rate")
-    return {"binding_constraint": binding, "served_fraction": fraction, "least_change": changes, "tried": tried}
+    return {
+        "binding_constraint": binding(problem, changes, fraction),
+        "served_fraction": fraction,
+        "least_change": changes,
+        "tried": tried,
+    }
 
 
 # --- SLOs -------------------------------------------------------------------------------------------------------------
@@ -119,47 +121,77 @@ def _factor(curve: Any, slos: tuple[Slo, ...]) -> float:
 # --- caps and limits --------------------------------------------------------------------------------------------------
 
 
+def least_changes(problem: FleetProblem) -> list[dict[str, Any]]:
+    """Limits, quotas and caps of offers, each changed alone by as little as makes a fleet possible, if it can."""
+    return [*_limits(problem), *_quotas(problem), *_caps(problem)]
+
+
+def binding(problem: FleetProblem, changes: Sequence[Mapping[str, Any]], fraction: float) -> str:
+    """The constraint that binds: the first that helps when it alone is changed, else all of them together.
+
+    Args:
+        problem: without a fleet.
+        changes: of :func:`least_changes`.
+        fraction: of the traffic that some fleet carries.
+    """
+    alone = next((str(change["constraint"]) for change in changes if "constraint" in change), None)
+    if alone is not None:
+        return alone
+    limits = [f"{name} ({getattr(problem, name):g})" for name in _LIMITS if getattr(problem, name) is not None]
+    quotas = [f"quota of {quota.name} ({quota.max_devices})" for quota in problem.quotas]
+    capped = [f"{offer.name} ({offer.max_count})" for offer in problem.offers if offer.max_count is not None]
+    parts = [*limits, *quotas, *([f"max_nodes of {', '.join(capped)}"] if capped else [])]
+    return f"{' with '.join(parts)}: {fraction:.1%} of the traffic fits"
+
+
 def _limits(problem: FleetProblem) -> Iterator[dict[str, Any]]:
-    for name, unit in _LIMITS.items():
+    """Each limit of the whole fleet alone lifted: the fleet with the least of what it limits."""
+    for name, (unit, objective) in _LIMITS.items():
         limit = getattr(problem, name)
         if limit is None:
             continue
-        lifted = solve_fleet(replace(problem, **{name: None}))  # type: ignore[arg-type]  # either is a float or None
+        free = replace(problem, **{name: None})  # type: ignore[arg-type]  # either is a float or None
+        lifted = solve_fleet(replace(free, objective=objective, start_usd=0.0, stop_usd=0.0))
         if lifted.assignment is None:
             continue
-        cheapest = max(
+        least = max(
             sum(
-                count * (offer.usd_per_hour if unit == "USD/h" else offer.power_w or 0.0)
+                count * (offer.usd_per_hour if objective is FleetObjective.COST else offer.power_w or 0.0)
                 for offer, count in zip(problem.offers, stage, strict=True)
             )
             for stage in lifted.assignment.units
         )
         yield {
-            "constraint": f"{name}: {limit:g} {unit}, {cheapest - limit:.2f} below the least",
-            "change": f"constraints.{name}: {rounded_up(cheapest):g}",
+            "constraint": f"{name}: {limit:g} {unit}, {least - limit:.2f} below the least",
+            "change": f"constraints.{name}: {rounded_up(least):g}",
+            "limit": name,
+            "least": rounded_up(least),
         }
 
 
 def _quotas(problem: FleetProblem) -> Iterator[dict[str, Any]]:
-    """Each quota alone lifted: the fewest devices of its offers with which a fleet exists."""
-    for quota in problem.quotas:
-        rest = tuple(other for other in problem.quotas if other is not quota)
-        counted = tuple(
-            replace(offer, usd_per_hour=float(offer.num_devices) if o in quota.offers else 0.0)
-            for o, offer in enumerate(problem.offers)
-        )
-        fewest = replace(problem, quotas=rest, offers=counted, objective=FleetObjective.COST, max_usd_per_hour=None)
-        lifted = solve_fleet(replace(fewest, start_usd=0.0, stop_usd=0.0))
-        if lifted.assignment is None:
-            continue
-        needed = max(
-            sum(stage[o] * problem.offers[o].num_devices for o in quota.offers) for stage in lifted.assignment.units
-        )
-        more = needed - quota.max_devices
-        yield {
-            "constraint": f"quota of {quota.name}: {quota.max_devices} devices",
-            "change": f"{more} more devices for {quota.name} (max_devices {needed})",
-        }
+    """Each quota alone raised: the fewest more devices with which a fleet exists, under every other limit."""
+    for place, quota in enumerate(problem.quotas):
+        before, after = problem.quotas[:place], problem.quotas[place + 1 :]
+
+        def raised(
+            more: int | None,
+            quota: Quota = quota,
+            before: tuple[Quota, ...] = before,
+            after: tuple[Quota, ...] = after,
+        ) -> FleetProblem:
+            own = () if more is None else (replace(quota, max_devices=quota.max_devices + more),)
+            return replace(problem, quotas=(*before, *own, *after))
+
+        more = _least_more(raised)
+        if more is not None:
+            needed = quota.max_devices + more
+            yield {
+                "constraint": f"quota of {quota.name}: {quota.max_devices} devices",
+                "change": f"{more} more devices for {quota.name} (max_devices {needed})",
+                "quota": quota.name,
+                "max_devices": needed,
+            }
 
 
 def _caps(problem: FleetProblem) -> list[dict[str, Any]]:
@@ -182,11 +214,25 @@ def _caps(problem: FleetProblem) -> list[dict[str, Any]]:
 
 
 def _units_more(problem: FleetProblem, o: int) -> int | None:
-    def fits(more: int | None) -> bool:
-        had = problem.offers[o].max_count
+    had = problem.offers[o].max_count
+
+    def raised(more: int | None) -> FleetProblem:
         most = None if more is None or had is None else had + more
         offers = tuple(replace(one, max_count=most) if i == o else one for i, one in enumerate(problem.offers))
-        return solve_fleet(replace(problem, offers=offers)).status is not Status.INFEASIBLE
+        return replace(problem, offers=offers)
+
+    return _least_more(raised)
+
+
+def _least_more(raised: Callable[[int | None], FleetProblem]) -> int | None:
+    """The least number by which a limit must be raised for a fleet to exist; None where lifting it does not help.
+
+    Args:
+        raised: the problem with the limit so much higher, or without it.
+    """
+
+    def fits(more: int | None) -> bool:
+        return solve_fleet(raised(more)).status is not Status.INFEASIBLE
 
     if not fits(None):
         return None

@@ -55,6 +55,9 @@ def resolve_allocation(spec: AllocationSpec, catalog: Catalog, base: Path) -> Al
             sources.update(found[1].sources)
     if services and not sum(service.request_rate_per_s for service in services) > 0.0:
         problems.say("workload", "every rate is 0: no request arrives, so no fleet is needed; give a rate above 0")
+    if spec.schedule is not None and not any(spec.schedule.hourly_rate_factor):
+        message = "every hour is 0: no request arrives, so no fleet is needed; give an hour above 0"
+        problems.say("schedule.hourly_rate_factor", message)
     quotas = []
     for index, asked in enumerate(spec.market.quotas):
         meant = tuple(o for o, offer in enumerate(offers) if _is_under(asked, offer))
@@ -125,8 +128,9 @@ def _prices(asked: OfferSpec, node: NodeType, path: str, problems: Problems) -> 
     """The newest price of each provider, region and terms that the entry admits."""
     if asked.usd_per_hour_per_node is not None:
         terms = asked.terms or [ON_DEMAND]
-        if len(terms) > 1 or len(asked.regions or []) > 1:
-            problems.say(f"{path}.usd_per_hour_per_node", "one price for several terms or regions; give an entry each")
+        if any(len(several or []) > 1 for several in (asked.providers, terms, asked.regions)):
+            message = "one price for several providers, terms or regions; give an entry each"
+            problems.say(f"{path}.usd_per_hour_per_node", message)
         region = (asked.regions or [ANY])[0]
         own = asked.usd_per_hour_per_node
         provider = (asked.providers or ["yours"])[0]

@@ -17,7 +17,7 @@ micro-batch; of the n + 1 longest documents two share one:
 
 *Method.* Longest processing time first (Graham 1969): documents by falling work, each to the rank with the least, there
 to the micro-batch with the least that still has room for its tokens. Then documents move from the longest micro-batch,
-or change places with smaller ones, while that makes it shorter.
+or change places with smaller ones, while that makes it shorter; what T was before stays where it was less.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ def balanced(
     """
     deal = _Deal(work, tokens, ranks, micro_batches, most_tokens)
     deal.longest_first()
+    first, inside = deal.work.copy(), [[[*micro] for micro in rank] for rank in deal.inside]
     deal.improve()
+    if pipeline_least_s(deal.work, pipeline_parallel) > pipeline_least_s(first, pipeline_parallel):
+        deal.work, deal.inside = first, inside
     order = np.argsort(deal.work, axis=1, kind="stable")
     seconds = np.take_along_axis(deal.work, order, axis=1) + fixed_s
     found = tuple(tuple(tuple(deal.inside[rank][micro]) for micro in order[rank].tolist()) for rank in range(ranks))

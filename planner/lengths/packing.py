@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.lengths.distribution import LengthTable
+from meshplan.planner.lengths.distribution import LengthTable, table_of
 
 CONCATENATE, WHOLE = "concatenate", "whole"
 SPLIT, TRUNCATE, DROP = "split", "truncate", "drop"
@@ -139,12 +139,23 @@ class PackedDocuments:
         """Whether several documents lie in one sequence: they do unless all fill whole ones."""
         return len(self.table.lengths) > 1 or self.table.longest % self.sequence_length != 0
 
+    @property
+    def _left(self) -> LengthTable:
+        """The documents once longer ones are truncated or dropped; split ones are whole here."""
+        lengths, shares = np.array(self.table.lengths), np.array(self.table.shares)
+        if self.longer == TRUNCATE:
+            return table_of(fitted(lengths, self.sequence_length, TRUNCATE), shares)
+        if self.longer == DROP:
+            return table_of(fitted(lengths, self.sequence_length, DROP), shares[lengths <= self.sequence_length])
+        return self.table
+
     @cached_property
     def sample(self) -> Packed:
         """Sequences as they come, the same for the same question."""
-        most = int(SAMPLED_DOCUMENTS * self.table.mean / self.sequence_length)
+        table = self._left
+        most = int(SAMPLED_DOCUMENTS * table.mean / self.sequence_length)
         tokens = (min(max(most, 1), SAMPLED_SEQUENCES) + 1) * self.sequence_length
-        documents = fitted(self.table.stream(tokens), self.sequence_length, self.longer)
+        documents = fitted(table.stream(tokens), self.sequence_length, self.longer)
         if self.packing == CONCATENATE:
             return concatenated(documents, self.sequence_length)
         return whole_documents(documents, self.sequence_length)

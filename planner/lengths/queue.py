@@ -8,7 +8,9 @@ arXiv:2503.17924, §4.2). A step is then either
   ``most_tokens``, it takes as long as the longest; or
 - *short*: documents as they came, about ``window_tokens`` in each micro-batch.
 
-Short documents keep their order of arrival. What a step does not take waits for the next.
+Short documents keep their order of arrival. What a step does not take waits for the next. The document that has waited
+the longest is in the next step once that is as long as said: a long one with its neighbours, a short one in a short
+step.
 
 Assumes: the order of documents may change by some steps (WLB-LLM saw no other loss with 0.5 steps on average).
 """
@@ -71,7 +73,8 @@ class DocumentQueue:
         pipeline_parallel: stages p.
         window_tokens: tokens of a micro-batch on average.
         most_tokens: of one micro-batch at most: what the memory holds.
-        most_delay_steps: a document waits no longer.
+        most_delay_steps: after so many steps of waiting a document is in the next one, one for each step where several
+            have waited as long.
     """
 
     work: Work
@@ -126,9 +129,13 @@ class DocumentQueue:
         Args:
             last: no more documents come: what waits is trained, balanced or not.
         """
-        chosen = self._neighbours()
-        if not chosen and (last or self._overdue()):
-            chosen = self._long[-self._num_micro_batches :]
+        oldest = self._overdue()
+        if oldest is None:
+            chosen = self._neighbours()
+            if not chosen and last:
+                chosen = self._long[-self._num_micro_batches :]
+        else:
+            chosen = self._with_neighbours(oldest) if self._is_long(oldest) else []
         for one in chosen:
             self._long.remove(one)
         target = max((one.work for one in chosen), default=0.0) * self._num_micro_batches
@@ -154,8 +161,18 @@ class DocumentQueue:
     def _is_long(self, one: _Waiting) -> bool:
         return one.work > LONG_SHARE * self._rate * self.window_tokens
 
-    def _overdue(self) -> bool:
-        return any(self._steps - one.since >= self.most_delay_steps for one in self._long)
+    def _overdue(self) -> _Waiting | None:
+        """The document that has waited the longest, where that is as long as any may."""
+        waiting = [*self._long, *([self._short[0]] if self._short else [])]
+        oldest = min(waiting, key=lambda one: (one.since, one.number), default=None)
+        return oldest if oldest is not None and self._steps - oldest.since >= self.most_delay_steps else None
+
+    def _with_neighbours(self, one: _Waiting) -> list[_Waiting]:
+        """A long document, and as many that are no longer as there are micro-batches beside its own; it comes first."""
+        end = max(self._long.index(one) + 1, min(self._num_micro_batches, len(self._long)))
+        near = self._long[max(0, end - self._num_micro_batches) : end]
+        near.remove(one)
+        return [one, *near]
 
     def _neighbours(self) -> list[_Waiting]:
         """N long documents of like size: the longest for which this works; empty where there are none."""

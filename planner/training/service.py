@@ -332,6 +332,9 @@ def replan(
         without: numbers of the nodes that are gone; none: one answer each for one to ``fewer`` nodes less.
         fewer: most nodes less.
         more: most nodes more; one answer each.
+
+    Raises:
+        SpecError: no node can be lost, and none is to come.
     """
     # start-up: a plan is found without it
     from meshplan.planner.training.replanning.replan import losses, replanned
@@ -342,7 +345,10 @@ def replan(
         return plan(replace(question, document=spec, beyond=False))
 
     gained = [replanned(made, old, (), answer, gained=count) for count in range(1, more + 1)]
-    return (*gained, *(replanned(made, old, lost, answer) for lost in losses(made, old, without, fewer)))
+    lost = losses(made, old, without, fewer)
+    if not gained and not lost:
+        raise SpecError.at("PLAN", "it runs on one node, and no other is left without it: --more 1 plans for a second")
+    return (*gained, *(replanned(made, old, nodes, answer) for nodes in lost))
 
 
 def timeline(made: Plan, catalog: Catalog) -> tuple[Simulated, str]:

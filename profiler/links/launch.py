@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from meshplan.catalogs.errors import ProfileError
 
 DEFAULT_PORT = 29_500
+# Names and brackets of numbers in turn, up to a comma outside brackets or the end.
+_FIRST_HOST = re.compile(r"([^,\[\]]+(?:\[[^,\[\]-][^\[\]]*\][^,\[\]]*)*)(?:,|\Z)")
+_BRACKETS = re.compile(r"\[([^,\[\]-]+)[^\[\]]*\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +72,18 @@ def rank_environment(environ: Mapping[str, str]) -> RankEnvironment:
 
 
 def first_slurm_host(nodes: str) -> str:
-    """The first host of Slurm's compressed list.
+    """The first host of Slurm's compressed list: the first number of each of its brackets, up to the first comma.
 
-    >>> first_slurm_host("gpu[003-007,9],cpu1"), first_slurm_host("a,b"), first_slurm_host("rack1-[2,4]")
-    ('gpu003', 'a', 'rack1-2')
+    Raises:
+        ProfileError: the list is empty, cut off, or begins with brackets.
+
+    >>> first_slurm_host("gpu[003-007,9],cpu1"), first_slurm_host("a,b"), first_slurm_host("rack[1-2]-gpu[3-4]")
+    ('gpu003', 'a', 'rack1-gpu3')
     """
-    match = re.match(r"([^,\[]+)(?:\[([^\],\-]+))?", nodes)
+    match = _FIRST_HOST.match(nodes)
     if match is None:
         raise ProfileError(f"cannot read the first host of SLURM_JOB_NODELIST={nodes!r}; set MASTER_ADDR")
-    return match.group(1) + (match.group(2) or "")
+    return _BRACKETS.sub(r"\1", match.group(1))
 
 
 def _master(environ: Mapping[str, str], launcher: str) -> str:

@@ -28,10 +28,11 @@ def _one(trace: AvailabilityTrace, capacity: Capacity, policy: Policy, draw: ran
     present: set[int] = set()
     job: set[int] = set()
     named = 0
-    clock, runs_from, last_change, progress = float(trace.times_s[0]), 0.0, -1.0, 0.0
+    clock, runs_from, last_change, progress, owes = float(trace.times_s[0]), 0.0, -1.0, 0.0, False
     for time, kind, count in [*events, (float(trace.times_s[-1]), "end", 0)]:
         if job:
             progress += capacity.rates[len(job)] * max(0.0, time - max(clock, runs_from))
+            owes = owes and runs_from > time
         clock = time
         if kind == "end" or (kind == "settled" and last_change + policy.wait_s > time + 1e-6):
             continue
@@ -46,7 +47,7 @@ def _one(trace: AvailabilityTrace, capacity: Capacity, policy: Policy, draw: ran
             present -= gone
             was_hit = bool(gone & job)
             if was_hit:
-                job = set()
+                job, owes = set(), True
         wants = policy.choose(
             Seen(
                 time_s=time,
@@ -55,10 +56,11 @@ def _one(trace: AvailabilityTrace, capacity: Capacity, policy: Policy, draw: ran
                 ready_s=max(runs_from, time) if job and not was_hit else time,
                 is_settled=kind == "settled",
                 was_hit=was_hit,
+                owes=owes,
             )
         )
         if was_hit or wants != len(job):
-            pays = capacity.forced_s if was_hit else capacity.change_s
+            pays = capacity.forced_s if owes and not job else capacity.change_s
             still = runs_from if job else time
             job = set(sorted(present)[:wants])
             runs_from = max(still, time + pays)

@@ -88,6 +88,8 @@ Which host becomes which node rank is not planned here: hosts must be alike.
 
 def advice(one: Replanned) -> str:
     """What to do, in a word or two."""
+    if one.is_idle:
+        return "nothing: no rank is on it" if len(one.lost) == 1 else "nothing: no rank is on them"
     if one.plan is None:
         return "none fits" if one.gained else "wait for a node"
     if one.gained:
@@ -120,6 +122,8 @@ def _states(one: Replanned) -> str:
     if taken is None:
         return ""
     start = _start(one)
+    if one.is_idle:
+        return f"{start}: the job runs on, since none of its ranks is there."
     if taken.lost:
         return (
             f"{start}: {format_bytes(taken.lost)} of states are held nowhere else, so all load the last "

@@ -1,9 +1,11 @@
 """The most that any policy could have made of a trace that it knew in advance.
 
-Backward dynamic programming over the spells. A state is the number of nodes used and the time from which they run; a
-change is worth making only when a spell begins, since earlier is better for more nodes, or so that it is done when the
-spell ends, before nodes go. Which nodes go is not known in advance even here, only how many and when: the value of a
-spell is the expectation over being hit or not.
+Backward dynamic programming over the spells. A state is the number of nodes used, the time from which they run, and
+whether lost work is still to be done again (:mod:`.outcome`). A change is worth making only when a spell begins, since
+earlier is better for more nodes, or at the very end of a spell, before nodes go: a job that then uses fewer is hit less
+often, and one that stops has lost nothing. Earlier within the spell costs f per second and gains at most the smaller f
+of the fewer nodes. Which nodes go is not known in advance even here, only how many and when: the value of a spell is
+the expectation over being hit or not.
 """
 
 from __future__ import annotations
@@ -17,84 +19,83 @@ def best_in_hindsight(trace: AvailabilityTrace, capacity: Capacity) -> float:
     return _Hindsight(trace, capacity).start()
 
 
-class _Hindsight:
-    """Values of the spells from the last to the first.
+# A job as a spell begins: nodes used, running from (seconds), owes lost work.
+_Job = tuple[int, float, bool]
 
-    ``value[m]`` lists (running from, value) for jobs of m nodes as a spell begins; "running from" is 0 where the job
-    runs already, else the times that changes of earlier spells can have led to.
+
+class _Hindsight:
+    """Values of the spells from the last to the first, by the job that reaches them.
+
+    A job runs from now on, or from a time that changes of earlier spells have led to; it owes lost work only until
+    then, unless it uses no node.
     """
 
     def __init__(self, trace: AvailabilityTrace, capacity: Capacity) -> None:
-        self.times = [float(time) for time in trace.times_s]
-        self.nodes = [int(nodes) for nodes in trace.nodes]
+        changes = trace.changes()
+        self.times = [float(time) for time in changes.times_s]
+        self.nodes = [int(nodes) for nodes in changes.nodes]
         self.capacity = capacity
         self.choices = capacity.useful
 
     def start(self) -> float:
         """Value before the first spell, when no node is used."""
-        later: dict[tuple[int, float], float] = {}
+        later: dict[_Job, float] = {}
         hit_later = 0.0
         for spell in range(len(self.nodes) - 1, -1, -1):
             later, hit_later = self._spell(spell, later, hit_later)
-        return later[0, self.times[0]]
+        return later[0, self.times[0], False]
 
     def _ready_times(self, spell: int) -> list[float]:
-        """When a job may run from, seen as a spell begins: now, or when a change of an earlier spell is done."""
+        """When a job may run from, seen as a spell begins: now, or when a change is done, of just before or earlier."""
         now = self.times[spell]
-        ready = {now}
+        ready = {now, now + self.capacity.change_s}
         for before in range(spell - 1, -1, -1):
             if self.times[before] + self.capacity.forced_s <= now:
                 break
             ready |= {self.times[before] + self.capacity.change_s, self.times[before] + self.capacity.forced_s}
         return sorted(time for time in ready if time >= now)
 
-    def _spell(
-        self, spell: int, later: dict[tuple[int, float], float], hit_later: float
-    ) -> tuple[dict[tuple[int, float], float], float]:
-        """Values as the spell begins: by (nodes used, running from), and of a job that was hit."""
+    def _spell(self, spell: int, later: dict[_Job, float], hit_later: float) -> tuple[dict[_Job, float], float]:
+        """Values as the spell begins: by job, and of one that was hit."""
         now, limit = self.times[spell], self.nodes[spell]
         change_s, forced_s = self.capacity.change_s, self.capacity.forced_s
         choices = [m for m in self.choices if m <= limit]
-        memo: dict[tuple[int, float], float] = {}
+        memo: dict[_Job, float] = {}
 
-        def stay(used: int, ready: float) -> float:
+        def stay(job: _Job) -> float:
             """Value of using this many nodes in this spell."""
-            if (used, ready) not in memo:
-                memo[used, ready] = self._through(spell, used, ready, later, hit_later)
-            return memo[used, ready]
+            if job not in memo:
+                memo[job] = self._through(spell, job, later, hit_later)
+            return memo[job]
 
-        def begin(ready_after_change: float) -> float:
-            return max(stay(m, now if m == 0 else ready_after_change) for m in choices)
+        def begin(ready: float, owes: bool) -> float:
+            """Value where each number of nodes can be had, running from ``ready``."""
+            return max(stay((m, ready if m else now, owes)) for m in choices)
 
-        found: dict[tuple[int, float], float] = {}
+        idle_owing = begin(now + forced_s, True)
+        found: dict[_Job, float] = {(0, now, False): begin(now + change_s, False), (0, now, True): idle_owing}
         for ready in self._ready_times(spell):
-            other = begin(max(ready, now + change_s))
-            for used in choices:
-                if used or ready == now:
-                    found[used, ready] = max(stay(used, ready), other)
-        return found, begin(now + forced_s)
+            for owes in (False, True) if ready > now else (False,):
+                other = begin(max(ready, now + change_s), owes)
+                for used in choices[1:]:
+                    found[used, ready, owes] = max(stay((used, ready, owes)), other)
+        return found, idle_owing
 
-    def _through(
-        self, spell: int, used: int, ready: float, later: dict[tuple[int, float], float], hit_later: float
-    ) -> float:
-        """Tokens of this spell and all later ones with ``used`` nodes until its end, or until just before it."""
+    def _through(self, spell: int, job: _Job, later: dict[_Job, float], hit_later: float) -> float:
+        """Tokens of this spell and all later ones with the job's nodes until the spell's end, or until just before."""
+        used, ready, owes = job
         now, end = self.times[spell], self.times[spell + 1]
-        rate, change_s = self.capacity.rates[used], self.capacity.change_s
-        gained = rate * max(0.0, end - max(now, ready)) if used else 0.0
+        gained = self.capacity.rates[used] * max(0.0, end - max(now, ready)) if used else 0.0
         if spell + 1 == len(self.nodes):
             return gained
-        value = gained + self._after(spell, used, max(ready, end) if used else end, later, hit_later)
-        if used and end - change_s > max(now, ready):
-            shorter = rate * (end - change_s - max(now, ready))
-            fewer = [m for m in self.choices if m < used]
-            value = max(value, *(shorter + self._after(spell, m, end, later, hit_later) for m in fewer))
-        return value
+        still_owes = owes and (used == 0 or ready > end)
+        changed = max(ready, end + self.capacity.change_s)
+        nexts = [(used, max(ready, end) if used else end, still_owes)]
+        nexts += [(m, changed if m else end, still_owes) for m in self.choices if m < used]
+        return gained + max(self._after(spell, one, later, hit_later) for one in nexts)
 
-    def _after(
-        self, spell: int, used: int, ready: float, later: dict[tuple[int, float], float], hit_later: float
-    ) -> float:
-        """Value of the next spell for a job that reaches its beginning with so many nodes."""
+    def _after(self, spell: int, job: _Job, later: dict[_Job, float], hit_later: float) -> float:
+        """Value of the next spell for a job that reaches its beginning."""
         gone = max(0, self.nodes[spell] - self.nodes[spell + 1])
-        hit = hit_probability(self.nodes[spell], used, gone)
-        safe = 0.0 if hit >= 1.0 else later[used, ready]
-        return hit * hit_later + (1.0 - hit) * safe
+        hit = hit_probability(self.nodes[spell], job[0], gone)
+        return hit * hit_later + (0.0 if hit >= 1.0 else (1.0 - hit) * later[job])

@@ -13,7 +13,8 @@ or settled). Value iteration solves
     next       = d, or after a hit max_a v(n + Δ, a, fresh) − L f(a)
 
 The policy then compares v of all a ≤ n less what the change really costs now: a job that stands still already for an
-earlier change loses only what its new start takes longer.
+earlier change loses only what its new start takes longer, and one that stood still since a hit pays L. In v a job
+without nodes pays C: that it may owe lost work is left out there.
 
 Source       Markov decision processes (Puterman 1994, ch. 11, semi-Markov); the expected effect of nodes that go while
              others stand by is the "liveput" of Parcae (Duan et al., NSDI 2024), which forecasts the number of nodes
@@ -92,7 +93,7 @@ class LearnedPolicy:
         phase = SETTLED if seen.is_settled else FRESH
         values = self._values()[phase, nodes, : nodes + 1]
         rates = np.asarray(self.capacity.rates[: nodes + 1])
-        if seen.was_hit:
+        if seen.was_hit or (seen.owes and not seen.used):
             cost_s = self.capacity.forced_s
         else:
             starts = max(seen.ready_s, seen.time_s + self.capacity.change_s)

@@ -65,6 +65,15 @@ class AvailabilityTrace:
         """The trace as a cluster of so many nodes sees it."""
         return replace(self, nodes=np.minimum(self.nodes, nodes))
 
+    def changes(self) -> AvailabilityTrace:
+        """The trace without prices, each spell as long as the number of nodes stays the same."""
+        begins = np.append(True, np.diff(self.nodes) != 0)
+        return AvailabilityTrace(
+            name=self.name,
+            times_s=np.append(self.times_s[:-1][begins], self.times_s[-1]),
+            nodes=self.nodes[begins],
+        )
+
 
 def read_availability(path: Path) -> tuple[AvailabilityTrace, ...]:
     """The traces of a file, in the order of their first lines.

@@ -114,6 +114,9 @@ def _only_what_is_modelled(spec: TrainingSpec, problems: Problems) -> None:
     """What a job on several node types cannot be asked yet, in words."""
     types = " and ".join(dict.fromkeys(node.type for node in spec.cluster.nodes or ()))
     here = f"on {types} in one job"
+    if spec.workload.has_open_batch:
+        mend = "state the batch, and meshplan batch compares others with it"
+        problems.say("workload.global_batch_size", f"auto is not planned {here}: {mend}")
     if spec.objective is not TrainingObjective.THROUGHPUT:
         problems.say("objective", f"{spec.objective.value} is not planned {here}: throughput is")
     links = spec.cluster.links

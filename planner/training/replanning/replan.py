@@ -13,7 +13,7 @@ from meshplan.planner.goodput.published import REPAIR_S, RESTART_S, STORE_BYTES_
 from meshplan.planner.training.estimator.states import optimizer_bytes
 from meshplan.planner.training.plan import config_from_document
 from meshplan.planner.training.problem.spec import question_of_plan
-from meshplan.planner.training.replanning.by_nodes import steady
+from meshplan.planner.training.replanning.by_nodes import steady, usable_nodes
 from meshplan.planner.training.replanning.decision import Decision, decide, join_from_s
 from meshplan.planner.training.replanning.moves import Layout, Moves, moves
 from meshplan.planner.training.resolve import Resolved
@@ -38,6 +38,7 @@ class Replanned:
         decision: wait or go on.
         join_s: nodes that have come must stay so long for joining them to pay.
         uses_spares: spare nodes of the old plan take over, so that nothing else changes.
+        is_idle: no rank of the old plan sat on the nodes that are gone, so that it runs on.
     """
 
     lost: tuple[int, ...]
@@ -51,6 +52,7 @@ class Replanned:
     decision: Decision
     join_s: float = 0.0
     uses_spares: bool
+    is_idle: bool = False
 
 
 def without_nodes(spec: Mapping[str, Any], lost: Sequence[int]) -> dict[str, Any]:
@@ -71,17 +73,24 @@ def without_nodes(spec: Mapping[str, Any], lost: Sequence[int]) -> dict[str, Any
 
 
 def with_nodes(spec: Mapping[str, Any], gained: int) -> dict[str, Any]:
-    """The question with more nodes like its first ones.
+    """The question with more nodes like its own, behind them, so that these keep their numbers.
 
     Raises:
-        SpecError: the cluster is not a count of nodes.
+        SpecError: the cluster has nodes of several types.
     """
     cluster = dict(spec["cluster"])
-    groups = [dict(group) for group in cluster.get("nodes") or []]
-    if len(groups) != 1:
-        message = "says for how many more nodes of one type to plan: this plan's cluster is no count of such nodes"
+    described = cluster.get("devices")
+    if described:
+        return {
+            **steady(spec),
+            "cluster": {**cluster, "devices": {**described, "nodes": int(described["nodes"]) + gained}},
+        }
+    groups = [dict(group) for group in cluster["nodes"]]
+    types = sorted({str(group["type"]) for group in groups})
+    if len(types) != 1:
+        message = f"says for how many more nodes of one type to plan: this plan's cluster has {', '.join(types)}"
         raise SpecError.at("--more", message)
-    groups[0]["count"] = int(groups[0]["count"]) + gained
+    groups[-1]["count"] = int(groups[-1]["count"]) + gained
     return {**steady(spec), "cluster": {**cluster, "nodes": groups}}
 
 
@@ -107,13 +116,15 @@ def replanned(
     setting = None if old.problem.run is None else old.problem.run.setting
     repair_s = REPAIR_S if setting is None else setting.repair_s
     restart_s = RESTART_S if setting is None else setting.restart_s
+    is_idle = bool(lost) and not set(lost) & set(used_nodes(made, old))
     try:
         found = answer(spec)
     except SpecError as error:
         reasons = "; ".join(problem.message for problem in error.problems)
-        return _without_a_plan(reasons, lost, gained, repair_s)
+        return _without_a_plan(reasons, lost, gained, repair_s, is_idle=is_idle)
     if not found.config:
-        return _without_a_plan(str(found.solution.get("binding_constraint", "no plan")), lost, gained, repair_s)
+        reason = str(found.solution.get("binding_constraint", "no plan"))
+        return _without_a_plan(reason, lost, gained, repair_s, is_idle=is_idle)
     problem = old.problem
     per_host, per_node = problem.machine.devices_per_host, problem.machine.domain_size
     gone = [divmod(node * per_node + device, per_host) for node in lost for device in range(per_node)]
@@ -132,14 +143,20 @@ def replanned(
         moves=taken,
         move_s=move_s,
         load_s=load_s,
-        decision=decide(speed=speed, change_s=restart_s + move_s, repair_s=repair_s),
+        decision=_unmoved(repair_s) if is_idle else decide(speed=speed, change_s=restart_s + move_s, repair_s=repair_s),
         join_s=join_from_s(speed=speed, change_s=restart_s + move_s) if gained else 0.0,
-        uses_spares=bool(lost) and found.config == made.config,
+        uses_spares=bool(lost) and not is_idle and found.config == made.config,
+        is_idle=is_idle,
     )
 
 
-def _without_a_plan(why_not: str, lost: Sequence[int], gained: int, repair_s: float) -> Replanned:
-    """Nothing to change to: it waits for what is gone."""
+def _unmoved(repair_s: float) -> Decision:
+    """The old plan runs on, since none of its ranks is missing."""
+    return Decision(going_on_s=0.0, waiting_s=repair_s, from_s=0.0)
+
+
+def _without_a_plan(why_not: str, lost: Sequence[int], gained: int, repair_s: float, *, is_idle: bool) -> Replanned:
+    """Nothing to change to: it waits for what is gone, unless it did not use it."""
     return Replanned(
         lost=tuple(lost),
         gained=gained,
@@ -149,8 +166,9 @@ def _without_a_plan(why_not: str, lost: Sequence[int], gained: int, repair_s: fl
         moves=None,
         move_s=0.0,
         load_s=0.0,
-        decision=decide(speed=0.0, change_s=0.0, repair_s=repair_s),
+        decision=_unmoved(repair_s) if is_idle else decide(speed=0.0, change_s=0.0, repair_s=repair_s),
         uses_spares=False,
+        is_idle=is_idle,
     )
 
 
@@ -185,24 +203,31 @@ def _devices_and_hosts(plan: Plan) -> tuple[int, int]:
     return len(table), len({host for host, _ in table})
 
 
+def used_nodes(made: Plan, old: Resolved) -> list[int]:
+    """Numbers of the nodes that hold ranks of a plan, ascending."""
+    machine = old.problem.machine
+    return sorted({host * machine.devices_per_host // machine.domain_size for host, _ in made.rank_table or ()})
+
+
 def losses(made: Plan, old: Resolved, without: Sequence[int], fewer: int) -> list[list[int]]:
     """Which nodes each answer is without: those named, else one, two, … of those that hold the last ranks.
 
+    Empty where no node can go without ending the job: it runs on all there are, and has one.
+
     Raises:
-        SpecError: the plan runs on one node, or its cluster has no such node.
+        SpecError: the plan's cluster has no such node.
     """
-    machine = old.problem.machine
     if without:
-        count = sum(int(node["count"]) for node in made.spec["cluster"]["nodes"])
+        cluster = made.spec["cluster"]
+        described = cluster.get("devices")
+        count = int(described["nodes"]) if described else sum(int(node["count"]) for node in cluster["nodes"])
         beyond = sorted({node for node in without if not 0 <= node < count})
         if beyond:
             said = f"there is no node {', '.join(map(str, beyond))}: the cluster has {count}, from 0"
             raise SpecError.at("without", said, of="the question")
         return [sorted(set(without))]
-    used = sorted({host * machine.devices_per_host // machine.domain_size for host, _ in made.rank_table or ()})
-    most = min(fewer, len(used) - 1)
-    if most < 1:
-        raise SpecError.at("PLAN", "it runs on one node: none is left without it")
+    used = used_nodes(made, old)
+    most = min(fewer, len(used), len(usable_nodes(old)) - 1)
     return [used[-count:] for count in range(1, most + 1)]
 
 
@@ -226,6 +251,7 @@ def _row(one: Replanned) -> dict[str, Any]:
         "iteration_s": None if one.plan is None else one.plan.predicted["iteration_s"].value,
         "speed": one.speed,
         "uses_spares": one.uses_spares,
+        "is_idle": one.is_idle,
         "bytes": None
         if taken is None
         else {

@@ -240,6 +240,45 @@ def test_a_malformed_profile_is_refused(store: Measurements, change: dict[str, o
     assert store.runs() == ()
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("profile", "endpoints"), ["a"], "b is no endpoint of the profile"),
+        (("profile", "endpoints"), ["a", 7], "must be texts, not 7"),
+        (("profile", "endpoints"), ["a", "b", "a"], "a is listed twice"),
+        (("profile", "links", 0, "source"), ["a"], r"must be texts, not \['a'\]"),
+        (("profile", "links", 0, "rail"), {}, "must be texts, not {}"),
+        (("profile", "findings"), [1], "must be texts, not 1"),
+        (("profile", "unmeasured"), [["a", "c"]], "c is no endpoint of the profile"),
+        (("measured_at",), True, "measured_at"),
+        (("measured_at",), "yesterday", "measured_at"),
+        (("measured_at",), "2026-11-21", "measured_at"),
+        (("measurements", 0, "parameters"), None, "parameters"),
+        (("measurements", 0, "parameters"), [1], "parameters"),
+        (("measurements", 0, "parameters"), {"size_bytes": {}}, "parameters"),
+        (("fits", 0, "coefficients"), {"latency_s": "x"}, "coefficients"),
+        (("fits", 0, "coefficients"), [1], "coefficients"),
+    ],
+)
+def test_a_profile_that_could_not_be_shown_is_refused(
+    store: Measurements, tmp_path: Path, path: tuple[str | int, ...], value: object, message: str
+) -> None:
+    """It was stored, and every look at it ended as a bug."""
+    run_id = started(store, cluster="lab")
+    store.add(run_id, [measurement()])
+    store.add_fits(run_id, [FIT])
+    store.put_cluster(cluster(run_id))
+    document = json.loads(json.dumps(export_cluster(store, "lab")))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    other = Measurements(open_database(str(tmp_path / "other.sqlite")))
+    with pytest.raises(CatalogError, match=f"nothing was imported: .*{message}"):
+        import_cluster(other, document)
+    assert other.runs() == ()
+
+
 def test_a_profile_that_lacks_a_part_is_refused(store: Measurements) -> None:
     with pytest.raises(CatalogError, match="lacks cluster, measured_at"):
         import_cluster(store, {"format": "meshplan-profile/1"})

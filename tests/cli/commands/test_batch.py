@@ -75,3 +75,24 @@ def test_tokens_are_needed(tmp_path: Path) -> None:
     workload = {name: value for name, value in SPEC["workload"].items() if name != "num_training_tokens"}
     shown = call(tmp_path, "--noise", "1M", spec={**SPEC, "workload": workload})
     assert "num_training_tokens" in str(shown.exception)
+
+
+def test_batches_of_nobodys_choice_that_the_pins_do_not_divide_are_left_out(tmp_path: Path) -> None:
+    """A quarter of the question's own batch was refused by its pins, and with it the question."""
+    spec = {**SPEC, "fixed": {"data_parallel": 8, "micro_batch_size": 4}}
+    answer = json.loads(call(tmp_path, "--noise", "1M", "--format", "json", spec=spec).output)
+    assert [row["batch_tokens"] // 4096 for row in answer["rows"]] == [32, 64, 128, 256, 512, 1024]
+    named = call(tmp_path, "--noise", "1M", "--batches", "64k,128k", spec=spec)
+    assert "does not divide" in str(named.exception)
+
+
+def test_a_question_with_an_open_batch_is_compared_at_the_batches_of_its_plan(tmp_path: Path) -> None:
+    """Its batch was taken for one sequence: batches above 16 and their tokens were others than the plan's."""
+    workload = {**SPEC["workload"], "global_batch_size": "auto", "gradient_noise_scale": {"tokens": "1M"}}
+    spec = {**SPEC, "workload": workload}
+    answer = json.loads(call(tmp_path, "--noise", "1M", "--format", "json", spec=spec).output)
+    plan = make_plan(spec, load_catalog(str(tmp_path / "c.sqlite")))
+    assert plan.answer is not None
+    assert answer == plan.answer["batches"]
+    named = json.loads(call(tmp_path, "--noise", "1M", "--batches", "256k", "--format", "json", spec=spec).output)
+    assert [row["batch_tokens"] for row in named["rows"]] == [2**18]

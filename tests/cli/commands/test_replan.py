@@ -57,11 +57,41 @@ def test_a_wrong_name_is_said(database: str, without: str, word: str) -> None:
     assert word in str(shown.exception)
 
 
-def test_a_serving_plan_has_no_answer(tmp_path: Path) -> None:
+LINK = {"bandwidth": "50 GB/s", "latency": "5 us"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "says"),
+    [
+        ({"nodes": [{"type": "dgx-h100", "count": 3}]}, "meshplan plan SPEC --set cluster.nodes.0.count=2"),
+        (
+            {"nodes": [{"type": "dgx-h100", "count": 1}, {"type": "dgx-a100-80gb", "count": 2}]},
+            "meshplan plan SPEC --set cluster.nodes.1.count=1",
+        ),
+        (
+            {"nodes": [{"type": "dgx-h100", "count": 1}, {"type": "dgx-a100-80gb", "count": 1}]},
+            "without the entry of cluster.nodes that is gone",
+        ),
+        (
+            {
+                "devices": {"type": "h100-sxm", "nodes": 2, "per_node": 4},
+                "links": {"intra_node": LINK, "inter_node": LINK},
+            },
+            "meshplan plan SPEC --set cluster.devices.nodes=1",
+        ),
+        # One node was told to ask for one node.
+        ({"nodes": [{"type": "dgx-h100", "count": 1}]}, "from its only node: without it no request is answered"),
+        (
+            {"devices": {"type": "h100-sxm", "nodes": 1, "per_node": 4}, "links": {"intra_node": LINK}},
+            "constraints.min_spare_replicas: 1",
+        ),
+    ],
+)
+def test_a_serving_plan_is_told_what_to_ask_instead(tmp_path: Path, cluster: dict[str, Any], says: str) -> None:
     spec = {
         "kind": "serving",
         "model": "llama-3.1-8b",
-        "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+        "cluster": cluster,
         "workload": {"input_length": 1000, "output_length": 100, "request_rate_per_s": 1},
         "slo": {"ttft_p99_s": 5},
         "fixed": {"tensor_parallel": 1},
@@ -71,7 +101,8 @@ def test_a_serving_plan_has_no_answer(tmp_path: Path) -> None:
     asked = CliRunner().invoke(plan_app, [str(tmp_path / "spec.json"), "--db", db, "--tag", "serves"])
     assert asked.exit_code == 0, asked.output
     shown = call("serves", "--db", db)
-    assert "ask its question again: meshplan plan SPEC --set cluster.nodes.0.count=1" in str(shown.exception)
+    assert says in str(shown.exception)
+    assert "count=0" not in str(shown.exception)
     assert getattr(shown.exception, "exit_code", EXIT_SPEC) == EXIT_SPEC
 
 

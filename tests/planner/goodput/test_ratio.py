@@ -72,6 +72,23 @@ def test_without_interruptions_only_checkpoints_take_time() -> None:
     assert waiting_share(stops) == 0.0
 
 
+@pytest.mark.parametrize("in_the_age", [1.0, 100.0, 1000.0, 20_000.0])
+def test_rare_damage_that_is_found_after_many_interruptions_has_a_ratio(in_the_age: float) -> None:
+    """e^λL overflowed where more than 700 interruptions fall into the age of silent damage: the ratio was no number."""
+    rate, interval, share = 1e-4, 1200.0, 1e-5
+    late_s = in_the_age / rate
+    stops = Interruptions(per_s=rate, restart_s=60.0, late_share=share, late_s=late_s)
+    # Checkpoints that are given up: P(X < L − jT) of each, added up.
+    steps = np.arange(np.ceil(late_s / interval))
+    given_up = float(-np.expm1(-rate * (late_s - steps * interval)).sum())
+    gained, late = (np.exp(-rate * (wait + interval)) / -np.expm1(-rate * interval) for wait in (0.0, late_s))
+    secured = (1.0 - share) * gained + share * (late - given_up)
+    expected = interval * secured * rate * np.exp(-rate * stops.restart_s)
+    with np.errstate(all="raise", under="ignore"):
+        found = float(efficiency(interval, stops, Checkpoints(block_s=0.0)))
+    assert found == pytest.approx(max(0.0, expected), rel=1e-9)
+
+
 def test_erlangs_formula_by_its_definition() -> None:
     load, servers = 2.5, 4
     terms = [load**k / np.prod(np.arange(1, k + 1)) for k in range(servers + 1)]

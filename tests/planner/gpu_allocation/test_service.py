@@ -383,6 +383,12 @@ def test_every_problem_at_once(catalog: Catalog) -> None:
         ({"type": "aws-g5-xlarge", "regions": ["eu-west-1"]}, "market.offers[0].regions", "known: us-east-1"),
         ({"type": "aws-g5-xlarge", "terms": ["spot"]}, "market.offers[0].terms", "no price of aws-g5-xlarge for spot"),
         ({"type": "a30-pcie-8"}, "market.offers[0]", "give usd_per_hour_per_node"),
+        # The second provider was left out without a word.
+        (
+            {"type": "dgx-h100", "usd_per_hour_per_node": 20.0, "providers": ["a", "b"]},
+            "market.offers[0].usd_per_hour_per_node",
+            "one price for several providers, terms or regions",
+        ),
         (
             {"type": "aws-g6e-xlarge", "terms": ["spot"]},
             "market.offers[0].interruption_headroom",
@@ -397,6 +403,9 @@ def test_one_wrong_offer(catalog: Catalog, offer: dict[str, Any], path: str, mes
 def test_zero_rates_and_missing_promises(catalog: Catalog) -> None:
     buckets = [{**bucket, "request_rate_per_s": 0.0} for bucket in SPEC["workload"]["buckets"]]
     assert "every rate is 0" in refused(spec(workload={"buckets": buckets}), catalog)["workload"]
+    # It ended as a division by zero.
+    hours = {"hourly_rate_factor": [0.0, 0.0, 0.0]}
+    assert "every hour is 0" in refused(spec(schedule=hours), catalog)["schedule.hourly_rate_factor"]
     assert "slo missing" in refused(spec(slo=None), catalog)[""]
     assert "slo is empty" in refused(spec(slo={}), catalog)[""]
     swapped = [{"input_tokens": [9, 1], "output_tokens": [1, 2], "request_rate_per_s": 1.0}]

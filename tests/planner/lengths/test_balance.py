@@ -141,3 +141,37 @@ def test_short_documents_that_find_no_room_wait_for_the_next_step() -> None:
         assert step.tokens.sum() > 0
         seen += step.documents
     assert sorted(seen) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("late", "others"), [(60, [100, 100]), (5, [100, 100])])
+def test_what_has_waited_as_long_as_said_is_in_the_next_step(late: int, others: list[int]) -> None:
+    """Where every step had a group of other long documents, one without neighbours and short ones waited for ever."""
+    work = Work(per_token_s=1.0, per_pair_s=((None, 0.5),))
+    queue = DocumentQueue(work=work, ranks=2, micro_batches=1, window_tokens=100, most_tokens=110, most_delay_steps=8)
+    queue.add([5] * 50)
+    while queue.waiting:
+        assert queue.next_step() is not None
+    began = queue.next_step()
+    assert began is None
+    queue.add([late])
+    delays = []
+    for _ in range(20):
+        queue.add(others)
+        step = queue.next_step()
+        assert step is not None
+        delays += step.delays[step.tokens == late].tolist()
+    assert len(delays) == 1
+    assert delays[0] <= 8
+
+
+def test_exchanges_never_lengthen_the_longest_rank() -> None:
+    """Between micro-batches of two ranks they made the other rank longer than the first had been."""
+    tokens = np.array([20, 12, 18, 18, 11, 10])
+    found = balanced(tokens.astype(float) ** 2, tokens, ranks=2, micro_batches=2)
+    # As longest-first places them: 400 + 121 + 100 … and 324 + 324 + 100.
+    assert found.seconds <= 748.0
+    assert found.seconds == pytest.approx(found.work_s.sum(axis=1).max())
+    assert sorted(document for rank in found.ranks for micro in rank for document in micro) == list(range(6))
+    for rank, micros in enumerate(found.ranks):
+        for micro, documents in enumerate(micros):
+            assert found.work_s[rank, micro] == pytest.approx(float((tokens[list(documents)].astype(float) ** 2).sum()))

@@ -92,3 +92,19 @@ def test_one_length_fills_sequences_exactly() -> None:
 def test_without_a_mask_documents_make_no_difference() -> None:
     documents = PackedDocuments(table=table_of([10, 500]), sequence_length=4096, attends_across=True)
     assert documents.mean_context(None) == 2048.0
+
+
+@pytest.mark.parametrize("packing", [CONCATENATE, WHOLE])
+@pytest.mark.parametrize("longer", [DROP, TRUNCATE])
+def test_sequences_are_sampled_from_what_is_left_of_long_documents(longer: str, packing: str) -> None:
+    """Of a million tokens a document nearly all were dropped, and with one document in 10,000 none was left to pack."""
+    table = table_of([10, 1_000_000], [1.0, 9999.0] if longer == DROP else [9999.0, 1.0])
+    documents = PackedDocuments(table=table, sequence_length=4096, packing=packing, longer=longer)
+    sample = documents.sample
+    assert sample.num_sequences >= 2000
+    whole = int((sample.pieces == 4096).sum())
+    if longer == DROP:
+        assert whole == 0
+    elif packing == WHOLE:
+        assert sorted(set(sample.pieces.tolist())) == [10, 4096]
+        assert whole / len(sample.pieces) == pytest.approx(1e-4, rel=0.2)

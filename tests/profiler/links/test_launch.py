@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshplan.catalogs.errors import ProfileError
-from meshplan.profiler.links.launch import rank_environment
+from meshplan.profiler.links.launch import first_slurm_host, rank_environment
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
 OPEN_MPI = {
@@ -46,3 +46,24 @@ def test_each_dialect(environ: dict[str, str], launcher: str, address: str, port
 def test_what_is_missing_is_named(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         rank_environment(environ)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("a", "a"),
+        ("gpu[003-007,9],cpu1", "gpu003"),
+        ("c1-[01-02],d", "c1-01"),
+        # What stands behind the first brackets was left out, and nobody listened at the host that was named.
+        ("rack[1-2]-gpu[3-4]", "rack1-gpu3"),
+        ("gpu[1-3]-ib,gpu7-ib", "gpu1-ib"),
+    ],
+)
+def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
+    assert first_slurm_host(nodes) == first
+
+
+@pytest.mark.parametrize("nodes", ["", "gpu[", "gpu[]", "gpu[1-2", "gpu]1", "[1-2]", ",a"])
+def test_a_list_that_is_cut_off_is_refused(nodes: str) -> None:
+    with pytest.raises(ProfileError, match="set MASTER_ADDR"):
+        first_slurm_host(nodes)

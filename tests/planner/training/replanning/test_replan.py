@@ -132,3 +132,65 @@ def test_joining_pays_from_when_both_have_trained_as_much(speed: float) -> None:
 
 def test_nodes_that_do_not_help_are_left() -> None:
     assert math.isinf(join_from_s(speed=1.0, change_s=500.0))
+
+
+def test_a_cluster_of_described_devices_loses_nodes_too(catalog: Catalog) -> None:
+    """Its nodes were looked for among the catalog's types, which ended as a bug."""
+    spec = question()
+    link = {"bandwidth": "450 GB/s", "latency": "5 us"}
+    spec["cluster"] = {
+        "devices": {"type": "h100-sxm", "nodes": 3, "per_node": 4},
+        "links": {"intra_node": link, "inter_node": {**link, "bandwidth": "50 GB/s"}},
+    }
+    made = make_plan(spec, catalog)
+    (row,) = answers(made, catalog, without=[1])
+    assert row.lost == (1,)
+    assert row.plan is not None
+    with pytest.raises(SpecError, match="there is no node 3: the cluster has 3, from 0"):
+        answers(made, catalog, without=[3])
+    more, _ = answers(made, catalog, more=1, fewer=1)
+    assert more.plan is not None
+    assert more.speed > 1.0
+
+
+def test_a_job_on_one_node_can_grow(catalog: Catalog) -> None:
+    """It was refused, since no node is left without its only one, whatever was asked."""
+    spec = question()
+    spec["cluster"] = {"nodes": [{"type": "dgx-h100", "count": 1}]}
+    made = make_plan(spec, catalog)
+    (row,) = answers(made, catalog, more=1)
+    assert row.gained == 1
+    assert row.speed > 1.0
+    with pytest.raises(SpecError, match="no other is left"):
+        answers(made, catalog)
+
+
+def test_spares_take_over_for_every_node_of_the_job(catalog: Catalog) -> None:
+    """One node and a spare: that the job runs on one node was said, and no answer given."""
+    spec = question(spare_nodes=1)
+    spec["cluster"]["nodes"][0]["count"] = 2
+    made = make_plan(spec, catalog)
+    (row,) = answers(made, catalog, fewer=3)
+    assert row.uses_spares
+
+
+def test_more_nodes_join_those_of_one_type_that_are_listed_apart(catalog: Catalog) -> None:
+    spec = question()
+    spec["cluster"] = {"nodes": [{"type": "dgx-h100", "count": 1}, {"type": "dgx-h100", "count": 1}]}
+    more, _ = answers(make_plan(spec, catalog), catalog, more=1, fewer=1)
+    assert more.plan is not None
+    assert more.speed > 1.0
+
+
+def test_a_node_without_ranks_is_not_missed(catalog: Catalog) -> None:
+    """The job was told to start on the spares when one of the spares itself was gone."""
+    made = make_plan(question(spare_nodes=1), catalog)
+    used = {host for host, _ in made.rank_table or ()}
+    (idle,) = set(range(3)) - used
+    (row,) = answers(made, catalog, without=[idle])
+    assert row.is_idle
+    assert not row.uses_spares
+    assert row.decision.going_on_s == 0.0
+    assert row.decision.goes_on
+    (other,) = answers(made, catalog, without=[min(used)])
+    assert not other.is_idle
