@@ -44,10 +44,10 @@ Row = dict[str, Any]
 def larger_is_better(metric: str) -> bool:
     """Whether more of a metric is better.
 
-    >>> larger_is_better("output_tokens_per_s"), larger_is_better("mfu"), larger_is_better("tpot_mean_s")
+    >>> larger_is_better("tokens_per_s_per_device"), larger_is_better("mfu"), larger_is_better("energy_j_per_step")
     (True, True, False)
     """
-    return metric in _LARGER_IS_BETTER or "_per_s" in metric
+    return metric in _LARGER_IS_BETTER or "_per_s_" in f"{metric}_"
 
 
 def study_rows(study: Mapping[str, Any], points: Mapping[str, Point]) -> list[Row]:

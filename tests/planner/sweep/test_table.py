@@ -72,6 +72,13 @@ def test_more_of_a_run_that_trains_is_better() -> None:
     assert [row["point"] for row in rows if row["best"]] == [1]
 
 
+def test_less_energy_of_a_step_is_better() -> None:
+    points = [done(str(joules), energy_j_per_step=joules, tokens_per_s=1.0) for joules in (3e4, 1e4, 2e4)]
+    rows = rows_of(points, kind="training", objective="energy", pareto=["tokens_per_s", "energy_j_per_step"])
+    assert [row["point"] for row in rows if row["best"]] == [2]
+    assert [row["point"] for row in rows if row["pareto"]] == [2]
+
+
 def test_a_point_without_an_answer_says_how_far_it_is() -> None:
     common: dict[str, Any] = {"owner": None, "attempts": 1, "deaths": 0, "answer": None, "plan_id": None}
     problem = {"title": "it takes too long", "detail": "no answer within 5 s"}
