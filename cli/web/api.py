@@ -127,7 +127,7 @@ def ask(spec: dict[str, Any], options: Options, request: Request, service: Servi
         SpecError: it is none.
     """
     check_question(spec)
-    if kind_of(spec).offers("SPEC") is None:  # an instance, whose arrays are read where no request's text can do harm
+    if kind_of(spec).spec_model(spec) is None:  # an instance, whose arrays are read where no request's text can do harm
         read = service.calls.answer(calls.checked, spec)
         if read.status != HTTPStatus.OK:
             return Asked(job=None, answer=read)

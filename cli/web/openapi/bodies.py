@@ -113,15 +113,21 @@ def _specs() -> tuple[dict[str, str], dict[str, Any]]:
     parts = dict(made["$defs"])
     names = {name: references[model, "validation"]["$ref"].rpartition("/")[2] for name, model in models.items()}
     for kind in KINDS.values():
-        if kind.name not in names:
-            names[kind.name] = _instance_name(kind)
-            parts[names[kind.name]] = {key: value for key, value in kind.offers("SCHEMA").items() if key != "$schema"}
+        if (schema := kind.offers("SCHEMA")) is None:
+            continue
+        instance = _name(kind, "Instance")
+        parts[instance] = {key: value for key, value in schema.items() if key != "$schema"}
+        if kind.name in names:  # a question of this kind is either of the two
+            either = [{"$ref": f"#/components/schemas/{name}"} for name in (names[kind.name], instance)]
+            instance = _name(kind, "Question")
+            parts[instance] = {"anyOf": either}
+        names[kind.name] = instance
     return names, parts
 
 
-def _instance_name(kind: Kind) -> str:
+def _name(kind: Kind, what: str) -> str:
     """``RankMappingInstance`` of ``rank-mapping``."""
-    return "".join(part.capitalize() for part in kind.name.split("-")) + "Instance"
+    return "".join(part.capitalize() for part in kind.name.split("-")) + what
 
 
 def _by_kind(specs: Mapping[str, str], description: str) -> dict[str, Any]:
