@@ -46,6 +46,13 @@ def test_other_options_are_another_question(client: TestClient, plan: dict[str, 
     assert ended(client, asked.json()["job_id"])["state"] == "done"
 
 
+def test_a_second_opinion_on_a_plan_that_is_stored_is_told(client: TestClient, working: None) -> None:
+    answers = [client.post(f"/api/v1/plans?seed=17{more}", json=SPEC).json() for more in ("", "&certify=true")]
+    first, second = (client.get(ended(client, asked["job_id"])["plan"]).json() for asked in answers)
+    assert second["certificate"]["outcome"] == "agrees"
+    assert first["plan_id"] == second["plan_id"]
+
+
 def test_plans_are_those_of_the_command_line(client: TestClient, plan: dict[str, Any], printed: Any) -> None:
     plan_id = plan["plan_id"]
     assert client.get(f"/api/v1/plans/{plan_id}").text == printed("plans", "show", plan_id)
