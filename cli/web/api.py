@@ -369,7 +369,9 @@ def get_entry(section: Section, name: str, service: Using) -> Response:
 @router.post("/catalog", status_code=201, responses=answers(201), openapi_extra=reads("CatalogDocument"))
 def post_entries(entries: Question, service: Using) -> Response:
     """Add or replace entries, facts and prices, as ``meshplan catalog import``: all of a document, or nothing."""
-    return respond(service.calls.answer(calls.imported, entries))
+    answer = service.calls.answer(calls.imported, entries)
+    service.catalog_state.forget()
+    return respond(answer)
 
 
 @router.get("/schema/{kind}", responses=answers(200))

@@ -129,6 +129,23 @@ def test_entries_are_imported_as_by_the_command_line(client: TestClient, printed
     assert json.loads(printed("catalog", "remove", "l4"))["removed"] == 1
 
 
+def test_an_imported_number_counts_for_the_next_question(client: TestClient, printed: Any) -> None:
+    """For a second the service went on answering from the catalog of before."""
+    spec = {**SPEC, "cluster": {"nodes": [{"type": "l4-pcie-8", "count": 1}]}}
+    fact = {"field": "memory_bandwidth_bytes_per_s", "value": 2e11, "level": "measured elsewhere", "source": "s"}
+    entries = {"format": "meshplan-catalog/1", "devices": {"l4": {"facts": [{**fact, "date": "2026-01-01"}]}}}
+
+    def state() -> str:
+        return str(client.post("/api/v1/estimate", json=spec).json()["catalog_digest"])
+
+    before = state()
+    assert client.post("/api/v1/catalog", json=entries).status_code == 201
+    after = state()
+    assert json.loads(printed("catalog", "remove", "l4"))["removed"] == 1
+    until(lambda: state() == before)  # another process has changed it
+    assert after != before
+
+
 def test_schemas_are_those_of_the_command_line(client: TestClient, meshplan: Command) -> None:
     for kind in ("training", "serving", "gpu-allocation", "rank-mapping"):
         told = json.loads(meshplan("catalog", "schema", "--kind", kind, "--format", "json").out)
