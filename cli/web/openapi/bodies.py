@@ -23,7 +23,7 @@ _OBJECT = {"type": "object"}
 
 PROBLEM: Mapping[str, Any] = {
     "title": "Problem",
-    "description": "RFC 9457; `errors` says where each problem of a spec is.",
+    "description": "RFC 9457; `errors` says where each problem of a spec is, `exit_code` what `meshplan` exits with.",
     "type": "object",
     "required": ["type", "title", "status", "detail"],
     "properties": {
@@ -31,6 +31,7 @@ PROBLEM: Mapping[str, Any] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
+        "exit_code": {"type": "integer"},
         "errors": {
             "type": "array",
             "items": {

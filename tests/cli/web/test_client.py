@@ -12,8 +12,23 @@ import yaml
 from command_line import Command
 from web_cases import SPEC
 
-from meshplan.catalogs.errors import CatalogUnavailableError, SpecError
-from meshplan.cli.client import Client
+from meshplan.catalogs.errors import (
+    EXIT_BUG,
+    EXIT_SOLVER,
+    EXIT_SPEC,
+    CatalogError,
+    CatalogUnavailableError,
+    EmitError,
+    MeshplanError,
+    Problem,
+    SolverError,
+    SpecError,
+    StoreError,
+    UnitError,
+    UnknownEntryError,
+)
+from meshplan.cli.client import Client, error_of
+from meshplan.cli.web.problems import problem, problem_of
 
 
 @pytest.fixture
@@ -46,6 +61,32 @@ def test_what_the_service_refuses_is_refused_with_its_words(meshplan: Command, a
     unknown = tmp_path / "unknown.yaml"
     unknown.write_text(yaml.safe_dump({**SPEC, "model": "llama-3.1-9b"}))
     assert "llama-3.1-8b" in meshplan("--server", address, "plan", unknown).err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SpecError.at("[3]", "is no time", of="the trace arrivals.csv"),
+        SpecError([Problem(path="a", message="b"), Problem(path="", message="c")], of="the lengths\nof.csv"),
+        UnitError("'450' has no unit"),
+        UnknownEntryError("link", "nvlink-9", ["nvlink-4"]),
+        CatalogError("price of 'x' is damaged"),
+        CatalogUnavailableError("the catalog is locked"),
+        StoreError("no stored plan 'x'"),
+        EmitError("nothing to launch"),
+        SolverError("no solver is here"),
+    ],
+)
+def test_an_error_comes_out_as_it_went_in(error: MeshplanError) -> None:
+    """With its words, and with the exit code that the command line has without a service."""
+    there = error_of(problem_of(error))
+    assert (str(there), there.exit_code) == (str(error), error.exit_code)
+
+
+def test_a_bug_and_a_question_that_is_too_large_have_their_exit_codes() -> None:
+    assert error_of(problem_of(ZeroDivisionError())).exit_code == EXIT_BUG
+    assert error_of(problem(413, "The request is too large", "at most 1 byte is read")).exit_code == EXIT_SPEC
+    assert error_of(problem(503, "It takes too long", "no answer within 30 s")).exit_code == EXIT_SOLVER
 
 
 def test_other_commands_are_answered_here(meshplan: Command) -> None:
