@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 
 from meshplan.catalogs.database.job_rows import Job, JobState
 from meshplan.catalogs.database.plan_rows import PlanRows
-from meshplan.catalogs.errors import StoreError
+from meshplan.catalogs.errors import SpecError, StoreError
 from meshplan.cli.answers.entries import Section, described, entry_rows
 from meshplan.cli.answers.plans import listed_plan
 from meshplan.cli.web import calls
@@ -98,7 +98,13 @@ _OF_A_PLAN |= {"get_comparison": {"plans": "$response.body#/plan_id"}}
 )
 def post_plan(spec: Question, options: Annotated[Options, Query()], request: Request, service: Using) -> Response:
     """Ask for the best plan: 202 with the job that searches it, or 200 with the plan where it was asked before."""
-    asked = ask(spec, options, request, service)
+    try:
+        asked = ask(spec, options, request, service)
+    except SpecError:
+        told = service.calls.answer(calls.refused, spec)  # with the names that the catalog lacks
+        if told.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        return respond(told)
     if asked.answer is not None:
         return respond(asked.answer)
     assert asked.job is not None  # noqa: S101 - one of both is there

@@ -58,6 +58,11 @@ def test_what_the_service_refuses_is_refused_with_its_words(meshplan: Command, a
     refused = meshplan("--server", address, "plan", wrong)
     assert refused.code == 2
     assert "workload.sequence_length" in refused.err
+    both = tmp_path / "both.yaml"
+    both.write_text(yaml.safe_dump({**SPEC, "model": "llama-3.1-9b", "workload": {"sequence_length": -1}}))
+    here = meshplan("plan", both)
+    assert "unknown model" in here.err
+    assert meshplan("--server", address, "plan", both).err == here.err  # everything that is to be mended, at once
     unknown = tmp_path / "unknown.yaml"
     unknown.write_text(yaml.safe_dump({**SPEC, "model": "llama-3.1-9b"}))
     assert "llama-3.1-8b" in meshplan("--server", address, "plan", unknown).err
