@@ -48,6 +48,21 @@ def test_a_service_plans_as_this_machine_does(meshplan: Command, address: str, s
     assert meshplan("plans", "list", "--format", "json").json == []  # it is stored there
 
 
+def test_where_a_service_has_stored_a_plan_is_said(meshplan: Command, address: str, spec: Path) -> None:
+    """It was called a plan that is not stored."""
+    shown = meshplan("--server", address, "plan", spec)
+    plan_id = meshplan("plan", spec, "--no-store", "--format", "json").json["plan_id"]
+    assert f"plan {plan_id} is stored at {address}/plans/{plan_id}" in shown.out
+    assert "not stored" not in shown.out
+
+
+def test_limits_that_are_the_services_are_refused(meshplan: Command, address: str, spec: Path) -> None:
+    """A limit of memory was taken and not heeded: the answer was another one than here."""
+    refused = meshplan("--server", address, "plan", spec, "--memory-limit", "1 GiB")
+    assert refused.code == 2
+    assert "leave --memory-limit out" in " ".join(refused.err.split())
+
+
 def test_a_service_estimates_as_this_machine_does(meshplan: Command, address: str, spec: Path) -> None:
     assert meshplan("--server", address, "estimate", spec).out == meshplan("estimate", spec).out
 
