@@ -16,12 +16,28 @@ import http.client
 import json
 import math
 import os
+import re
 import time
 import urllib.parse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import CatalogUnavailableError, MeshplanError, Problem, SolverError, SpecError, StoreError
+from meshplan.catalogs.errors import (
+    EXIT_BUG,
+    EXIT_CATALOG,
+    EXIT_EMIT,
+    EXIT_SOLVER,
+    EXIT_SPEC,
+    CatalogError,
+    CatalogUnavailableError,
+    EmitError,
+    MeshplanError,
+    Problem,
+    SolverError,
+    SpecError,
+    StoreError,
+    UnitError,
+)
 
 if TYPE_CHECKING:
     from meshplan.planner.core.plan import Plan
@@ -33,6 +49,16 @@ TOKEN_VARIABLE = "MESHPLAN_TOKEN"  # noqa: S105 - the name of it
 PATIENCE_S, LOOK_S = 120.0, 0.5
 MOST_BYTES = 64 * 2**20
 _PORTS = {"http": 80, "https": 443}
+# Of errors with one exit code, one stands for all: they differ in their words.
+_OF_EXIT_CODE = {
+    EXIT_BUG: MeshplanError,
+    EXIT_SPEC: UnitError,
+    EXIT_CATALOG: CatalogError,
+    EXIT_SOLVER: SolverError,
+    EXIT_EMIT: EmitError,
+}
+# What the problems are in, as the text of a SpecError begins.
+_HEAD = re.compile(r"\d+ problems? in (?P<of>.+?):\n  - ", re.DOTALL)
 
 
 class Client:
@@ -128,18 +154,24 @@ class Client:
 
 
 def error_of(problem: Mapping[str, Any]) -> MeshplanError:
-    """The error that a problem document stands for."""
+    """The error that a problem document stands for: its words, and the exit code that it has without a service."""
     detail = str(problem.get("detail") or problem.get("title") or "refused without a word")
-    errors = problem.get("errors")
+    title, status, errors = problem.get("title"), problem.get("status"), problem.get("errors")
     if isinstance(errors, list) and errors:
-        return SpecError([Problem(path=str(one.get("path", "")), message=str(one.get("message"))) for one in errors])
-    status = problem.get("status")
+        problems = [Problem(path=str(one.get("path", "")), message=str(one.get("message"))) for one in errors]
+        head = _HEAD.match(detail)
+        return SpecError(problems) if head is None else SpecError(problems, of=head["of"])
+    if status == http.client.INTERNAL_SERVER_ERROR:
+        return MeshplanError(f"{title}: {detail}")
+    code = problem.get("exit_code")
+    if isinstance(code, int) and code in _OF_EXIT_CODE:
+        return _OF_EXIT_CODE[code](detail)
     if status == http.client.NOT_FOUND:
         return StoreError(detail)
     if status in (http.client.UNAUTHORIZED, http.client.TOO_MANY_REQUESTS):
-        return CatalogUnavailableError(f"{problem.get('title')}: {detail}")
-    if status == http.client.UNPROCESSABLE_ENTITY:
-        return SpecError.at("", detail)
+        return CatalogUnavailableError(f"{title}: {detail}")
+    if status in (http.client.REQUEST_ENTITY_TOO_LARGE, http.client.UNPROCESSABLE_ENTITY):
+        return SpecError.at("", detail, of="the request")
     return SolverError(detail)
 
 

@@ -48,7 +48,11 @@ ScriptOption = Annotated[
     ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that are already there.")]
-SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Where pseudo-random choices start from.")]
+# NumPy's generators take no negative seed, a service none of more than 32 bits.
+SeedOption = Annotated[
+    int,
+    typer.Option("--seed", metavar="N", min=0, max=2**32 - 1, help="Where pseudo-random choices start from."),
+]
 
 
 def server_of(context: typer.Context) -> str | None:

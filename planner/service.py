@@ -101,7 +101,7 @@ def make_plan(
 
 def _plain(kind: Kind, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The document with numbers as numbers, however they are written."""
-    model = kind.offers("SPEC")
+    model = kind.spec_model(document)
     return document if model is None else plain_numbers(model, document)
 
 

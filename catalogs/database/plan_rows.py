@@ -1,7 +1,8 @@
 """Plans in the database: JSON documents in, JSON documents out.
 
 What a plan means is known in :mod:`meshplan.planner.core.plan`; here it is a row with a few columns to find it by. A
-plan never changes: storing the same id again changes nothing, and measured figures are attached to it.
+plan never changes, and measured figures are attached to it. One that is stored again is the last one, under the name
+that is given then and with the second opinion that comes along.
 """
 
 from __future__ import annotations
@@ -76,15 +77,18 @@ class PlanRows:
         self.engine = engine
 
     def insert(self, document: Mapping[str, Any], *, name: str = "", tag: str | None = None) -> bool:
-        """Store a plan document; whether it was new. The same id twice is fine, and a given tag moves to it.
+        """Store a plan document; whether it was new. The same id twice is fine: it is the last one again.
 
         Args:
             document: with ``plan_id``, ``kind``, ``spec_digest`` and ``catalog_digest``.
-            name: what the user calls it.
-            tag: unique handle; None leaves tags alone.
+            name: what the user calls it; empty leaves the name of a known plan alone.
+            tag: unique handle, which moves to it; None leaves tags alone.
         """
         with writing(self.engine) as connection:
             new = insert_plan(connection, document, name=name)
+            if not new:
+                change = {"sequence": _next_sequence(connection), **({"name": name} if name else {})}
+                connection.execute(sa.update(plans).where(plans.c.plan_id == document["plan_id"]).values(change))
             if tag is not None:
                 _move_tag(connection, document["plan_id"], tag)
         return new
@@ -168,11 +172,18 @@ class PlanRows:
 
 
 def insert_plan(connection: Connection, document: Mapping[str, Any], *, name: str = "") -> bool:
-    """Store a plan document within the caller's write transaction; whether it was new."""
-    known = sa.select(plans.c.plan_id).where(plans.c.plan_id == document["plan_id"])
-    if connection.execute(known).first() is not None:
+    """Store a plan document within the caller's write transaction; whether it was new.
+
+    Of one that is there already, only a second opinion that has something to say is kept.
+    """
+    here = plans.c.plan_id == document["plan_id"]
+    known = connection.execute(sa.select(*_COLUMNS).where(here)).mappings().first()
+    if known is not None:
+        stored, certificate = _plan_row(known).document, document.get("certificate")
+        if stored and certificate and (certificate["checks"] or "certificate" not in stored):
+            changed = {**stored, "certificate": certificate}
+            connection.execute(sa.update(plans).where(here).values(document=changed))
         return False
-    last = connection.execute(sa.select(sa.func.max(plans.c.sequence))).scalar()
     connection.execute(
         sa.insert(plans).values(
             plan_id=document["plan_id"],
@@ -182,10 +193,16 @@ def insert_plan(connection: Connection, document: Mapping[str, Any], *, name: st
             catalog_digest=document["catalog_digest"],
             document=dict(document),
             created_at=now(),
-            sequence=(last or 0) + 1,
+            sequence=_next_sequence(connection),
         )
     )
     return True
+
+
+def _next_sequence(connection: Connection) -> int:
+    """The place of a plan behind all others."""
+    last: int | None = connection.execute(sa.select(sa.func.max(plans.c.sequence))).scalar()
+    return (last or 0) + 1
 
 
 def _find(connection: Connection, handle: str) -> PlanRow:

@@ -75,6 +75,7 @@ TimeLimitOption = Annotated[
         show_default=False,
     ),
 ]
+MEMORY_LIMIT = "2 GiB"
 MemoryLimitOption = Annotated[
     str,
     typer.Option(
@@ -118,7 +119,7 @@ def plan(
     settings: SetOption = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Candidates to show and keep.")] = 5,
     time_limit: TimeLimitOption = None,
-    memory_limit: MemoryLimitOption = "2 GiB",
+    memory_limit: MemoryLimitOption = MEMORY_LIMIT,
     seed: SeedOption = 0,
     certify: CertifyOption = False,
     download: DownloadOption = False,
@@ -153,8 +154,8 @@ def plan(
     if service is None:
         made = _answered_here(document, catalog, base, memory_limit, options)
     else:
-        made = _asked_elsewhere(service, document, keep, options)
-        keep = replace(keep, store=False)
+        made = _asked_elsewhere(service, document, keep, memory_limit, options)
+        keep = replace(keep, store=False, service=service)
     _show_and_keep(made, catalog, keep, form, full=full)
     if disagrees(made.certificate):
         raise typer.Exit(EXIT_SOLVER)
@@ -185,6 +186,7 @@ class Keep:
     script: str
     force: bool
     db: str | None
+    service: str | None = None
 
 
 def _check_kept(document: dict[str, Any], catalog: Catalog, base: Path, keep: Keep) -> None:
@@ -221,19 +223,24 @@ def _name_machine_code(made: Plan) -> None:
         note("pip install 'meshplan[fast]' simulates such loads in machine code, with the same figures")
 
 
-def _asked_elsewhere(service: str, document: dict[str, Any], keep: Keep, options: dict[str, Any]) -> Plan:
+def _asked_elsewhere(
+    service: str, document: dict[str, Any], keep: Keep, memory_limit: str, options: dict[str, Any]
+) -> Plan:
     """The answer of a service, which stores it."""
     from meshplan.cli.client import Client
     from meshplan.cli.progress import progress_line
 
     if keep.name or keep.tag or not keep.store:
         raise typer.BadParameter("the service stores its plans: leave --name, --tag and --no-store out")
+    if memory_limit != MEMORY_LIMIT:
+        raise typer.BadParameter("the service has its own limit of memory: leave --memory-limit out")
     with progress_line() as on_progress:
         return Client(service).plan(document, on_progress=on_progress, **options)
 
 
 def _show_and_keep(made: Plan, catalog: Catalog, keep: Keep, form: Format, *, full: bool) -> None:
     """Show a plan before anything that can fail, since it may have taken long to find; then store and write it."""
+    from meshplan.cli.client import Client
     from meshplan.cli.render import show_text
     from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text
     from meshplan.cli.stored import save_plan
@@ -249,7 +256,8 @@ def _show_and_keep(made: Plan, catalog: Catalog, keep: Keep, form: Format, *, fu
                 files = _write(made, catalog, keep.out, script=keep.script, force=keep.force)
         finally:
             if form is Format.TABLE:
-                text = stored_text(made, catalog, stored=stored, db=keep.db, files=files, out=keep.out)
+                where = None if keep.service is None else Client(keep.service).url
+                text = stored_text(made, catalog, stored=stored, db=keep.db, files=files, out=keep.out, service=where)
                 show_text(f"\n{text}")
 
 

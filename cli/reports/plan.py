@@ -92,8 +92,19 @@ def stored_text(
     db: str | None,
     files: Sequence[Path] = (),
     out: Path | None = None,
+    service: str | None = None,
 ) -> str:
-    """What was stored and written, and the exact commands that come next; why none writes files, where that is so."""
+    """What was stored and written, and the exact commands that come next; why none writes files, where that is so.
+
+    Args:
+        plan: of any kind.
+        catalog: where it is, or would be, stored.
+        stored: whether it is stored there.
+        db: the option that names that database.
+        files: that were written.
+        out: the folder of these.
+        service: address of the one that has answered, and stored, the question instead.
+    """
     lines = []
     if files:
         names = [str(path.relative_to(out)) if out else str(path) for path in files[:_LISTED_FILES]]
@@ -107,7 +118,9 @@ def stored_text(
     commands, refusal = next_commands(plan, catalog, database_option(db), emitted=bool(files))
     if refusal:
         lines.append(refusal)
-    if not stored:
+    if service is not None:
+        lines.append(f"plan {plan.plan_id} is stored at {service}/plans/{plan.plan_id}")
+    elif not stored:
         lines.append(f"plan {plan.plan_id} (not stored)")
     else:
         lines += [

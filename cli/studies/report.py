@@ -54,6 +54,9 @@ def sweep_report(document: Mapping[str, Any], rows: Sequence[Row], *, width: int
         lines.append(f"{ON_FRONT} no point is better in {' and '.join(metric_title(name) for name in front)}")
     if lines:
         text.append(paragraph("; ".join(lines) + ".", width))
+    if metric is None and (known := _known(rows)):
+        by = f" by the objective {document['objective']}" if document["objective"] else ""
+        text.append(paragraph(f"No point is marked as best{by}: name a metric with best:, such as {known}.", width))
     for name in unknown_metrics(document, rows):
         text.append(
             paragraph(f"no answer has the metric {name!r}, which the sweep names; there are: {_known(rows)}", width)

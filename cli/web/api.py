@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 
 from meshplan.catalogs.database.job_rows import Job, JobState
 from meshplan.catalogs.database.plan_rows import PlanRows
-from meshplan.catalogs.errors import StoreError
+from meshplan.catalogs.errors import SpecError, StoreError
 from meshplan.cli.answers.entries import Section, described, entry_rows
 from meshplan.cli.answers.plans import listed_plan
 from meshplan.cli.web import calls
@@ -98,7 +98,13 @@ _OF_A_PLAN |= {"get_comparison": {"plans": "$response.body#/plan_id"}}
 )
 def post_plan(spec: Question, options: Annotated[Options, Query()], request: Request, service: Using) -> Response:
     """Ask for the best plan: 202 with the job that searches it, or 200 with the plan where it was asked before."""
-    asked = ask(spec, options, request, service)
+    try:
+        asked = ask(spec, options, request, service)
+    except SpecError:
+        told = service.calls.answer(calls.refused, spec)  # with the names that the catalog lacks
+        if told.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        return respond(told)
     if asked.answer is not None:
         return respond(asked.answer)
     assert asked.job is not None  # noqa: S101 - one of both is there
@@ -127,7 +133,7 @@ def ask(spec: dict[str, Any], options: Options, request: Request, service: Servi
         SpecError: it is none.
     """
     check_question(spec)
-    if kind_of(spec).offers("SPEC") is None:  # an instance, whose arrays are read where no request's text can do harm
+    if kind_of(spec).spec_model(spec) is None:  # an instance, whose arrays are read where no request's text can do harm
         read = service.calls.answer(calls.checked, spec)
         if read.status != HTTPStatus.OK:
             return Asked(job=None, answer=read)
@@ -369,7 +375,9 @@ def get_entry(section: Section, name: str, service: Using) -> Response:
 @router.post("/catalog", status_code=201, responses=answers(201), openapi_extra=reads("CatalogDocument"))
 def post_entries(entries: Question, service: Using) -> Response:
     """Add or replace entries, facts and prices, as ``meshplan catalog import``: all of a document, or nothing."""
-    return respond(service.calls.answer(calls.imported, entries))
+    answer = service.calls.answer(calls.imported, entries)
+    service.catalog_state.forget()
+    return respond(answer)
 
 
 @router.get("/schema/{kind}", responses=answers(200))

@@ -80,7 +80,7 @@ def check_question(document: Mapping[str, Any]) -> None:
     Raises:
         SpecError: every problem at once. Names are looked up later.
     """
-    model = kind_of(document).offers("SPEC")
+    model = kind_of(document).spec_model(document)
     if model is not None:
         read_spec(model, plain_numbers(model, document))
 

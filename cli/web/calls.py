@@ -163,6 +163,14 @@ def checked(_: Catalog, document: Mapping[str, Any]) -> Answer:
     return document_answer({})
 
 
+def refused(catalog: Catalog, document: Mapping[str, Any]) -> Answer:
+    """Everything that ``meshplan plan`` says is wrong with a malformed question."""
+    from meshplan.planner.service import make_plan
+
+    make_plan(document, catalog)
+    return document_answer({})
+
+
 def estimate(catalog: Catalog, state: str, document: Mapping[str, Any]) -> Answer:
     """``meshplan estimate``, of a catalog in that state."""
     from meshplan.catalogs.database.state import steady

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshplan.catalogs.errors import (
+    EXIT_BUG,
+    EXIT_EMIT,
+    EXIT_SOLVER,
     CatalogError,
     CatalogUnavailableError,
     EmitError,
@@ -49,12 +52,14 @@ def problem_of(error: BaseException) -> dict[str, Any]:
     """The problem document of an error; what meshplan did not raise on purpose is a bug, and says no more than that."""
     for kind, status, title in _STATUS:
         if isinstance(error, kind):
-            return problem(status, title, str(error), **dict(_errors(error)))
+            return problem(status, title, str(error), exit_code=error.exit_code, **dict(_errors(error)))
     if isinstance(error, MemoryError):
-        return problem(503, "There is not enough memory for this", "ask a smaller question, or give a time limit")
+        what, fix = "There is not enough memory for this", "ask a smaller question, or give a time limit"
+        return problem(503, what, fix, exit_code=EXIT_SOLVER)
     if isinstance(error, OSError):  # a name that is too long, a full disk
-        return problem(422, "The system refuses this", error.strerror or type(error).__name__)
-    return problem(500, BUG, type(error).__name__)
+        why = error.strerror or type(error).__name__
+        return problem(422, "The system refuses this", why, exit_code=EXIT_EMIT)
+    return problem(500, BUG, type(error).__name__, exit_code=EXIT_BUG)
 
 
 def _errors(error: MeshplanError) -> Iterator[tuple[str, list[dict[str, str]]]]:

@@ -29,7 +29,9 @@ _SYSTEM = (Path("/dev"), Path("/proc"), Path("/sys"), Path("/usr/share/zoneinfo"
 def library_folders() -> tuple[Path, ...]:
     """Where Python's own and installed code lies."""
     code = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    code |= {entry for entry in sys.path if entry and Path(entry).is_dir()} | {sys.prefix, sys.base_prefix}
+    # ``python -m`` puts the working directory on the path, too; what lies there is the user's, not code.
+    code |= {entry for entry in sys.path if entry and Path(entry).is_dir() and not Path(entry).samefile(os.curdir)}
+    code |= {sys.prefix, sys.base_prefix}
     package = Path(__file__).resolve().parents[2]
     return (package, *(Path(folder).resolve() for folder in sorted(code)), *_SYSTEM)
 

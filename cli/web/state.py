@@ -30,7 +30,7 @@ class CatalogState:
         self._state, self._looked_s = "", -math.inf
 
     def now(self) -> str:
-        """The digest of what the catalog holds; a change shows after :data:`FRESH_S`."""
+        """The digest of what the catalog holds; a change by another process shows after :data:`FRESH_S`."""
         with self._lock:
             if time.monotonic() - self._looked_s > FRESH_S:
                 self._state = catalog_state(self._catalog.engine)
@@ -40,6 +40,11 @@ class CatalogState:
     def fresh(self) -> str | None:
         """The same without looking, and without waiting for somebody who looks; None where it is time to look."""
         return self._state if time.monotonic() - self._looked_s <= FRESH_S else None
+
+    def forget(self) -> None:
+        """Look anew for the next question: this service has just changed the catalog."""
+        with self._lock:
+            self._looked_s = -math.inf
 
 
 class Remembered:

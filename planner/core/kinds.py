@@ -21,7 +21,9 @@ optional, and a kind without one says so in an error that names those that have 
                               recorded of a plan as a run that constants are adapted to, or ``UnsupportedError``
 ``refine_recorded(runs, …)``  the constants of one cluster, adapted to all of its recorded runs
 ``SPEC``                      the pydantic model of the spec, for its JSON Schema
-``check(document)``, ``SCHEMA``  of a kind without ``SPEC``: reads an instance or raises, and its JSON Schema
+``check(document)``, ``SCHEMA``  of a kind whose questions are, or may be, instances with their numbers in them: reads
+                              one or raises, and its JSON Schema
+``is_instance(document)``     of a kind with both ``SPEC`` and instances: whether a document is an instance
 ============================  ========================================================================================
 
 Its *launch* module (optional) has ``target(plan)``, ``files(plan, target, catalog, options)`` and, where more than the
@@ -104,6 +106,11 @@ class Kind:
             if (found := getattr(importlib.import_module(module), name, None)) is not None:
                 return found
         return None
+
+    def spec_model(self, document: Mapping[str, Any]) -> Any:
+        """The pydantic model that a question is held against; None for an instance, which ``check`` reads."""
+        is_instance = self.offers("is_instance")
+        return None if is_instance is not None and is_instance(document) else self.offers("SPEC")
 
     def plan_model(self) -> Any:
         """The pydantic model that a plan of this kind is held against when it is read."""

@@ -10,6 +10,7 @@ from meshplan.catalogs.errors import Problem, UnknownEntryError
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, PlanIdentity, own_version, plain, plan_identity, shape_document
+from meshplan.planner.core.reading.instance_reader import ARRAY, TEXT, WHOLE, instance_schema
 from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.core.stand_alone import answer_plan
@@ -17,7 +18,7 @@ from meshplan.planner.gpu_allocation.answer import answer_document, config_docum
 from meshplan.planner.gpu_allocation.infeasible import explain_allocation
 from meshplan.planner.gpu_allocation.nodes.certify import certify_allocation
 from meshplan.planner.gpu_allocation.question import AllocationQuestion
-from meshplan.planner.gpu_allocation.replicas.problem import GpuAllocationProblem
+from meshplan.planner.gpu_allocation.replicas.problem import KIND, GpuAllocationProblem
 from meshplan.planner.gpu_allocation.replicas.solve import answer, solve
 from meshplan.planner.gpu_allocation.resolve import resolve_allocation
 from meshplan.planner.gpu_allocation.search import Searched, compile_question, search_allocation
@@ -28,6 +29,27 @@ if TYPE_CHECKING:
 
 
 SPEC = AllocationSpec
+_NAMED = {"type": "object", "required": ["name", "usd_per_hour"]}
+_RANGES = {"type": "object", "required": ["input_tokens", "output_tokens"]}
+SCHEMA = instance_schema(
+    KIND,
+    {
+        "name": (TEXT, "of the instance"),
+        "gpu_types": ({"type": "array", "minItems": 1, "items": _NAMED}, "what can be rented, a replica each"),
+        "buckets": ({"type": "array", "minItems": 1, "items": _RANGES}, "[least, most] tokens of requests of one size"),
+        "request_rate_per_s": (ARRAY, "[buckets] requests/s that arrive"),
+        "max_request_rate_per_s": (
+            {"type": "object", "additionalProperties": ARRAY},
+            "type → [buckets] requests/s that a replica serves of one bucket alone",
+        ),
+        "max_utilization": (
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+            "share of its capacity to which a replica may be filled; default 1",
+        ),
+        "min_spare_replicas": (WHOLE, "replicas of each type in use that carry no load; default 0"),
+    },
+    required=("gpu_types", "buckets", "request_rate_per_s", "max_request_rate_per_s"),
+)
 
 
 def plan(question: Question) -> Plan:
@@ -39,6 +61,20 @@ def plan(question: Question) -> Plan:
         return _plan_market(question)
     problem = GpuAllocationProblem.from_document(question.document, question.base)
     return answer_plan(question, problem, solve, answer)
+
+
+def is_instance(document: Mapping[str, Any]) -> bool:
+    """Whether capacities are given, and not asked from models and workloads."""
+    return not is_market_question(document)
+
+
+def check(document: Mapping[str, Any]) -> None:
+    """Read an instance; its array files lie in the working directory.
+
+    Raises:
+        SpecError: every problem of it.
+    """
+    GpuAllocationProblem.from_document(document, Path())
 
 
 def certify(question: Question, made: Plan) -> Certificate:

@@ -139,8 +139,8 @@ def _stated_twice(values: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _read(document: dict[str, Any]) -> dict[str, Any]:
     """A written question, held against the model of its kind, with numbers as numbers."""
-    model = kind_of(document).offers("SPEC")
-    if model is None:  # a kind that reads its specs itself says what is wrong when it answers
+    model = kind_of(document).spec_model(document)
+    if model is None:  # an instance: what is wrong is said when it is answered
         return document
     plain = plain_numbers(model, document)
     read_spec(model, plain)

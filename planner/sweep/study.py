@@ -102,7 +102,7 @@ def open_study(path: Path, catalog: Catalog) -> Study:
 
 def _document(sweep: SweepSpec, questions: Sequence[Question]) -> dict[str, Any]:
     first = kind_of(questions[0].document)
-    model = first.offers("SPEC")
+    model = first.spec_model(questions[0].document)
     # Of a sweep over objectives, that of the first point: one metric compares them all.
     objective = None if model is None else getattr(read_spec(model, questions[0].document), "objective", None)
     return {

@@ -26,7 +26,10 @@ OF_OBJECTIVE = {
     "num_devices": "num_devices",
     "latency": "latency_s",
     "usd_per_item": "usd_per_item",
+    "cost": "usd_per_hour",
 }
+# Kind without objectives → what its plans have least of.
+OF_KIND = {"edge": "time_per_token_s"}
 OF_ENERGY = {"training": "energy_j_per_step", "serving": "energy_j_per_token", "diffusion": "energy_per_item_j"}
 # Kind → metrics of its Pareto front: what is got for what it takes.
 PARETO = {
@@ -44,10 +47,10 @@ Row = dict[str, Any]
 def larger_is_better(metric: str) -> bool:
     """Whether more of a metric is better.
 
-    >>> larger_is_better("output_tokens_per_s"), larger_is_better("mfu"), larger_is_better("tpot_mean_s")
+    >>> larger_is_better("tokens_per_s_per_device"), larger_is_better("mfu"), larger_is_better("energy_j_per_step")
     (True, True, False)
     """
-    return metric in _LARGER_IS_BETTER or "_per_s" in metric
+    return metric in _LARGER_IS_BETTER or "_per_s_" in f"{metric}_"
 
 
 def study_rows(study: Mapping[str, Any], points: Mapping[str, Point]) -> list[Row]:
@@ -94,8 +97,8 @@ def best_metric(study: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> 
     """The metric that decides: the sweep's own, or that of the spec's objective; None for kinds without metrics."""
     if study["best"] is not None:
         return str(study["best"])
-    objective = study["objective"]
-    metric = OF_ENERGY.get(study["kind"]) if objective == "energy" else OF_OBJECTIVE.get(objective)
+    kind, objective = study["kind"], study["objective"]
+    metric = OF_ENERGY.get(kind) if objective == "energy" else OF_OBJECTIVE.get(objective, OF_KIND.get(kind))
     return metric if any(metric in row for row in rows) else None
 
 

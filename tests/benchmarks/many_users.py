@@ -26,7 +26,7 @@ TIMEOUT_S = 3600.0
 SHOWN = (
     "failures",
     "plans",
-    "sequences_are_1_to_n",
+    "sequences_differ",
     "tags",
     "jobs",
     "questions",

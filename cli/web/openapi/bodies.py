@@ -23,7 +23,7 @@ _OBJECT = {"type": "object"}
 
 PROBLEM: Mapping[str, Any] = {
     "title": "Problem",
-    "description": "RFC 9457; `errors` says where each problem of a spec is.",
+    "description": "RFC 9457; `errors` says where each problem of a spec is, `exit_code` what `meshplan` exits with.",
     "type": "object",
     "required": ["type", "title", "status", "detail"],
     "properties": {
@@ -31,6 +31,7 @@ PROBLEM: Mapping[str, Any] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
+        "exit_code": {"type": "integer"},
         "errors": {
             "type": "array",
             "items": {
@@ -113,15 +114,21 @@ def _specs() -> tuple[dict[str, str], dict[str, Any]]:
     parts = dict(made["$defs"])
     names = {name: references[model, "validation"]["$ref"].rpartition("/")[2] for name, model in models.items()}
     for kind in KINDS.values():
-        if kind.name not in names:
-            names[kind.name] = _instance_name(kind)
-            parts[names[kind.name]] = {key: value for key, value in kind.offers("SCHEMA").items() if key != "$schema"}
+        if (schema := kind.offers("SCHEMA")) is None:
+            continue
+        instance = _name(kind, "Instance")
+        parts[instance] = {key: value for key, value in schema.items() if key != "$schema"}
+        if kind.name in names:  # a question of this kind is either of the two
+            either = [{"$ref": f"#/components/schemas/{name}"} for name in (names[kind.name], instance)]
+            instance = _name(kind, "Question")
+            parts[instance] = {"anyOf": either}
+        names[kind.name] = instance
     return names, parts
 
 
-def _instance_name(kind: Kind) -> str:
+def _name(kind: Kind, what: str) -> str:
     """``RankMappingInstance`` of ``rank-mapping``."""
-    return "".join(part.capitalize() for part in kind.name.split("-")) + "Instance"
+    return "".join(part.capitalize() for part in kind.name.split("-")) + what
 
 
 def _by_kind(specs: Mapping[str, str], description: str) -> dict[str, Any]:

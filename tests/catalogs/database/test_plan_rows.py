@@ -29,7 +29,36 @@ def plan(plan_id: str, kind: str = "training") -> dict[str, Any]:
 def test_the_same_plan_twice_is_one_row(rows: PlanRows) -> None:
     assert rows.insert(plan("aaaa11112222"), name="first")
     assert not rows.insert(plan("aaaa11112222"), name="again")
-    assert [(row.plan_id, row.name) for row in rows.list()] == [("aaaa11112222", "first")]
+    assert [row.plan_id for row in rows.list()] == ["aaaa11112222"]
+
+
+def test_a_plan_that_is_stored_again_has_the_name_that_was_given_last(rows: PlanRows) -> None:
+    """Who asks an answered question with ``--name chat`` types ``emit chat`` next; the name was not taken."""
+    rows.insert(plan("aaaa11112222"))
+    rows.insert(plan("aaaa11112222"), name="chat")
+    assert rows.get("chat").plan_id == "aaaa11112222"
+    rows.insert(plan("aaaa11112222"))
+    assert rows.get("chat").plan_id == "aaaa11112222"
+    rows.insert(plan("aaaa11112222"), name="rag")
+    assert rows.get("rag").name == "rag"
+
+
+def test_latest_is_what_was_stored_last_also_if_it_was_stored_before(rows: PlanRows) -> None:
+    """Who plans an answered question again and emits ``latest`` got the files of another plan."""
+    rows.insert(plan("aaaa11112222"))
+    rows.insert(plan("bbbb11112222"))
+    rows.insert(plan("aaaa11112222"))
+    assert rows.get("latest").plan_id == "aaaa11112222"
+
+
+def test_a_second_opinion_that_comes_later_is_kept(rows: PlanRows) -> None:
+    agrees = {"outcome": "agrees", "checks": [{"agrees": True}]}
+    rows.insert(plan("aaaa11112222"))
+    for certificate in (agrees, {"outcome": "unfinished", "checks": []}):
+        rows.insert({**plan("aaaa11112222"), "certificate": certificate})
+        assert rows.get("latest").document == {**plan("aaaa11112222"), "certificate": agrees}
+    rows.insert(plan("aaaa11112222"))
+    assert rows.get("latest").document["certificate"] == agrees
 
 
 def test_a_plan_comes_back_as_it_went_in(rows: PlanRows) -> None:

@@ -58,6 +58,13 @@ def test_of_two_values_none_is_lost_without_a_word(
     assert f"given more than once, and only the last would count; {fix}" in " ".join(outcome.err.split())
 
 
+@pytest.mark.parametrize("seed", ["-1", str(2**32)])
+def test_a_seed_that_no_generator_takes_is_refused(meshplan: Command, spec: Path, seed: str) -> None:
+    """With a simulated load -1 ended as a bug of meshplan; a service refuses both."""
+    outcome = meshplan("plan", spec, "--seed", seed)
+    assert (outcome.code, "--seed" in outcome.err) == (2, True)
+
+
 def test_a_number_with_a_comma_is_written_out(meshplan: Command, spec: Path) -> None:
     for text, fix in (("4,000", "thousands have no comma: 4000"), ("2,5", "a decimal has a point: 2.5")):
         outcome = meshplan("plan", spec, "--set", f"workload.sequence_length='{text}'")

@@ -79,6 +79,19 @@ def test_exit_codes_and_words(meshplan: Command, tmp_path: Path) -> None:
     assert meshplan("sweep", "show", "nothing").code == 4
 
 
+def test_a_study_without_a_best_point_says_how_to_get_one(meshplan: Command, tmp_path: Path) -> None:
+    """What a device makes is no figure of plans for images: no point was marked, and nothing said so."""
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "kind: sweep\nbase: {kind: diffusion, model: pixart-sigma, objective: throughput_per_device,\n"
+        "  cluster: {nodes: [{type: dgx-h100, count: 1}]}, workload: {width: 512, height: 512, steps: 20}}\n"
+        "over: {workload.batch_size: [1]}\n"
+    )
+    shown = " ".join(meshplan("sweep", path, "-n", 1).out.split())
+    assert "No point is marked as best by the objective throughput_per_device: name a metric with best:" in shown
+    assert "images_per_s" in shown
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here")
 def test_without_ray_it_says_what_to_install(meshplan: Command, tmp_path: Path) -> None:
     outcome = meshplan("sweep", write_sweep(tmp_path), "--on", "ray://127.0.0.1:10001")

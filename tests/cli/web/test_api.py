@@ -46,6 +46,13 @@ def test_other_options_are_another_question(client: TestClient, plan: dict[str, 
     assert ended(client, asked.json()["job_id"])["state"] == "done"
 
 
+def test_a_second_opinion_on_a_plan_that_is_stored_is_told(client: TestClient, working: None) -> None:
+    answers = [client.post(f"/api/v1/plans?seed=17{more}", json=SPEC).json() for more in ("", "&certify=true")]
+    first, second = (client.get(ended(client, asked["job_id"])["plan"]).json() for asked in answers)
+    assert second["certificate"]["outcome"] == "agrees"
+    assert first["plan_id"] == second["plan_id"]
+
+
 def test_plans_are_those_of_the_command_line(client: TestClient, plan: dict[str, Any], printed: Any) -> None:
     plan_id = plan["plan_id"]
     assert client.get(f"/api/v1/plans/{plan_id}").text == printed("plans", "show", plan_id)
@@ -120,6 +127,23 @@ def test_entries_are_imported_as_by_the_command_line(client: TestClient, printed
     assert wrong.status_code == 422
     assert "tdp_w" in wrong.json()["detail"]
     assert json.loads(printed("catalog", "remove", "l4"))["removed"] == 1
+
+
+def test_an_imported_number_counts_for_the_next_question(client: TestClient, printed: Any) -> None:
+    """For a second the service went on answering from the catalog of before."""
+    spec = {**SPEC, "cluster": {"nodes": [{"type": "l4-pcie-8", "count": 1}]}}
+    fact = {"field": "memory_bandwidth_bytes_per_s", "value": 2e11, "level": "measured elsewhere", "source": "s"}
+    entries = {"format": "meshplan-catalog/1", "devices": {"l4": {"facts": [{**fact, "date": "2026-01-01"}]}}}
+
+    def state() -> str:
+        return str(client.post("/api/v1/estimate", json=spec).json()["catalog_digest"])
+
+    before = state()
+    assert client.post("/api/v1/catalog", json=entries).status_code == 201
+    after = state()
+    assert json.loads(printed("catalog", "remove", "l4"))["removed"] == 1
+    until(lambda: state() == before)  # another process has changed it
+    assert after != before
 
 
 def test_schemas_are_those_of_the_command_line(client: TestClient, meshplan: Command) -> None:

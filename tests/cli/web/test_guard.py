@@ -22,6 +22,7 @@ from web_cases import HERE, PATIENCE_S, SPEC, own_pid, until
 from meshplan.cli.client import Client
 from meshplan.cli.web.app import create_app
 from meshplan.cli.web.calls import Calls, warm
+from meshplan.cli.web.sandbox import library_folders
 from meshplan.cli.web.settings import Settings
 
 JSON = {"content-type": "application/json"}
@@ -94,6 +95,15 @@ def test_every_problem_of_a_spec_has_its_field(client: TestClient) -> None:
     wrong = {**SPEC, "workload": {"sequence_length": -1, "global_batch_size": "many"}}
     errors = client.post("/api/v1/plans", json=wrong).json()["errors"]
     assert {error["path"] for error in errors} == {"workload.sequence_length", "workload.global_batch_size"}
+
+
+def test_the_folder_from_which_a_service_is_started_is_no_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``python -m`` puts it on the path of modules: every request could name traces and models in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tmp_path.resolve() not in library_folders()
 
 
 @pytest.mark.parametrize("name", ["own.json", "../secret/config.json", "/etc/passwd", "{folder}/config.json"])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import quote
 
 import jsonschema
 import pytest
+from command_line import CAPACITIES, Command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
-from web_cases import SPEC
+from web_cases import SPEC, ended
 
 from meshplan.catalogs.database.document import FORMAT
 from meshplan.catalogs.database.repository import Catalog
@@ -200,6 +202,22 @@ def test_an_instance_is_read_before_it_waits_for_a_worker(client: TestClient) ->
     refused = client.post("/api/v1/plans", json={"kind": "rank-mapping", "num_nodes": 4})
     assert refused.status_code == 422
     assert "pipeline_parallel" in refused.json()["detail"]
+
+
+def test_capacities_given_by_hand_are_a_question(
+    client: TestClient, working: None, document: dict[str, Any], meshplan: Command, tmp_path: Path
+) -> None:
+    """The command line answers them; here they were read as a market of the catalog's nodes and refused."""
+    asked = client.post("/api/v1/plans", json=CAPACITIES)
+    assert asked.status_code == 202, asked.text
+    found = client.get(ended(client, asked.json()["job_id"])["plan"]).json()
+    (tmp_path / "spec.json").write_text(json.dumps(CAPACITIES))
+    told = meshplan("plan", tmp_path / "spec.json", "--format", "json").json
+    assert (found["plan_id"], found["answer"]) == (told["plan_id"], told["answer"])
+    specs, wrong = validator(document, "Spec"), {**CAPACITIES, "request_rate_per_s": None}
+    assert (specs.is_valid(CAPACITIES), specs.is_valid(wrong)) == (True, False)
+    refused = client.post("/api/v1/plans", json=wrong)
+    assert [one["path"] for one in refused.json()["errors"]] == ["request_rate_per_s"]
 
 
 def test_every_method_of_an_address_is_named(client: TestClient) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import CAPACITIES
 from hostile import HOSTILE_VALUES
 from sweep_cases import BASE, SWEEP, write_sweep
 
@@ -48,6 +49,11 @@ def test_a_point_that_leaves_a_field_as_the_base_has_it_says_what_that_is() -> N
     base = (BASE["model"], BASE["cluster"]["nodes"][0]["count"])
     assert [tuple(one.values[field] for field in fields) for one in found] == [("llama-3.1-70b", 2), base, base]
     assert "objective" not in found[0].values
+
+
+def test_capacities_given_by_hand_may_vary() -> None:
+    found = asked(spec=CAPACITIES, over={"gpu_types.0.usd_per_hour": [0.7, 0.8]})
+    assert [one.document["gpu_types"][0]["usd_per_hour"] for one in found] == [0.7, 0.8]
 
 
 @pytest.mark.parametrize("parts_first", [True, False])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from meshplan.catalogs.database.studies.points import Point, PointState
 from meshplan.planner.sweep.metrics import METRICS
-from meshplan.planner.sweep.table import OF_ENERGY, OF_OBJECTIVE, PARETO, study_rows, unknown_metrics
+from meshplan.planner.sweep.table import OF_ENERGY, OF_KIND, OF_OBJECTIVE, PARETO, study_rows, unknown_metrics
 
 STUDY: dict[str, Any] = {
     "kind": "serving",
@@ -65,11 +67,29 @@ def test_points_that_are_equally_good_are_all_best() -> None:
     assert [row["point"] for row in rows_of(points) if row["best"]] == [2, 3]
 
 
+@pytest.mark.parametrize(
+    ("kind", "objective", "metric"),
+    [("gpu-allocation", "cost", "usd_per_hour"), ("edge", None, "time_per_token_s")],
+)
+def test_fleets_and_machines_at_home_have_a_best_point(kind: str, objective: str | None, metric: str) -> None:
+    """Their studies marked none, and did not show what decides."""
+    points = [done(str(value), **{metric: value}) for value in (3.0, 1.0, 2.0)]
+    rows = rows_of(points, kind=kind, objective=objective, pareto=None)
+    assert [row["point"] for row in rows if row["best"]] == [2]
+
+
 def test_more_of_a_run_that_trains_is_better() -> None:
     ratios = (0.9, 0.8)
     points = [done(str(ratio), effective_training_time_ratio=ratio) for ratio in ratios]
     rows = rows_of(points, best="effective_training_time_ratio")
     assert [row["point"] for row in rows if row["best"]] == [1]
+
+
+def test_less_energy_of_a_step_is_better() -> None:
+    points = [done(str(joules), energy_j_per_step=joules, tokens_per_s=1.0) for joules in (3e4, 1e4, 2e4)]
+    rows = rows_of(points, kind="training", objective="energy", pareto=["tokens_per_s", "energy_j_per_step"])
+    assert [row["point"] for row in rows if row["best"]] == [2]
+    assert [row["point"] for row in rows if row["pareto"]] == [2]
 
 
 def test_a_point_without_an_answer_says_how_far_it_is() -> None:
@@ -91,5 +111,6 @@ def test_a_varied_field_hides_no_answer() -> None:
 def test_every_metric_that_plans_compare_by_is_one_of_their_kind() -> None:
     known = {name for names in METRICS.values() for name in names} | {"num_devices"}
     assert {*OF_OBJECTIVE.values(), *OF_ENERGY.values()} <= known
+    assert all(metric in METRICS[kind] for kind, metric in OF_KIND.items())
     for kind, front in PARETO.items():
         assert {OF_ENERGY[kind], *front} - {"num_devices"} <= set(METRICS[kind])
