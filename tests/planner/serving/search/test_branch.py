@@ -155,6 +155,33 @@ def test_of_ties_one_tensor_parallel_group_comes_before_attention_ranks(catalog:
     assert any(abs(one.score - chosen.score) <= TIE * chosen.score for one in ranks), "no tie: the rule decides nothing"
 
 
+@pytest.mark.parametrize("num_nodes", [1, 3])
+def test_simpler_deployments_are_tried_at_the_rate_at_which_they_tie(catalog: Catalog, num_nodes: int) -> None:
+    """Without a given rate: what is simpler than the chosen one is shown to lie more than a tie from the bound."""
+    nodes = {"nodes": [{"type": "dgx-h100", "count": num_nodes}]}
+    asked = {"model": "llama-3.1-70b", "slo": {"ttft_p95_s": 3.0, "itl_p95_s": 0.04}, "cluster": nodes}
+    workload = {"input_length": 4000, "output_length": 1000, "num_requests": NUM_REQUESTS}
+    problem = problem_of(catalog, **asked, workload=workload)
+    tried = Branch(problem, kinds_of(problem))
+    simulated, bound = tried.run()
+    tie = max(tried.incumbent, bound / (1.0 - TIE))
+    chosen = min(_simplicity(one.candidate) for one in simulated if one.score <= tie)
+    simpler = [
+        item
+        for _, item in tried.given_up
+        if isinstance(item, branch.Bracket) and _simplicity(item.candidate) < chosen and item.search.violated_per_s
+    ]
+    for item in simpler:
+        violated = item.search.violated_per_s
+        tokens_per_s = violated * problem.workload.mean_lengths[1]
+        score = score_of(problem, item.candidate, request_rate_per_s=violated, tokens_per_s=tokens_per_s)
+        assert score >= tie * (1.0 - 1e-6), item.candidate.config.pools
+
+
+def _simplicity(candidate: Candidate) -> tuple[float, ...]:
+    return candidate.family.simplicity(candidate.counts)
+
+
 def _is(candidate: Candidate, *, tensor: int, data: int) -> bool:
     layout = candidate.config.pools[0].layout
     return (layout.tensor_parallel, layout.attention_data_parallel) == (tensor, data)
