@@ -19,8 +19,8 @@ from meshplan.planner.serving.problem.problem import MAX_UTILIZATION, ServingPro
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search import branch, candidates, workers
-from meshplan.planner.serving.search.branch import TIE, Branch, simulate_candidate
+from meshplan.planner.serving.search import branch, candidates, search, workers
+from meshplan.planner.serving.search.branch import TIE, Branch, Simulated, simulate_candidate
 from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of
 from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.search import families, search_serving
@@ -176,6 +176,33 @@ def test_simpler_deployments_are_tried_at_the_rate_at_which_they_tie(catalog: Ca
         tokens_per_s = violated * problem.workload.mean_lengths[1]
         score = score_of(problem, item.candidate, request_rate_per_s=violated, tokens_per_s=tokens_per_s)
         assert score >= tie * (1.0 - 1e-6), item.candidate.config.pools
+
+
+def test_a_simpler_tie_is_settled_though_another_is_settled_already(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer runs had lowered the best by half a tie; what was simpler and tied with it was not held against any."""
+    problem = problem_of(catalog, **QUESTIONS["8B, short SLOs"], fixed={"mode": "aggregated"})
+    found = sorted(deployments(problem), key=_simplicity)
+    simpler, other = (simulate_candidate(problem, one) for one in (found[0], found[-1]))
+    promised = {id(simpler.candidate): 1.0 + TIE / 2, id(other.candidate): 1.0}
+    simulated = [
+        replace(one, score=promised[id(one.candidate)], judged=replace(one.judged, is_settled=False, violated=()))
+        for one in (other, simpler)
+    ]
+
+    class Lowered:
+        def __init__(self, one: Simulated) -> None:
+            self.judged = lambda: replace(one.judged, is_settled=True)
+
+        def settle(self) -> Lowered:
+            return self
+
+    monkeypatch.setattr(search, "_search_of", lambda _, one, *__: Lowered(one))
+    monkeypatch.setattr(search, "score_judged", lambda _, candidate, __: promised[id(candidate)] * (1.0 + TIE / 2))
+    search._settle_rates(problem, simulated, 0, Budget())
+    assert simulated[0].candidate is simpler.candidate
+    assert simulated[0].judged.is_settled
 
 
 def _simplicity(candidate: Candidate) -> tuple[float, ...]:
