@@ -110,6 +110,17 @@ def test_stages_are_less_simple_than_copies_behind_a_router(catalog: Catalog) ->
     assert rank[4, 1] < rank[1, 4]
 
 
+def test_stages_of_prefill_do_not_hide_those_of_decode(catalog: Catalog) -> None:
+    """DeepSeek-V3 prefilled over eight stages was decoded over eight, too: the pair was no less simple for it."""
+    problem = problem_of(catalog, **QUESTIONS["70B, long prompts"], constraints={"target": "trtllm"})
+    rank: dict[tuple[int, int], tuple[float, ...]] = {}
+    for family in kinds_of(problem):
+        layouts = [(kind.placed.layout.tensor_parallel, kind.placed.layout.pipeline_parallel) for kind in family.kinds]
+        if len(layouts) > 1 and layouts[0] == (1, 4) and family.fits((1, 1)):
+            rank[layouts[1]] = family.simplicity((1, 1))
+    assert rank[4, 1] < rank[2, 2]
+
+
 def test_copies_of_a_node_are_simpler_than_a_worker_over_two(catalog: Catalog) -> None:
     """A 70B model on two nodes: two copies, before tensor parallelism or a pipeline across the network."""
     nodes = {"nodes": [{"type": "dgx-h100", "count": 2}]}
