@@ -55,6 +55,8 @@ class EngineRecipe:
             (:meth:`~meshplan.planner.serving.estimator.host.graphs.Graphs.most_with_prompts`).
         largest_decode_graph: decodes of at most so many requests of a rank run from graphs, where launch files set
             that; 0: of as many as ``graphed_tokens`` says.
+        raises_graphs_to: most tokens up to which launch files have graphs captured, where more requests of a rank may
+            decode than ``graphed_tokens``; 0: they set nothing.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
         hides_host: what it prepares ahead takes no time but where that is longer than the iteration that runs; else it
@@ -119,6 +121,7 @@ class EngineRecipe:
     fixed_graphs: bool = False
     graphs_prompts: bool = False
     largest_decode_graph: int = 0
+    raises_graphs_to: int = 0
     prepares_ahead: tuple[str, ...] = ()
     hides_host: bool = False
     pads_ranks: bool = False

@@ -122,7 +122,8 @@ class Family:
     def simplicity(self, counts: Counts) -> tuple[float, ...]:
         """What an operator would rather not have, the worst first: kinds of workers (attention and FFN apart are two),
         a dearer rent (or, without prices, more devices), partly used nodes, devices cut by MIG, a worker over several
-        nodes, pipeline stages (the most of a worker, then those of all kinds), a router, attention data-parallel ranks, drafts and how many, power limits.
+        nodes, pipeline stages (the most of a worker, then those of all kinds), a router, attention data-parallel ranks,
+        drafts and how many, power limits.
 
         Of plans that cannot be told apart a team runs tensor parallelism, or copies behind a router, before it splits
         a model over stages; workers within a node before one that starts on several and stops with any of them; and one

@@ -197,7 +197,7 @@ def _settle_rates(problem: ServingProblem, simulated: list[Simulated], seed: int
 
 
 def _comes_before(one: Simulated, best: Simulated, least: float) -> bool:
-    """Whether a deployment is better than the chosen one by more than a tie, or simpler and ties with the least score."""
+    """Whether a deployment is better than the best by more than a tie, or simpler and ties with the least score."""
     is_simpler = _simplicity(one)[:-1] < _simplicity(best)[:-1]
     return one.score < best.score * (1.0 - TIE) or (is_simpler and one.score <= least * (1.0 + TIE))
 

@@ -1,9 +1,10 @@
 """Which iterations an engine replays from CUDA graphs; the others are launched kernel by kernel.
 
 vLLM captures graphs up to so many tokens, for batches with prompts in pieces with attention between them, and launches
-what is larger ("cudagraph will not be used", vllm 0.33.0, config/vllm.py, _set_cudagraph_sizes). SGLang captures
-decodes up to so many requests and, from 0.5.10 on, prompts up to its token budget. TensorRT-LLM is told to capture
-decodes of as many requests as may run, and captures no prompts.
+what is larger ("cudagraph will not be used", vllm 0.33.0, config/vllm.py, _set_cudagraph_sizes); launch files raise
+that size where more requests may decode (:func:`raised_size`). SGLang captures decodes up to so many requests and, from
+0.5.10 on, prompts up to its token budget. TensorRT-LLM is told to capture decodes of as many requests as may run, and
+captures no prompts.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.serving.problem.config import EngineLimits, Layout
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role
 
+SIZE_STEP = 16  # tokens between the sizes that vLLM captures beyond 256 (vllm 0.33.0, config/vllm.py)
 LARGEST_LATENT = 8192  # tokens of prompts with latent attention (SGLang 0.5.23, arg_groups/memory_hook.py)
 
 
@@ -38,11 +40,11 @@ class Graphs:
     most_decodes: float = math.inf
 
     @classmethod
-    def of(cls, recipe: EngineRecipe, shape: ModelShape, device: Device) -> Graphs:
-        """Those of an engine's release for a model on a device."""
+    def of(cls, recipe: EngineRecipe, shape: ModelShape, device: Device, *, raised: int = 0) -> Graphs:
+        """Those of an engine's release for a model on a device; ``raised``: the size that a launch file sets, or 0."""
         return cls(
-            tokens=recipe.graphs_on(device.slug, shape.family),
-            is_fixed=recipe.fixes_graphs(shape.family),
+            tokens=raised or recipe.graphs_on(device.slug, shape.family),
+            is_fixed=raised > 0 or recipe.fixes_graphs(shape.family),
             any_prompts=recipe.graphs_prompts,
             most_decodes=recipe.largest_decode_graph or math.inf,
         )
@@ -69,6 +71,23 @@ class Graphs:
 
 
 NO_LIMIT = Graphs()
+
+
+def raised_size(recipe: EngineRecipe, shape: ModelShape, device: Device, pool: Pool, *, drafts: bool) -> int:
+    """Tokens up to which a launch file has a worker of a pool capture graphs; 0 where the engine's own size does.
+
+    It is set where a rank may decode more requests than the engine captures by itself.
+
+    With drafts the engine's own sizes are multiples of the tokens that a request verifies, which a size that is set
+    puts an end to (vllm 0.33.0, config/vllm.py, uniform_decode_sizes).
+    """
+    running = -(-pool.limits.max_num_seqs // pool.layout.attention_data_parallel)
+    own = recipe.graphs_on(device.slug, shape.family)
+    if pool.role is Role.PREFILL or drafts or not pool.limits.cuda_graphs or running <= own:
+        return 0
+    most = min(recipe.raises_graphs_to, pool.limits.max_batched_tokens)
+    size = min(-(-running // SIZE_STEP) * SIZE_STEP, most // SIZE_STEP * SIZE_STEP)
+    return size if size > own else 0
 
 
 def _most_of_prompts_alone(shape: ModelShape, layout: Layout, limits: EngineLimits, device: Device) -> int:

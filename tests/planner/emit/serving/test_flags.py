@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from emit_cases import H100, LLAMA_70B
+from emit_cases import H100, LLAMA_70B, MIXTRAL
 from golden_variants import texts
 from serving_cases import (
     NODE,
@@ -67,6 +67,22 @@ def test_decodes_run_from_graphs_as_planned(running: int, captured: str) -> None
     assert graphs["max_batch_size"] == running
     sizes = graphs.get("batch_sizes", [])
     assert not sizes if running == 64 else (sizes[-1], max(b - a for a, b in pairwise(sizes))) == (running, 64)
+
+
+@pytest.mark.parametrize(
+    ("running", "ranks", "captured"),
+    [(512, 1, None), (520, 1, "528"), (4096, 8, None), (4800, 8, "608"), (8192, 1, "1024")],
+)
+def test_vllm_is_told_to_capture_what_it_would_launch_without_graphs(
+    running: int, ranks: int, captured: str | None
+) -> None:
+    """By itself vLLM captures decodes of 512 requests of a rank on Hopper, though 1,024 may run."""
+    limits = EngineLimits(max_num_seqs=running)
+    degrees = layout(8 // ranks, data=ranks, expert=ranks)
+    request = serving_request(MIXTRAL, aggregated("vllm", degrees, limits=limits))
+    for asked, expected in ((request, captured), (replace(request, framework_version="0.20.0"), None)):
+        flags = {flag[0]: flag[-1] for flag in vllm.ENGINE.arguments(asked, request.config.pools[0])}
+        assert flags.get("--max-cudagraph-capture-size") == expected
 
 
 @pytest.mark.parametrize(

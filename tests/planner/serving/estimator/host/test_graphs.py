@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from serving_cases import pool as pool_of
 from serving_workers import all_attention, worker_of
 
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
@@ -11,8 +12,8 @@ from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.serving.estimator.host.graphs import Graphs
-from meshplan.planner.serving.problem.config import EngineLimits
+from meshplan.planner.serving.estimator.host.graphs import Graphs, raised_size
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
 
 
 def test_short_iterations_with_prompts_are_replayed_from_graphs(llama: ModelShape, machine: Machine) -> None:
@@ -38,6 +39,23 @@ def test_short_iterations_with_prompts_are_replayed_from_graphs(llama: ModelShap
     ):
         assert (cost.step_s(0, 0.0, 1, tokens, tokens * (tokens + 1) / 2) >= 0.4) == is_launched
     assert launched.step_s(0, 0.0, 1, 1, 1.0) >= 0.4
+
+
+def test_decodes_are_priced_from_the_graphs_that_launch_files_set(llama: ModelShape, machine: Machine) -> None:
+    """Of vLLM on Hopper: 512 requests of a rank by itself, up to 1,024 where a launch file says so."""
+    recipe, device = engine_recipes()["vllm"], machine.device
+    pool = pool_of(Layout(tensor_parallel=8), limits=EngineLimits(max_num_seqs=900))
+    raised = raised_size(recipe, llama, device, pool, drafts=False)
+    assert raised == 912
+    limits, constants = pool.limits, ServingConstants(launch_s_per_layer=5e-3)
+    own, set_size = (
+        worker_of(llama, machine, constants=constants, limits=limits, graphs=graphs).step_cost().decode_s(900)
+        for graphs in (Graphs.of(recipe, llama, device), Graphs.of(recipe, llama, device, raised=raised))
+    )
+    assert own >= 0.4 > set_size
+    assert raised_size(recipe, llama, device, pool, drafts=True) == 0
+    assert raised_size(recipe, llama, device, replace(pool, role=Role.PREFILL), drafts=False) == 0
+    assert raised_size(recipe, llama, device, replace(pool, limits=EngineLimits(max_num_seqs=512)), drafts=False) == 0
 
 
 def test_sglang_replays_prompts_of_any_size_from_graphs_on_one_stage(
