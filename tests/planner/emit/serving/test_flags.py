@@ -19,6 +19,7 @@ from serving_cases import (
 )
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.vision import VisionTower
 from meshplan.planner.emit.serving import sglang, trtllm, vllm
 from meshplan.planner.emit.serving.request import HostType, WorkerMemory
@@ -83,6 +84,26 @@ def test_vllm_is_told_to_capture_what_it_would_launch_without_graphs(
     for asked, expected in ((request, captured), (replace(request, framework_version="0.20.0"), None)):
         flags = {flag[0]: flag[-1] for flag in vllm.ENGINE.arguments(asked, request.config.pools[0])}
         assert flags.get("--max-cudagraph-capture-size") == expected
+
+
+@pytest.mark.parametrize(("running", "room"), [(1024, None), (2048, "256"), (4096, "512")])
+def test_deepep_has_room_for_the_tokens_that_a_rank_decodes(running: int, room: str | None) -> None:
+    """By itself SGLang gives it 128 tokens, and one more stops the server."""
+    config = aggregated("sglang", layout(1, data=8, expert=8), limits=EngineLimits(max_num_seqs=running))
+    request = serving_request(MIXTRAL, config)
+    (program,) = sglang.job(request).programs
+    assert program.environment.get("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK") == room
+    gathered = aggregated("sglang", layout(1, data=8), limits=EngineLimits(max_num_seqs=running))
+    assert (
+        "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+        not in sglang.job(serving_request(MIXTRAL, gathered)).programs[0].environment
+    )
+
+
+def test_more_tokens_of_a_rank_than_deepep_can_send_are_refused() -> None:
+    config = aggregated("sglang", layout(1, data=8, expert=8), limits=EngineLimits(max_num_seqs=16_384))
+    with pytest.raises(CannotExpressError, match="2048 tokens"):
+        sglang.job(serving_request(MIXTRAL, config))
 
 
 @pytest.mark.parametrize(
