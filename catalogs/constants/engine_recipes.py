@@ -64,6 +64,8 @@ class EngineRecipe:
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         gathers_tokens: attention data-parallel ranks gather all tokens and reduce and scatter the results of experts;
             else they send each token to the devices of its experts where that is cheaper.
+        sends_to_whole_experts: launch files have tokens sent where experts are whole and attention is data parallel,
+            and kernels then multiply what a device was sent, not every token of the group.
         receive_interval: decode iterations between two looks for new requests.
         batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
         batch_wait_share: share of the token budget at which that wait is over.
@@ -126,6 +128,7 @@ class EngineRecipe:
     hides_host: bool = False
     pads_ranks: bool = False
     gathers_tokens: bool = False
+    sends_to_whole_experts: bool = False
     receive_interval: int = 1
     batch_wait_steps: int = 0
     batch_wait_share: float = 1.0

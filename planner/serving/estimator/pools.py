@@ -82,6 +82,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         expert_block_rows=site.recipe.expert_block_rows,
         block_flops_per_s=site.recipe.block_flops_per_s.get(device.architecture, math.inf),
         gathers_tokens=site.recipe.gathers_tokens,
+        sends_to_whole_experts=site.recipe.sends_to_whole_experts,
         images=workload.images,
         sampling=sampling_cost(site.recipe, workload.sampling),
     )
