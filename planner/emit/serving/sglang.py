@@ -49,8 +49,8 @@ _DATA_IS_ATTENTION = "--enable-dp-attention"
 _EXPERTS = ("--ep-size", "--expert-parallel-size", "--ep")
 _CHUNK = "--chunked-prefill-size"
 _MEMORY = "--mem-fraction-static"
-# sglang 0.5.23: environ.py; layers/moe/token_dispatcher/deepep.py asserts the most (DeepEP's FINISHED_SUM_TAG).
-_DISPATCHED, _DISPATCHED_BY_DEFAULT, _MOST_DISPATCHED = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", 128, 1024
+# sglang 0.5.23, environ.py: tokens of a rank that DeepEP's low-latency kernels have room for.
+_DISPATCHED, _DISPATCHED_BY_DEFAULT = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", 128
 _NO_GRAPHS, _LARGEST_GRAPH = "--disable-cuda-graph", "--cuda-graph-max-bs-decode"
 # Model families whose classes in SGLang 0.5.23 have get_model_config_for_expert_location; for others (mixtral, olmoe)
 # the engine passes over the map without a word.
@@ -94,11 +94,11 @@ def _dispatched(request: ServingRequest, pool: Pool) -> dict[str, Argument]:
     speculation = request.config.speculation
     tokens = -(-pool.limits.max_num_seqs // pool.layout.attention_data_parallel)
     tokens *= 1 if speculation is None else speculation.verified_tokens
-    if tokens > _MOST_DISPATCHED:
+    if tokens > SGLANG.most_sent:
         raise CannotExpressError(
             SGLANG.name,
             f"{tokens} tokens of an attention data-parallel rank that decode at once through DeepEP",
-            f"at most {_MOST_DISPATCHED}: pin a smaller max_num_seqs",
+            f"at most {SGLANG.most_sent}: pin a smaller max_num_seqs",
         )
     return {_DISPATCHED: str(tokens)} if tokens > _DISPATCHED_BY_DEFAULT else {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -45,6 +46,8 @@ class EngineRules:
         tiers: limits by device memory, the largest first, the last for any.
         most_running: requests of an attention data-parallel rank that plans run on any device, where a tier's default
             is lower; 0: no more than that.
+        most_sent: tokens of an attention data-parallel rank that decode at once where tokens are sent to whole experts,
+            at most; 0: any number.
         limits_source: source of the tiers.
         block_size: tokens of one block of the KV cache (the engine may choose another for some kernels).
         prefix_caching_on_decode: decode workers keep a prefix cache under prefill/decode disaggregation.
@@ -90,6 +93,7 @@ class EngineRules:
     scales_api_servers: bool = False
     weight_ways: tuple[str, ...] = ()
     most_running: int = 0
+    most_sent: int = 0
     schemes_not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mxfp4_padding: Mapping[str, ExpertPadding] = field(default_factory=dict)
 
@@ -124,6 +128,11 @@ class EngineRules:
             wrong.append(
                 f"no flag for a KV cache in {pool.quantization.kv_cache}: give one of {', '.join(self.kv_caches)}"
             )
+        if pool.limits.max_num_seqs > (most := self.most_decoding(pool.layout, pool.role)):
+            wrong.append(
+                f"max_num_seqs {pool.limits.max_num_seqs} must be at most {most:g}: tokens are sent to whole experts, "
+                f"{self.most_sent} of an attention data-parallel rank at once"
+            )
         if pool.limits.stream_interval > 1 and not self.streams_in_intervals:
             wrong.append(f"no flag for stream_interval {pool.limits.stream_interval}: every token is sent by itself")
         if pool.limits.api_servers and not self.scales_api_servers:
@@ -134,6 +143,14 @@ class EngineRules:
             ways = ", ".join(self.weight_ways) or "none"
             wrong.append(f"no flag for weights in host memory, {pool.weight_tiers.way.value} (it has {ways})")
         return (*wrong, *_broken_limits(pool), *_broken_tier(pool))
+
+    def most_decoding(self, layout: Layout, role: Role, *, verified_tokens: int = 1) -> float:
+        """Most requests of a worker that the engine decodes at once, so many tokens verified for each."""
+        ranks = layout.attention_data_parallel
+        sends = ranks > 1 and layout.expert_parallel == layout.devices_per_stage
+        if role is Role.PREFILL or not self.most_sent or not sends:
+            return math.inf
+        return float(max(self.most_sent // verified_tokens, 1) * ranks)
 
     def may_split(self, shape: ModelShape, tensor_parallel: int) -> bool:
         """Whether a worker of one stage may have so many tensor-parallel devices, its experts split or spread."""

@@ -204,6 +204,7 @@ SGLANG = EngineRules(
     pipeline_on_decode="one_or_prefill",
     prefix_caching_on_decode=False,
     mxfp4_padding=_SGLANG_PADS,
+    most_sent=1024,  # layers/moe/token_dispatcher/deepep.py: DeepEP's FINISHED_SUM_TAG
     prefill_holds_slots=True,  # disaggregation/prefill.py: release_kv_cache where the sender's poll says Success
     kv_connectors=tuple(KvConnector),
 )

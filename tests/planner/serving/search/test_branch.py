@@ -166,6 +166,20 @@ def test_of_ties_one_tensor_parallel_group_comes_before_attention_ranks(catalog:
     assert any(abs(one.score - chosen.score) <= TIE * chosen.score for one in ranks), "no tie: the rule decides nothing"
 
 
+def test_no_rank_decodes_more_than_deepep_can_send(catalog: Catalog) -> None:
+    """Short requests of Qwen3-30B: the cache of an attention rank of SGLang would hold more than 1,024 of them."""
+    workload = {"input_length": 100, "output_length": 100, "num_requests": NUM_REQUESTS}
+    problem = problem_of(catalog, model="qwen3-30b-a3b", workload=workload, constraints={"target": "sglang"})
+    running = {
+        layout.expert_parallel == layout.devices_per_stage: kind.placed.limits.max_num_seqs
+        / layout.attention_data_parallel
+        for kind in priced_workers(problem, Role.MIXED, Counter())
+        for layout in (kind.placed.layout,)
+        if layout.attention_data_parallel == 8
+    }
+    assert running[True] == 1024 < running[False]
+
+
 @pytest.mark.parametrize("num_nodes", [1, 3])
 def test_simpler_deployments_are_tried_at_the_rate_at_which_they_tie(catalog: Catalog, num_nodes: int) -> None:
     """Without a given rate: what is simpler than the chosen one is shown to lie more than a tie from the bound."""
