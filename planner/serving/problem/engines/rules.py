@@ -58,6 +58,7 @@ class EngineRules:
         kv_stores: stores of a second KV cache tier for which the engine has flags, on mixed workers.
         kv_connectors: what moves caches between workers that prefill and that decode.
         disaggregates: it has workers that prefill or decode only.
+        one_prefill_stage: connectors by which a decode worker reads the cache of one stage of a prefill worker alone.
         decode_reads_prompt: a disaggregated request goes as text first to the prefill and then to the decode server,
             which tokenizes it again before it asks for the cache.
         prefill_holds_slots: a prefilled request counts as running at its prefill worker until its cache has arrived.
@@ -85,6 +86,7 @@ class EngineRules:
     speculation_with_stages: bool = False
     kv_stores: tuple[str, ...] = ("host",)
     kv_connectors: tuple[KvConnector, ...] = (KvConnector.NIXL,)
+    one_prefill_stage: tuple[KvConnector, ...] = ()
     disaggregates: bool = True
     decode_reads_prompt: bool = False
     prefill_holds_slots: bool = False
@@ -181,8 +183,18 @@ class EngineRules:
         elif config.is_disaggregated:
             if config.kv_connector not in self.kv_connectors:
                 wrong.append(self.no_connector(config.kv_connector))
-            wrong += self._broken_pair(config.pool(Role.PREFILL), config.pool(Role.DECODE))
+            prefill, decode = config.pool(Role.PREFILL), config.pool(Role.DECODE)
+            if config.kv_connector in self.one_prefill_stage and prefill.layout.pipeline_parallel > 1:
+                wrong.append(self._one_stage(config.kv_connector))
+            wrong += self._broken_pair(prefill, decode)
         return tuple(wrong)
+
+    def _one_stage(self, connector: KvConnector) -> str:
+        others = " or ".join(one.value for one in self.kv_connectors if one not in self.one_prefill_stage)
+        return (
+            f"prefill: pipeline_parallel must be 1 where {connector.value} moves the cache: a decode worker reads one "
+            f"stage alone (kv_connector: {others} reads all)"
+        )
 
     def no_connector(self, connector: KvConnector) -> str:
         """Why the engine's caches are not moved by one."""

@@ -139,6 +139,9 @@ VLLM = EngineRules(
     weight_ways=("streamed",),
     pipeline_on_decode="one",
     whole_context_on_transfer=True,
+    # distributed/kv_transfer/kv_connector/v1/nixl: pull_worker.py reads from (0, rank); base_worker.py asserts that the
+    # layers of both match. mooncake/mooncake_connector.py: allow_partial_layers.
+    one_prefill_stage=(KvConnector.NIXL,),
     decode_reads_prompt=True,  # vllm-project/vllm, issue 25373
     kv_connectors=tuple(KvConnector),
 )
