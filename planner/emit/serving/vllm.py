@@ -21,7 +21,7 @@ from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.serving.tiers import kv_stores, weight_tiers
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term
-from meshplan.planner.serving.estimator.host.graphs import raised_size
+from meshplan.planner.serving.estimator.host.graphs import Graphs
 from meshplan.planner.serving.problem.config import KvConnector, Pool, Role, Router
 from meshplan.planner.serving.problem.engines.table import VLLM
 from meshplan.planner.serving.problem.requests import Task
@@ -175,8 +175,9 @@ def _graphs(request: ServingRequest, pool: Pool) -> Arguments:
     device = request.host_type(pool.node_type).device
     if device is None or is_older(VLLM.name, request.framework_version, _RAISES_GRAPHS_SINCE):
         return {}
-    recipe, drafts = engine_recipes()[VLLM.name], request.config.speculation is not None
-    size = raised_size(recipe, request.shape, device, pool, drafts=drafts)
+    raises = pool.role is not Role.PREFILL and request.config.speculation is None
+    graphs = Graphs.of(engine_recipes()[VLLM.name], request.shape, device, raises=raises)
+    size = graphs.raised_size(pool.layout, pool.limits)
     return {_LARGEST_GRAPH: str(size)} if size else {}
 
 

@@ -333,11 +333,28 @@ class Operators:
             return np.maximum.accumulate(few ** (1.0 - share) * many**share)
         return None
 
-    @staticmethod
-    def _load_of_law(tokens: FloatArray, top_k: int, num_experts: int, devices: int) -> FloatArray:
-        """Load of the fullest device over the mean where experts' loads follow the law of :data:`ROUTING_SKEW`."""
-        values = (float(top_k), float(num_experts), float(devices), ROUTING_SKEW)
-        return load_of_fullest(tokens, *(np.full_like(tokens, value) for value in values))
+    def sent_experts_s(
+        self,
+        scheme: str,
+        tokens: FloatArray,
+        *,
+        top_k: int,
+        num_experts: int,
+        local_experts: float,
+        load_factor: float | None = None,
+        **sizes: Any,
+    ) -> FloatArray:
+        """:meth:`experts_s` where the fullest device sees those alone that are sent to its experts.
+
+        Tables were timed with every token of the group on each device, which sorts and sums them all: it is priced as
+        one device with as many rows, without ``load_factor`` those of the power law's fullest device.
+        """
+        groups = max(round(num_experts / local_experts), 1)
+        values = (float(top_k), float(num_experts), float(groups), ROUTING_SKEW)
+        law = load_of_fullest(tokens, *(np.full_like(tokens, value) for value in values))
+        received = tokens * top_k / groups * (law if load_factor is None else load_factor)
+        own = max(round(local_experts), 1)
+        return self.experts_s(scheme, received, top_k=1, num_experts=own, local_experts=local_experts, **sizes)
 
     def experts_s(
         self,
@@ -352,12 +369,8 @@ class Operators:
         local_experts: float,
         load_factor: float | None = None,
         rows: FloatArray | None = None,
-        is_sent: bool = False,
     ) -> FloatArray:
         """Routed experts of one layer on one device; ``tokens`` are all that choose among ``num_experts``.
-
-        ``is_sent``: the device sees those that are sent to its experts alone. Tables were timed with every token of the
-        group on each device, which sorts and sums them all: it is priced as one device with as many rows.
 
         ``rows`` are those of the device's products where they are not those of its tokens
         (:mod:`meshplan.planner.serving.estimator.grouped_rows`): priced as evenly spread tokens that have as many.
@@ -369,18 +382,6 @@ class Operators:
         times are scaled by the ratio of the kernel's times for these numbers of experts.
         """
         groups = max(round(num_experts / local_experts), 1)
-        if is_sent and groups > 1 and rows is None:
-            factor = self._load_of_law(tokens, top_k, num_experts, groups) if load_factor is None else load_factor
-            return self.experts_s(
-                scheme,
-                tokens * top_k / groups * factor,
-                hidden=hidden,
-                width=width,
-                matrices=matrices,
-                top_k=1,
-                num_experts=max(round(local_experts), 1),
-                local_experts=local_experts,
-            )
         if rows is not None:
             tokens, load_factor = rows * groups / top_k, 1.0
         distinct = distinct_experts(tokens, top_k=top_k, num_experts=num_experts)

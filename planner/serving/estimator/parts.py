@@ -191,8 +191,9 @@ class WorkerParts:
         if moe is None:
             return np.zeros_like(tokens)
         slots = moe.num_experts if traffic is None else traffic.num_slots
+        sends, rows = self.sends_tokens, self.expert_rows(tokens) if traffic is None else None
         price = partial(
-            self.operators.experts_s,
+            self.operators.sent_experts_s if sends else partial(self.operators.experts_s, rows=rows),
             self.quantization.experts,
             tokens,
             hidden=self.shape.expert_hidden_size,
@@ -201,8 +202,6 @@ class WorkerParts:
             top_k=moe.num_experts_per_token,
             num_experts=slots,
             local_experts=slots / layout.expert_parallel,
-            rows=self.expert_rows(tokens) if traffic is None else None,
-            is_sent=self.sends_tokens,
         )
         return price() if traffic is None else traffic.mean_over_layers(lambda factor: price(load_factor=factor))
 

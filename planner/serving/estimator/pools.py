@@ -9,13 +9,13 @@ from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.planner.serving.estimator.encoders.sound import windows_of_an_iteration
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
 from meshplan.planner.serving.estimator.host.front_end import NO_FRONT_END, FrontEnd
-from meshplan.planner.serving.estimator.host.graphs import Graphs, raised_size
+from meshplan.planner.serving.estimator.host.graphs import Graphs
 from meshplan.planner.serving.estimator.instances import in_share
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.estimator.power.cap import capped
 from meshplan.planner.serving.estimator.sampling import sampling_cost
-from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Speculation
+from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Role, Speculation
 from meshplan.planner.serving.problem.engines.table import expert_padding
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
@@ -51,13 +51,13 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
     """One worker of a pool, priced at the context lengths of the workload."""
     prompt, output = workload.mean_lengths
     first, device = prompt + workload.shared_history, site.machines[pool.node_type].device
-    raised = raised_size(site.recipe, site.shape, device, pool, drafts=speculation is not None)
+    raises = pool.role is not Role.PREFILL and speculation is None
     worker = Worker(
         shape=site.shape,
         machine=site.machine(pool),
         engine=site.recipe.engine,
         all_reduce=site.recipe.all_reduce,
-        graphs=Graphs.of(site.recipe, site.shape, device, raised=raised),
+        graphs=Graphs.of(site.recipe, site.shape, device, raises=raises),
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
         hides_host=site.recipe.hides_host and pool.role.value in site.recipe.prepares_ahead,
         remote_step_s=site.recipe.remote_step_s if pool.layout.num_devices > 1 else 0.0,

@@ -257,9 +257,9 @@ def _placed(
     if "max_num_seqs" not in problem.pinned.of(role):
         drafts = problem.speculation
         verified = 1 if drafts is None else drafts.verified_tokens
-        most = min(limits.max_num_seqs, problem.rules.most_decoding(layout, role, verified_tokens=verified))
+        decoding = problem.rules.most_decoding(layout, role, verified_tokens=verified)
         held_at_once = _whole(memory.kv_capacity_tokens / held, ranks)
-        limits = replace(limits, max_num_seqs=min(int(most), held_at_once))
+        limits = replace(limits, max_num_seqs=int(min(limits.max_num_seqs, decoding, held_at_once)))
     return PlacedWorker(
         role=role,
         node_type=node_type,

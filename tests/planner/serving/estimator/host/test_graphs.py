@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from serving_cases import pool as pool_of
 from serving_workers import all_attention, worker_of
 
 from meshplan.catalogs.constants.engine_recipes import engine_recipes
@@ -12,8 +11,8 @@ from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.serving.estimator.host.graphs import Graphs, raised_size
-from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
+from meshplan.planner.serving.estimator.host.graphs import Graphs
+from meshplan.planner.serving.problem.config import EngineLimits, Layout
 
 
 def test_short_iterations_with_prompts_are_replayed_from_graphs(llama: ModelShape, machine: Machine) -> None:
@@ -44,18 +43,17 @@ def test_short_iterations_with_prompts_are_replayed_from_graphs(llama: ModelShap
 def test_decodes_are_priced_from_the_graphs_that_launch_files_set(llama: ModelShape, machine: Machine) -> None:
     """Of vLLM on Hopper: 512 requests of a rank by itself, up to 1,024 where a launch file says so."""
     recipe, device = engine_recipes()["vllm"], machine.device
-    pool = pool_of(Layout(tensor_parallel=8), limits=EngineLimits(max_num_seqs=900))
-    raised = raised_size(recipe, llama, device, pool, drafts=False)
-    assert raised == 912
-    limits, constants = pool.limits, ServingConstants(launch_s_per_layer=5e-3)
-    own, set_size = (
+    layout, limits = Layout(tensor_parallel=8), EngineLimits(max_num_seqs=900)
+    own, raising = (Graphs.of(recipe, llama, device, raises=raises) for raises in (False, True))
+    assert [graphs.raised_size(layout, limits) for graphs in (own, raising)] == [0, 912]
+    assert raising.raised_size(layout, EngineLimits(max_num_seqs=512)) == 0
+    assert raising.raised_size(replace(layout, attention_data_parallel=2), limits) == 0
+    constants = ServingConstants(launch_s_per_layer=5e-3)
+    launched, replayed = (
         worker_of(llama, machine, constants=constants, limits=limits, graphs=graphs).step_cost().decode_s(900)
-        for graphs in (Graphs.of(recipe, llama, device), Graphs.of(recipe, llama, device, raised=raised))
+        for graphs in (own, raising)
     )
-    assert own >= 0.4 > set_size
-    assert raised_size(recipe, llama, device, pool, drafts=True) == 0
-    assert raised_size(recipe, llama, device, replace(pool, role=Role.PREFILL), drafts=False) == 0
-    assert raised_size(recipe, llama, device, replace(pool, limits=EngineLimits(max_num_seqs=512)), drafts=False) == 0
+    assert launched >= 0.4 > replayed
 
 
 def test_sglang_replays_prompts_of_any_size_from_graphs_on_one_stage(
