@@ -55,6 +55,8 @@ class EngineRecipe:
             (:meth:`~meshplan.planner.serving.estimator.host.graphs.Graphs.most_with_prompts`).
         largest_decode_graph: decodes of at most so many requests of a rank run from graphs, where launch files set
             that; 0: of as many as ``graphed_tokens`` says.
+        raises_graphs_to: most tokens up to which launch files have graphs captured, where more requests of a rank may
+            decode than ``graphed_tokens``; 0: they set nothing.
         prepares_ahead: roles of the workers that prepare an iteration while the one before runs, so that a request that
             arrives meanwhile is in neither; the others prepare none.
         hides_host: what it prepares ahead takes no time but where that is longer than the iteration that runs; else it
@@ -62,6 +64,8 @@ class EngineRecipe:
         pads_ranks: every attention data-parallel rank computes as many tokens as the one with most of them.
         gathers_tokens: attention data-parallel ranks gather all tokens and reduce and scatter the results of experts;
             else they send each token to the devices of its experts where that is cheaper.
+        sends_to_whole_experts: launch files have tokens sent where experts are whole and attention is data parallel,
+            and kernels then multiply what a device was sent, not every token of the group.
         receive_interval: decode iterations between two looks for new requests.
         batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
         batch_wait_share: share of the token budget at which that wait is over.
@@ -119,10 +123,12 @@ class EngineRecipe:
     fixed_graphs: bool = False
     graphs_prompts: bool = False
     largest_decode_graph: int = 0
+    raises_graphs_to: int = 0
     prepares_ahead: tuple[str, ...] = ()
     hides_host: bool = False
     pads_ranks: bool = False
     gathers_tokens: bool = False
+    sends_to_whole_experts: bool = False
     receive_interval: int = 1
     batch_wait_steps: int = 0
     batch_wait_share: float = 1.0

@@ -290,7 +290,7 @@ def _reason(objective: ServingObjective, chosen: Simulated, other: Simulated) ->
         return f"{other.judged.worst_miss.key} {other.judged.worst_miss.text}"
     if not other.judged.is_met:
         return other.judged.worst_miss.text
-    if abs(other.score / chosen.score - 1.0) <= TIE:
+    if abs(other.score / chosen.score - 1.0) <= TIE and _simplicity(other) >= _simplicity(chosen):
         is_as_simple = _simplicity(other) == _simplicity(chosen)
         return "a tie, answers later" if is_as_simple else "a tie, less simple"
     if other.score < chosen.score and not other.judged.is_settled:

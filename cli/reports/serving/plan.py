@@ -222,7 +222,8 @@ def tie_text(plan: Plan, width: int) -> str:
     text = (
         f"A tie: {', '.join(tied)} within {percent(float(plan.solution.get('tie', 0.0)))} of the same objective, which "
         "is as near as a highest rate is known; the simpler deployment is chosen: fewer kinds of workers, then a lower "
-        f"rent, whole nodes, no router, fewer stages{limits}, lower latency."
+        "rent, whole nodes, workers within a node, fewer stages, no router, fewer attention ranks"
+        f"{limits}, lower latency."
     )
     return paragraph(text, width)
 

@@ -49,6 +49,8 @@ _DATA_IS_ATTENTION = "--enable-dp-attention"
 _EXPERTS = ("--ep-size", "--expert-parallel-size", "--ep")
 _CHUNK = "--chunked-prefill-size"
 _MEMORY = "--mem-fraction-static"
+# sglang 0.5.23, environ.py: tokens of a rank that DeepEP's low-latency kernels have room for.
+_DISPATCHED, _DISPATCHED_BY_DEFAULT = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", 128
 _NO_GRAPHS, _LARGEST_GRAPH = "--disable-cuda-graph", "--cuda-graph-max-bs-decode"
 # Model families whose classes in SGLang 0.5.23 have get_model_config_for_expert_location; for others (mixtral, olmoe)
 # the engine passes over the map without a word.
@@ -79,6 +81,26 @@ def _graphs(_: ServingRequest, pool: Pool) -> Arguments:
 def uses_all_to_all(layout: Layout) -> bool:
     """Whether tokens are sent to whole experts: attention is data parallel and every device has experts of its own."""
     return layout.attention_data_parallel > 1 and layout.expert_parallel == layout.devices_per_stage
+
+
+def _dispatched(request: ServingRequest, pool: Pool) -> dict[str, Argument]:
+    """Room for as many tokens of a rank as decode at once: DeepEP's low-latency kernels stop at more than that.
+
+    Raises:
+        CannotExpressError: more decode than its kernels can send.
+    """
+    if pool.role is Role.PREFILL or not uses_all_to_all(pool.layout):
+        return {}
+    speculation = request.config.speculation
+    tokens = -(-pool.limits.max_num_seqs // pool.layout.attention_data_parallel)
+    tokens *= 1 if speculation is None else speculation.verified_tokens
+    if tokens > SGLANG.most_sent:
+        raise CannotExpressError(
+            SGLANG.name,
+            f"{tokens} tokens of an attention data-parallel rank that decode at once through DeepEP",
+            f"at most {SGLANG.most_sent}: pin a smaller max_num_seqs",
+        )
+    return {_DISPATCHED: str(tokens)} if tokens > _DISPATCHED_BY_DEFAULT else {}
 
 
 def _experts(_: ServingRequest, pool: Pool) -> Arguments:
@@ -361,7 +383,7 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
         before=("python3", "-m", "sglang.launch_server", "--model-path", request.model),
         head=tuple(node),
         follower=tuple(node) if num_nodes > 1 else (),
-        environment={**kv_stores.sglang_environment(pool)},
+        environment={**kv_stores.sglang_environment(pool), **_dispatched(request, pool)},
     )
 
 

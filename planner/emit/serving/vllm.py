@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshplan.catalogs.constants.engine_recipes import engine_recipes
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import ParserVerified
 from meshplan.planner.emit.releases import is_older
@@ -20,6 +21,7 @@ from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.serving.tiers import kv_stores, weight_tiers
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term
+from meshplan.planner.serving.estimator.host.graphs import Graphs
 from meshplan.planner.serving.problem.config import KvConnector, Pool, Role, Router
 from meshplan.planner.serving.problem.engines.table import VLLM
 from meshplan.planner.serving.problem.requests import Task
@@ -54,6 +56,9 @@ _TENSOR = ("--tensor-parallel-size", "-tp")
 _CONTEXT = ("--decode-context-parallel-size", "-dcp")
 _DATA = ("--data-parallel-size", "-dp")
 _EXPERTS = "--enable-expert-parallel"
+_NO_GRAPHS, _LARGEST_GRAPH = "--enforce-eager", "--max-cudagraph-capture-size"
+# Plans are priced with a size of their own from this release on (`raises_graphs_to` of engines.yaml).
+_RAISES_GRAPHS_SINCE = "0.21.0"
 _MEMORY, _REMOTE_CODE = "--gpu-memory-utilization", "--trust-remote-code"
 _data_ranks = terms.ranks_of_flags(*_DATA)
 
@@ -163,6 +168,19 @@ def _kv_tier(_: ServingRequest, pool: Pool) -> Arguments:
     return {"--kv-offloading-size": f"{tier.bytes_per_device * devices / _GIB:g}", "--kv-offloading-backend": "native"}
 
 
+def _graphs(request: ServingRequest, pool: Pool) -> Arguments:
+    """Decodes run from graphs as planned: left to itself, vLLM launches those of more than 512 requests without any."""
+    if not pool.limits.cuda_graphs:
+        return {_NO_GRAPHS: ""}
+    device = request.host_type(pool.node_type).device
+    if device is None or is_older(VLLM.name, request.framework_version, _RAISES_GRAPHS_SINCE):
+        return {}
+    raises = pool.role is not Role.PREFILL and request.config.speculation is None
+    graphs = Graphs.of(engine_recipes()[VLLM.name], request.shape, device, raises=raises)
+    size = graphs.raised_size(pool.layout, pool.limits)
+    return {_LARGEST_GRAPH: str(size)} if size else {}
+
+
 TERMS = (
     _rows.tensor(
         *_TENSOR,
@@ -218,7 +236,15 @@ TERMS = (
         verified_by="documented argument list",
     ),
     _rows.off_switch("custom_all_reduce", "--disable-custom-all-reduce"),
-    _rows.off_switch("cuda_graphs", "--enforce-eager", note=" (off; compilation goes too)"),
+    _rows.term(
+        "cuda_graphs",
+        _graphs,
+        lambda arguments: {"cuda_graphs": False} if _NO_GRAPHS in arguments else {},
+        _NO_GRAPHS,
+        _LARGEST_GRAPH,
+        expressed_by=f"{_NO_GRAPHS} (off; compilation goes too); {_LARGEST_GRAPH} (where more requests of a rank may "
+        "decode than are captured by default)",
+    ),
     _rows.write_only(
         "quantization",
         _formats,

@@ -215,7 +215,7 @@ class Worker(WorkerParts):
     @property
     def graphed_decodes(self) -> float:
         """Tokens of the largest batch without prompts that is replayed from a graph."""
-        return self.graphs.most_without(self.limits, self._verified_tokens)
+        return self.graphs.most_without(self.layout, self.limits, self._verified_tokens)
 
     @property
     def _most_in_batch(self) -> float:

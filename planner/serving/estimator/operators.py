@@ -41,6 +41,7 @@ from meshplan.catalogs.surfaces.experts import (
     ExpertShape,
     distinct_experts,
     expert_surface,
+    load_of_fullest,
 )
 from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.gemm import gemm_surface
@@ -331,6 +332,29 @@ class Operators:
             share = np.clip(np.log(np.maximum(tokens, 1.0) / FEW_TOKENS) / np.log(MANY_TOKENS / FEW_TOKENS), 0.0, 1.0)
             return np.maximum.accumulate(few ** (1.0 - share) * many**share)
         return None
+
+    def sent_experts_s(
+        self,
+        scheme: str,
+        tokens: FloatArray,
+        *,
+        top_k: int,
+        num_experts: int,
+        local_experts: float,
+        load_factor: float | None = None,
+        **sizes: Any,
+    ) -> FloatArray:
+        """:meth:`experts_s` where the fullest device sees those alone that are sent to its experts.
+
+        Tables were timed with every token of the group on each device, which sorts and sums them all: it is priced as
+        one device with as many rows, without ``load_factor`` those of the power law's fullest device.
+        """
+        groups = max(round(num_experts / local_experts), 1)
+        values = (float(top_k), float(num_experts), float(groups), ROUTING_SKEW)
+        law = load_of_fullest(tokens, *(np.full_like(tokens, value) for value in values))
+        received = tokens * top_k / groups * (law if load_factor is None else load_factor)
+        own = max(round(local_experts), 1)
+        return self.experts_s(scheme, received, top_k=1, num_experts=own, local_experts=local_experts, **sizes)
 
     def experts_s(
         self,

@@ -67,6 +67,8 @@ class WorkerParts:
         block_flops_per_s: of products in fp8 blocks at most, where the library that is called is slower than timed.
         gathers_tokens: the engine's attention data-parallel ranks exchange tokens by all-gather and reduce-scatter; in
             16 bits where they are multiplied in 8.
+        sends_to_whole_experts: where experts are whole and attention is data parallel, the engine's kernels multiply
+            the tokens that a device was sent.
         sampling: how tokens are drawn; None: every token is the likeliest one.
     """
 
@@ -83,6 +85,7 @@ class WorkerParts:
     expert_block_rows: int = 0
     block_flops_per_s: float = math.inf
     gathers_tokens: bool = False
+    sends_to_whole_experts: bool = False
     sampling: SamplingCost | None = None
 
     @cached_property
@@ -188,8 +191,9 @@ class WorkerParts:
         if moe is None:
             return np.zeros_like(tokens)
         slots = moe.num_experts if traffic is None else traffic.num_slots
+        sends, rows = self.sends_tokens, self.expert_rows(tokens) if traffic is None else None
         price = partial(
-            self.operators.experts_s,
+            self.operators.sent_experts_s if sends else partial(self.operators.experts_s, rows=rows),
             self.quantization.experts,
             tokens,
             hidden=self.shape.expert_hidden_size,
@@ -198,9 +202,15 @@ class WorkerParts:
             top_k=moe.num_experts_per_token,
             num_experts=slots,
             local_experts=slots / layout.expert_parallel,
-            rows=self.expert_rows(tokens) if traffic is None else None,
         )
         return price() if traffic is None else traffic.mean_over_layers(lambda factor: price(load_factor=factor))
+
+    @property
+    def sends_tokens(self) -> bool:
+        """Whether experts' kernels see the tokens alone that are sent to their device."""
+        layout = self.layout
+        is_whole = layout.attention_data_parallel > 1 and layout.expert_parallel == layout.devices_per_stage
+        return self.sends_to_whole_experts and not self.gathers_tokens and is_whole
 
     def expert_rows(self, tokens: FloatArray, *, multiplied: bool = False) -> FloatArray | None:
         """Rows of grouped products of one layer that take time on a device, or that it multiplies; None where kernels

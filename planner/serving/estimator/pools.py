@@ -15,7 +15,7 @@ from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.estimator.power.cap import capped
 from meshplan.planner.serving.estimator.sampling import sampling_cost
-from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Speculation
+from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Role, Speculation
 from meshplan.planner.serving.problem.engines.table import expert_padding
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
@@ -51,12 +51,13 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
     """One worker of a pool, priced at the context lengths of the workload."""
     prompt, output = workload.mean_lengths
     first, device = prompt + workload.shared_history, site.machines[pool.node_type].device
+    raises = pool.role is not Role.PREFILL and speculation is None
     worker = Worker(
         shape=site.shape,
         machine=site.machine(pool),
         engine=site.recipe.engine,
         all_reduce=site.recipe.all_reduce,
-        graphs=Graphs.of(site.recipe, site.shape, device),
+        graphs=Graphs.of(site.recipe, site.shape, device, raises=raises),
         prepares_ahead=pool.role.value in site.recipe.prepares_ahead,
         hides_host=site.recipe.hides_host and pool.role.value in site.recipe.prepares_ahead,
         remote_step_s=site.recipe.remote_step_s if pool.layout.num_devices > 1 else 0.0,
@@ -81,6 +82,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         expert_block_rows=site.recipe.expert_block_rows,
         block_flops_per_s=site.recipe.block_flops_per_s.get(device.architecture, math.inf),
         gathers_tokens=site.recipe.gathers_tokens,
+        sends_to_whole_experts=site.recipe.sends_to_whole_experts,
         images=workload.images,
         sampling=sampling_cost(site.recipe, workload.sampling),
     )

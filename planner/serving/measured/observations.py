@@ -129,7 +129,9 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         recipe = replace(recipe, gathers_tokens=first.gathers_tokens, parses_requests=first.parses_requests)
     else:
         first = recipe = started_as(recipe, benchmark_run(run, degrees, Role.MIXED))
-    recipe = replace(recipe, cuda_graphs=asked.flag("cuda_graphs", default=recipe.cuda_graphs))
+    # A measured server captured what its engine captures by itself, unless its benchmark's scripts say more.
+    cuda_graphs = asked.flag("cuda_graphs", default=recipe.cuda_graphs)
+    recipe = replace(recipe, cuda_graphs=cuda_graphs, raises_graphs_to=0)
     quantization, filled = observed_formats(row, asked, shape, first)
     stated = stated_limits(asked)
     server = Server(

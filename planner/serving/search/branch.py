@@ -195,7 +195,8 @@ class Branch:
                 if proven and not is_late and item.search.look_above():
                     self._note(bound, item)
                 elif proven or is_late:
-                    self._end(item.candidate, item.search.judged())
+                    ties = not is_late and self._ties(bound, item)
+                    self._end(item.candidate, item.search.met() if ties else item.search.judged())
                     self.given_up.append((bound, item))
                 else:
                     self._narrow(bound, item)
@@ -335,7 +336,7 @@ class Branch:
 
     def _narrow(self, bound: float, item: Bracket) -> None:
         """One more simulation of a deployment whose highest rate is searched for."""
-        search, equal = item.search, self._equal_rate(item)
+        search, equal = item.search, self._rate_of(item, self.incumbent)
         untried = search.met_per_s * (1.0 + SAME) < equal < search.violated_per_s or not search.num_runs
         search.narrow(equal if equal > 0.0 and untried else None)
         self._note(bound, item)
@@ -352,19 +353,37 @@ class Branch:
         else:
             self._put(reached, item)
 
-    def _equal_rate(self, item: Bracket) -> float:
-        """The rate at which a deployment would equal the incumbent, requests/s, at most its highest.
+    def _ties(self, bound: float, item: Bracket) -> bool:
+        """Whether a deployment simpler than the incumbent ties with it, though no rate is left at which it is better.
+
+        It has then met every SLO at a rate whose score is within the tie of the least bound, which one more simulation
+        may have to tell.
+        """
+        simplicity, search = item.candidate.family.simplicity(item.candidate.counts), item.search
+        if simplicity >= self.simplest:
+            return False
+        most = min(self.incumbent, bound, self.least_unseen) / (1.0 - TIE) * (1.0 - SAME)
+        rate = self._rate_of(item, most)
+        if search.met_per_s < rate < search.violated_per_s:
+            search.narrow(rate)
+        ties = search.met_per_s > 0.0 and self._score_at(item, search.met_per_s) <= most * (1.0 + SAME)
+        if ties:
+            self.simplest = simplicity
+        return ties
+
+    def _rate_of(self, item: Bracket, least_score: float) -> float:
+        """The rate at which a deployment would have a score, requests/s, at most its highest.
 
         Scores fall as 1/rate, so that the first step finds it; of energy more slowly, as power falls with the rate
         too: each step then leaves a share of the distance.
         """
         most = item.candidate.request_rate_per_s
-        rate = min(self._score_at(item, most) / self.incumbent, 1.0) * most
+        rate = min(self._score_at(item, most) / least_score, 1.0) * most
         for _ in range(MOST_STEPS):
-            score = self._score_at(item, rate) if rate > 0.0 else self.incumbent
-            if score >= self.incumbent * (1.0 - SAME):
+            score = self._score_at(item, rate) if rate > 0.0 else least_score
+            if score >= least_score * (1.0 - SAME):
                 break
-            rate *= score / self.incumbent
+            rate *= score / least_score
         return rate
 
     def _score_at(self, item: Bracket, rate_per_s: float) -> float:

@@ -122,7 +122,8 @@ class Family:
     def simplicity(self, counts: Counts) -> tuple[float, ...]:
         """What an operator would rather not have, the worst first: kinds of workers (attention and FFN apart are two),
         a dearer rent (or, without prices, more devices), partly used nodes, devices cut by MIG, a worker over several
-        nodes, pipeline stages, a router, attention data-parallel ranks, drafts and how many, power limits.
+        nodes, pipeline stages (the most of a worker, then those of all kinds), a router, attention data-parallel ranks,
+        drafts and how many, power limits.
 
         Of plans that cannot be told apart a team runs tensor parallelism, or copies behind a router, before it splits
         a model over stages; workers within a node before one that starts on several and stops with any of them; and one
@@ -136,13 +137,15 @@ class Family:
             for name, found in self._groups(counts).items()
         )
         usd = self.usd_per_hour(counts)
+        stages = [kind.placed.layout.pipeline_parallel for kind in self.kinds]
         return (
             float(sum(len(kind.placed.sides) for kind in self.kinds)),
             float(self.num_devices(counts)) if usd is None else usd,
             float(idle > 0),
             float(self.kinds[0].placed.machine.instances_per_device),
             float(max(-(-kind.num_devices // kind.placed.machine.domain_size) for kind in self.kinds)),
-            float(max(kind.placed.layout.pipeline_parallel for kind in self.kinds)),
+            float(max(stages)),
+            float(sum(stages)),
             float(sum(counts) > 1),
             float(max(kind.placed.layout.attention_data_parallel for kind in self.kinds)),
             0.0 if drafts is None else float(drafts.num_draft_tokens),

@@ -255,7 +255,11 @@ def _placed(
     if memory.kv_capacity_tokens < held * ranks:
         return None
     if "max_num_seqs" not in problem.pinned.of(role):
-        limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, _whole(memory.kv_capacity_tokens / held, ranks)))
+        drafts = problem.speculation
+        verified = 1 if drafts is None else drafts.verified_tokens
+        decoding = problem.rules.most_decoding(layout, role, verified_tokens=verified)
+        held_at_once = _whole(memory.kv_capacity_tokens / held, ranks)
+        limits = replace(limits, max_num_seqs=int(min(limits.max_num_seqs, decoding, held_at_once)))
     return PlacedWorker(
         role=role,
         node_type=node_type,

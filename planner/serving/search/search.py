@@ -173,20 +173,33 @@ def _settle_rates(problem: ServingProblem, simulated: list[Simulated], seed: int
     """The same for the highest rate of the best deployment, which may be lowered.
 
     Another deployment is settled too while its rate in the search promises more than a tie above the best settled one,
-    and while none is settled.
+    or a tie with it though it is simpler, and while none is settled.
     """
-    best = min((one.score for one in simulated if one.judged.is_settled), default=INFINITE)
+    settled = [one for one in simulated if one.score < INFINITE and one.judged.is_settled]
+    best = min(settled, key=lambda one: one.score, default=None)
     for tried in itertools.count():
         left = [one for one in simulated if one.score < INFINITE and not one.judged.is_settled]
-        if not left or (best < INFINITE and (tried >= MOST_SETTLED or left[0].score >= best * (1.0 - TIE))):
+        least = min((one.score for one in settled), default=INFINITE)
+        rival = next((one for one in left if best is None or _comes_before(one, best, least)), None)
+        if rival is None or (best is not None and tried >= MOST_SETTLED):
             break
         budget.check()
-        judged = _search_of(problem, left[0], seed, budget).settle().judged()
-        score = INFINITE if not judged.is_met else score_judged(problem, left[0].candidate, judged)
-        simulated.remove(left[0])
-        place = 0 if score < best * (1.0 - TIE) else 1 if score < INFINITE else len(simulated)
-        simulated.insert(place, replace(left[0], judged=judged, score=score))
-        best = min(best, score) if place else score
+        judged = _search_of(problem, rival, seed, budget).settle().judged()
+        simulated.remove(rival)
+        if not judged.is_met:
+            simulated.append(replace(rival, judged=judged, score=INFINITE))
+            continue
+        found = replace(rival, judged=judged, score=score_judged(problem, rival.candidate, judged))
+        settled.append(found)
+        is_best = best is None or _comes_before(found, best, least)
+        simulated.insert(0 if is_best else 1, found)
+        best = found if is_best else best
+
+
+def _comes_before(one: Simulated, best: Simulated, least: float) -> bool:
+    """Whether a deployment is better than the best by more than a tie, or simpler and ties with the least score."""
+    is_simpler = _simplicity(one)[:-1] < _simplicity(best)[:-1]
+    return one.score < best.score * (1.0 - TIE) or (is_simpler and one.score <= least * (1.0 + TIE))
 
 
 def _settled_first(problem: ServingProblem, simulated: list[Simulated]) -> None:

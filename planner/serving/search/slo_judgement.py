@@ -275,6 +275,11 @@ class HighestRate(RateSearch):
         assert trial is not None  # noqa: S101  (that run was made to its end)
         return self._judged(trial, self.violated_per_s)
 
+    def met(self) -> Judged:
+        """The configuration at the highest rate tried that meets the SLOs, whatever the rates above it do."""
+        assert self.low_trial is not None  # noqa: S101  (there is such a rate, and its run was made to its end)
+        return self._judged(self.low_trial, self.met_per_s)
+
     def _judged(self, trial: Trial, rate_per_s: float) -> Judged:
         at = replace(self.workload, request_rate_per_s=rate_per_s)
         found = _judged(self.problem, at, trial, self.part, self.copies)

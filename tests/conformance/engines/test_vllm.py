@@ -86,6 +86,19 @@ def test_usual_plans_are_accepted(vllm, checkpoints, shape, of) -> None:
         check(vllm, program, request)
 
 
+@pytest.mark.parametrize("running", [512, 900, 1024])
+def test_every_batch_of_decodes_has_a_graph(vllm, checkpoints, running: int) -> None:
+    limits = EngineLimits(max_num_seqs=running, prefix_caching=True)
+    request = serving_request(
+        LLAMA_70B, aggregated("vllm", layout(8), limits=limits), model_path=checkpoints[LLAMA_70B.slug]
+    )
+    (program,) = emitter.job(request).programs
+    check(vllm, program, request)
+    graphs = vllm.config(command_of(program)[2:]).compilation_config
+    assert graphs.max_cudagraph_capture_size >= running
+    assert max(graphs.cudagraph_capture_sizes) >= running
+
+
 def test_a_model_that_sees_is_served_for_text_alone(vllm, checkpoints) -> None:
     seeds = yaml.safe_load(SEED_MODELS.read_text(encoding="utf-8"))["models"]
     tower = shape_from_config(seeds["gemma-3-27b"]["config"], slug="gemma-3-27b", source="seed").vision

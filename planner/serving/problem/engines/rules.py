@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -45,6 +46,8 @@ class EngineRules:
         tiers: limits by device memory, the largest first, the last for any.
         most_running: requests of an attention data-parallel rank that plans run on any device, where a tier's default
             is lower; 0: no more than that.
+        most_sent: tokens of an attention data-parallel rank that decode at once where tokens are sent to whole experts,
+            at most; 0: any number.
         limits_source: source of the tiers.
         block_size: tokens of one block of the KV cache (the engine may choose another for some kernels).
         prefix_caching_on_decode: decode workers keep a prefix cache under prefill/decode disaggregation.
@@ -55,6 +58,7 @@ class EngineRules:
         kv_stores: stores of a second KV cache tier for which the engine has flags, on mixed workers.
         kv_connectors: what moves caches between workers that prefill and that decode.
         disaggregates: it has workers that prefill or decode only.
+        one_prefill_stage: connectors by which a decode worker reads the cache of one stage of a prefill worker alone.
         decode_reads_prompt: a disaggregated request goes as text first to the prefill and then to the decode server,
             which tokenizes it again before it asks for the cache.
         prefill_holds_slots: a prefilled request counts as running at its prefill worker until its cache has arrived.
@@ -83,6 +87,7 @@ class EngineRules:
     speculation_with_stages: bool = False
     kv_stores: tuple[str, ...] = ("host",)
     kv_connectors: tuple[KvConnector, ...] = (KvConnector.NIXL,)
+    one_prefill_stage: tuple[KvConnector, ...] = ()
     disaggregates: bool = True
     decode_reads_prompt: bool = False
     prefill_holds_slots: bool = False
@@ -92,6 +97,7 @@ class EngineRules:
     scales_api_servers: bool = False
     weight_ways: tuple[str, ...] = ()
     most_running: int = 0
+    most_sent: int = 0
     schemes_not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mxfp4_padding: Mapping[str, ExpertPadding] = field(default_factory=dict)
 
@@ -126,6 +132,11 @@ class EngineRules:
             wrong.append(
                 f"no flag for a KV cache in {pool.quantization.kv_cache}: give one of {', '.join(self.kv_caches)}"
             )
+        if pool.limits.max_num_seqs > (most := self.most_decoding(pool.layout, pool.role)):
+            wrong.append(
+                f"max_num_seqs {pool.limits.max_num_seqs} must be at most {most:g}: tokens are sent to whole experts, "
+                f"{self.most_sent} of an attention data-parallel rank at once"
+            )
         if pool.limits.stream_interval > 1 and not self.streams_in_intervals:
             wrong.append(f"no flag for stream_interval {pool.limits.stream_interval}: every token is sent by itself")
         if pool.limits.api_servers and not self.scales_api_servers:
@@ -136,6 +147,14 @@ class EngineRules:
             ways = ", ".join(self.weight_ways) or "none"
             wrong.append(f"no flag for weights in host memory, {pool.weight_tiers.way.value} (it has {ways})")
         return (*wrong, *_broken_limits(pool), *_broken_tier(pool))
+
+    def most_decoding(self, layout: Layout, role: Role, *, verified_tokens: int = 1) -> float:
+        """Most requests of a worker that the engine decodes at once, so many tokens verified for each."""
+        ranks = layout.attention_data_parallel
+        sends = ranks > 1 and layout.expert_parallel == layout.devices_per_stage
+        if role is Role.PREFILL or not self.most_sent or not sends:
+            return math.inf
+        return float(max(self.most_sent // verified_tokens, 1) * ranks)
 
     def may_split(self, shape: ModelShape, tensor_parallel: int) -> bool:
         """Whether a worker of one stage may have so many tensor-parallel devices, its experts split or spread."""
@@ -166,8 +185,18 @@ class EngineRules:
         elif config.is_disaggregated:
             if config.kv_connector not in self.kv_connectors:
                 wrong.append(self.no_connector(config.kv_connector))
-            wrong += self._broken_pair(config.pool(Role.PREFILL), config.pool(Role.DECODE))
+            prefill, decode = config.pool(Role.PREFILL), config.pool(Role.DECODE)
+            if config.kv_connector in self.one_prefill_stage and prefill.layout.pipeline_parallel > 1:
+                wrong.append(self._one_stage(config.kv_connector))
+            wrong += self._broken_pair(prefill, decode)
         return tuple(wrong)
+
+    def _one_stage(self, connector: KvConnector) -> str:
+        others = " or ".join(one.value for one in self.kv_connectors if one not in self.one_prefill_stage)
+        return (
+            f"prefill: pipeline_parallel must be 1 where {connector.value} moves the cache: a decode worker reads one "
+            f"stage alone (kv_connector: {others} reads all)"
+        )
 
     def no_connector(self, connector: KvConnector) -> str:
         """Why the engine's caches are not moved by one."""

@@ -140,6 +140,9 @@ VLLM = EngineRules(
     weight_ways=("streamed",),
     pipeline_on_decode="one",
     whole_context_on_transfer=True,
+    # distributed/kv_transfer/kv_connector/v1/nixl: pull_worker.py reads from (0, rank); base_worker.py asserts that the
+    # layers of both match. mooncake/mooncake_connector.py: allow_partial_layers.
+    one_prefill_stage=(KvConnector.NIXL,),
     decode_reads_prompt=True,  # vllm-project/vllm, issue 25373
     kv_connectors=tuple(KvConnector),
 )
@@ -206,6 +209,7 @@ SGLANG = EngineRules(
     pipeline_on_decode="one_or_prefill",
     prefix_caching_on_decode=False,
     mxfp4_padding=_SGLANG_PADS,
+    most_sent=1024,  # layers/moe/token_dispatcher/deepep.py: DeepEP's FINISHED_SUM_TAG
     prefill_holds_slots=True,  # disaggregation/prefill.py: release_kv_cache where the sender's poll says Success
     kv_connectors=tuple(KvConnector),
 )

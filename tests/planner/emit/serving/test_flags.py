@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from emit_cases import H100, LLAMA_70B
+from emit_cases import H100, LLAMA_70B, MIXTRAL
 from golden_variants import texts
 from serving_cases import (
     NODE,
@@ -19,6 +19,7 @@ from serving_cases import (
 )
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.vision import VisionTower
 from meshplan.planner.emit.serving import sglang, trtllm, vllm
 from meshplan.planner.emit.serving.request import HostType, WorkerMemory
@@ -67,6 +68,42 @@ def test_decodes_run_from_graphs_as_planned(running: int, captured: str) -> None
     assert graphs["max_batch_size"] == running
     sizes = graphs.get("batch_sizes", [])
     assert not sizes if running == 64 else (sizes[-1], max(b - a for a, b in pairwise(sizes))) == (running, 64)
+
+
+@pytest.mark.parametrize(
+    ("running", "ranks", "captured"),
+    [(512, 1, None), (520, 1, "528"), (4096, 8, None), (4800, 8, "608"), (8192, 1, "1024")],
+)
+def test_vllm_is_told_to_capture_what_it_would_launch_without_graphs(
+    running: int, ranks: int, captured: str | None
+) -> None:
+    """By itself vLLM captures decodes of 512 requests of a rank on Hopper, though 1,024 may run."""
+    limits = EngineLimits(max_num_seqs=running)
+    degrees = layout(8 // ranks, data=ranks, expert=ranks)
+    request = serving_request(MIXTRAL, aggregated("vllm", degrees, limits=limits))
+    for asked, expected in ((request, captured), (replace(request, framework_version="0.20.0"), None)):
+        flags = {flag[0]: flag[-1] for flag in vllm.ENGINE.arguments(asked, request.config.pools[0])}
+        assert flags.get("--max-cudagraph-capture-size") == expected
+
+
+@pytest.mark.parametrize(("running", "room"), [(1024, None), (2048, "256"), (4096, "512")])
+def test_deepep_has_room_for_the_tokens_that_a_rank_decodes(running: int, room: str | None) -> None:
+    """By itself SGLang gives it 128 tokens, and one more stops the server."""
+    config = aggregated("sglang", layout(1, data=8, expert=8), limits=EngineLimits(max_num_seqs=running))
+    request = serving_request(MIXTRAL, config)
+    (program,) = sglang.job(request).programs
+    assert program.environment.get("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK") == room
+    gathered = aggregated("sglang", layout(1, data=8), limits=EngineLimits(max_num_seqs=running))
+    assert (
+        "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+        not in sglang.job(serving_request(MIXTRAL, gathered)).programs[0].environment
+    )
+
+
+def test_more_tokens_of_a_rank_than_deepep_can_send_are_refused() -> None:
+    config = aggregated("sglang", layout(1, data=8, expert=8), limits=EngineLimits(max_num_seqs=16_384))
+    with pytest.raises(CannotExpressError, match="max_num_seqs 16384 must be at most 8192"):
+        sglang.job(serving_request(MIXTRAL, config))
 
 
 @pytest.mark.parametrize(

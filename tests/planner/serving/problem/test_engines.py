@@ -135,6 +135,16 @@ def test_llama_cpp_has_stages_alone() -> None:
     assert any("prefill or decode only" in text for text in LLAMA_CPP.broken(LLAMA_70B, split))
 
 
+def test_nixl_reads_one_stage_of_a_prefill_worker_of_vllm() -> None:
+    """0.33.0 asserts that as many layers are cached on both sides; SGLang and Mooncake ask every stage."""
+    stages = pair(layout(2, 2), layout(4), "vllm")
+    (text,) = VLLM.broken(LLAMA_70B, stages)
+    assert "pipeline_parallel must be 1 where nixl moves the cache" in text
+    assert "kv_connector: mooncake" in text
+    assert not VLLM.broken(LLAMA_70B, replace(stages, kv_connector=KvConnector.MOONCAKE))
+    assert not SGLANG.broken(LLAMA_70B, pair(layout(2, 2), layout(4), "sglang"))
+
+
 def test_limits_are_counted_by_rank() -> None:
     of = layout(data=8, expert=8)
     (text,) = VLLM.broken_pool(DEEPSEEK_V3, pool(of, limits=EngineLimits(max_num_seqs=100)))
@@ -158,7 +168,7 @@ def pair(prefill: Layout, decode: Layout, engine: str, **fields) -> ServingConfi
 
 
 def test_prefill_and_decode_workers_pair_as_each_engine_allows() -> None:
-    staged = pair(layout(4, 2), layout(8), "vllm")
+    staged = pair(layout(4, 2), layout(8), "vllm", kv_connector=KvConnector.MOONCAKE)
     assert not VLLM.broken(LLAMA_70B, staged)
     assert VLLM.broken(LLAMA_70B, pair(layout(8), layout(4, 2), "vllm")) == (
         "decode: pipeline_parallel must be 1, not 2",
@@ -174,7 +184,8 @@ def test_prefill_and_decode_workers_pair_as_each_engine_allows() -> None:
     assert TRTLLM.broken(LLAMA_70B, moved["trtllm"]) == (
         "trtllm has no flag for caches moved by mooncake (it has nixl)",
     )
-    guessing = pair(layout(8, 2), layout(8), "vllm", speculation=Speculation(num_draft_tokens=2, acceptance=0.7))
+    drafts = Speculation(num_draft_tokens=2, acceptance=0.7)
+    guessing = pair(layout(8, 2), layout(8), "vllm", kv_connector=KvConnector.MOONCAKE, speculation=drafts)
     assert VLLM.broken(LLAMA_70B, guessing) == ("prefill: speculation needs pipeline_parallel = 1",)
 
 

@@ -19,8 +19,8 @@ from meshplan.planner.serving.problem.problem import MAX_UTILIZATION, ServingPro
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.search import branch, candidates, workers
-from meshplan.planner.serving.search.branch import TIE, Branch, simulate_candidate
+from meshplan.planner.serving.search import branch, candidates, search, workers
+from meshplan.planner.serving.search.branch import TIE, Branch, Simulated, simulate_candidate
 from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of
 from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.search import families, search_serving
@@ -110,6 +110,17 @@ def test_stages_are_less_simple_than_copies_behind_a_router(catalog: Catalog) ->
     assert rank[4, 1] < rank[1, 4]
 
 
+def test_stages_of_prefill_do_not_hide_those_of_decode(catalog: Catalog) -> None:
+    """DeepSeek-V3 prefilled over eight stages was decoded over eight, too: the pair was no less simple for it."""
+    problem = problem_of(catalog, **QUESTIONS["70B, long prompts"], constraints={"target": "trtllm"})
+    rank: dict[tuple[int, int], tuple[float, ...]] = {}
+    for family in kinds_of(problem):
+        layouts = [(kind.placed.layout.tensor_parallel, kind.placed.layout.pipeline_parallel) for kind in family.kinds]
+        if len(layouts) > 1 and layouts[0] == (1, 4) and family.fits((1, 1)):
+            rank[layouts[1]] = family.simplicity((1, 1))
+    assert rank[4, 1] < rank[2, 2]
+
+
 def test_copies_of_a_node_are_simpler_than_a_worker_over_two(catalog: Catalog) -> None:
     """A 70B model on two nodes: two copies, before tensor parallelism or a pipeline across the network."""
     nodes = {"nodes": [{"type": "dgx-h100", "count": 2}]}
@@ -153,6 +164,74 @@ def test_of_ties_one_tensor_parallel_group_comes_before_attention_ranks(catalog:
     assert chosen is not None
     assert _is(chosen.candidate, tensor=2, data=1)
     assert any(abs(one.score - chosen.score) <= TIE * chosen.score for one in ranks), "no tie: the rule decides nothing"
+
+
+def test_no_rank_decodes_more_than_deepep_can_send(catalog: Catalog) -> None:
+    """Short requests of Qwen3-30B: the cache of an attention rank of SGLang would hold more than 1,024 of them."""
+    workload = {"input_length": 100, "output_length": 100, "num_requests": NUM_REQUESTS}
+    problem = problem_of(catalog, model="qwen3-30b-a3b", workload=workload, constraints={"target": "sglang"})
+    running = {
+        layout.expert_parallel == layout.devices_per_stage: kind.placed.limits.max_num_seqs
+        / layout.attention_data_parallel
+        for kind in priced_workers(problem, Role.MIXED, Counter())
+        for layout in (kind.placed.layout,)
+        if layout.attention_data_parallel == 8
+    }
+    assert running[True] == 1024 < running[False]
+
+
+@pytest.mark.parametrize("num_nodes", [1, 3])
+def test_simpler_deployments_are_tried_at_the_rate_at_which_they_tie(catalog: Catalog, num_nodes: int) -> None:
+    """Without a given rate: what is simpler than the chosen one is shown to lie more than a tie from the bound."""
+    nodes = {"nodes": [{"type": "dgx-h100", "count": num_nodes}]}
+    asked = {"model": "llama-3.1-70b", "slo": {"ttft_p95_s": 3.0, "itl_p95_s": 0.04}, "cluster": nodes}
+    workload = {"input_length": 4000, "output_length": 1000, "num_requests": NUM_REQUESTS}
+    problem = problem_of(catalog, **asked, workload=workload)
+    tried = Branch(problem, kinds_of(problem))
+    simulated, bound = tried.run()
+    tie = max(tried.incumbent, bound / (1.0 - TIE))
+    chosen = min(_simplicity(one.candidate) for one in simulated if one.score <= tie)
+    simpler = [
+        item
+        for _, item in tried.given_up
+        if isinstance(item, branch.Bracket) and _simplicity(item.candidate) < chosen and item.search.violated_per_s
+    ]
+    for item in simpler:
+        violated = item.search.violated_per_s
+        tokens_per_s = violated * problem.workload.mean_lengths[1]
+        score = score_of(problem, item.candidate, request_rate_per_s=violated, tokens_per_s=tokens_per_s)
+        assert score >= tie * (1.0 - 1e-6), item.candidate.config.pools
+
+
+def test_a_simpler_tie_is_settled_though_another_is_settled_already(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer runs had lowered the best by half a tie; what was simpler and tied with it was not held against any."""
+    problem = problem_of(catalog, **QUESTIONS["8B, short SLOs"], fixed={"mode": "aggregated"})
+    found = sorted(deployments(problem), key=_simplicity)
+    simpler, other = (simulate_candidate(problem, one) for one in (found[0], found[-1]))
+    promised = {id(simpler.candidate): 1.0 + TIE / 2, id(other.candidate): 1.0}
+    simulated = [
+        replace(one, score=promised[id(one.candidate)], judged=replace(one.judged, is_settled=False, violated=()))
+        for one in (other, simpler)
+    ]
+
+    class Lowered:
+        def __init__(self, one: Simulated) -> None:
+            self.judged = lambda: replace(one.judged, is_settled=True)
+
+        def settle(self) -> Lowered:
+            return self
+
+    monkeypatch.setattr(search, "_search_of", lambda _, one, *__: Lowered(one))
+    monkeypatch.setattr(search, "score_judged", lambda _, candidate, __: promised[id(candidate)] * (1.0 + TIE / 2))
+    search._settle_rates(problem, simulated, 0, Budget())
+    assert simulated[0].candidate is simpler.candidate
+    assert simulated[0].judged.is_settled
+
+
+def _simplicity(candidate: Candidate) -> tuple[float, ...]:
+    return candidate.family.simplicity(candidate.counts)
 
 
 def _is(candidate: Candidate, *, tensor: int, data: int) -> bool:

@@ -12,7 +12,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.estimator.host.graphs import Graphs
-from meshplan.planner.serving.problem.config import EngineLimits
+from meshplan.planner.serving.problem.config import EngineLimits, Layout
 
 
 def test_short_iterations_with_prompts_are_replayed_from_graphs(llama: ModelShape, machine: Machine) -> None:
@@ -38,6 +38,22 @@ def test_short_iterations_with_prompts_are_replayed_from_graphs(llama: ModelShap
     ):
         assert (cost.step_s(0, 0.0, 1, tokens, tokens * (tokens + 1) / 2) >= 0.4) == is_launched
     assert launched.step_s(0, 0.0, 1, 1, 1.0) >= 0.4
+
+
+def test_decodes_are_priced_from_the_graphs_that_launch_files_set(llama: ModelShape, machine: Machine) -> None:
+    """Of vLLM on Hopper: 512 requests of a rank by itself, up to 1,024 where a launch file says so."""
+    recipe, device = engine_recipes()["vllm"], machine.device
+    layout, limits = Layout(tensor_parallel=8), EngineLimits(max_num_seqs=900)
+    own, raising = (Graphs.of(recipe, llama, device, raises=raises) for raises in (False, True))
+    assert [graphs.raised_size(layout, limits) for graphs in (own, raising)] == [0, 912]
+    assert raising.raised_size(layout, EngineLimits(max_num_seqs=512)) == 0
+    assert raising.raised_size(replace(layout, attention_data_parallel=2), limits) == 0
+    constants = ServingConstants(launch_s_per_layer=5e-3)
+    launched, replayed = (
+        worker_of(llama, machine, constants=constants, limits=limits, graphs=graphs).step_cost().decode_s(900)
+        for graphs in (own, raising)
+    )
+    assert launched >= 0.4 > replayed
 
 
 def test_sglang_replays_prompts_of_any_size_from_graphs_on_one_stage(
