@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.planner.serving.simulation.compiled.heaps import pop_timed
-from meshplan.planner.serving.simulation.compiled.jit import machine_code
+from meshplan.planner.serving.simulation.compiled.jit import borrowed, machine_code
 from meshplan.planner.serving.simulation.compiled.memory import LEAST_CONNECTIONS, NONE, ROUND_ROBIN, Memory
 from meshplan.planner.serving.simulation.compiled.worker import run, submit
 
@@ -20,6 +20,7 @@ from meshplan.planner.serving.simulation.compiled.worker import run, submit
 @machine_code
 def queue_all(m: Memory) -> None:
     """All requests in the queue of the only worker; of a closed loop those that are in flight first."""
+    m = borrowed(m)
     for number in m.order[: m.ledger[0].position]:
         m.requests[number].arrival_s = m.requests[number].planned_s
         submit(m, m.workers[0], number)
@@ -28,12 +29,14 @@ def queue_all(m: Memory) -> None:
 @machine_code
 def run_alone(m: Memory, until_s: float) -> bool:
     """The only worker until a time; False where records need more room first."""
+    m = borrowed(m)
     return run(m, m.workers[0], until_s, False)
 
 
 @machine_code
 def run_together(m: Memory, until_request: int) -> bool:
     """Handle events until that request has arrived, or none is left (−1); False where records need more room first."""
+    m = borrowed(m)
     ledger = m.ledger[0]
     while True:
         if ledger.worker != NONE:
