@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from meshplan.planner.core.arrays import BoolArray
 from meshplan.planner.serving.problem.config import Router
 from meshplan.planner.serving.problem.requests import Requests
-from meshplan.planner.serving.simulation.compiled.member import Member
+from meshplan.planner.serving.simulation.compiled.member import Handover, Member
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.run import ServingRun
 
@@ -30,14 +30,11 @@ MOST_QUEUED = 2**26
 _ENTRY = "meshplan.planner.serving.simulation.compiled.serve"
 
 
-def pays(requests: Requests, num_workers: int, router: Router | None) -> bool:
-    """Whether a run of mixed workers is long enough for machine code, and such as it knows.
-
-    It knows open arrivals, and closed loops of one worker; no prefixes.
-    """
+def pays(requests: Requests, num_workers: int) -> bool:
+    """Whether a run is long enough for machine code, and such as it knows: it knows no prefixes."""
     least = LEAST_LOADED if _ENTRY in sys.modules else LEAST_TO_LOAD
-    is_known = requests.prefix is None and (requests.concurrency is None or router is None)
-    return len(requests) >= least and is_known and len(requests) * num_workers <= MOST_QUEUED and _is_here()
+    fits = len(requests) * num_workers <= MOST_QUEUED
+    return len(requests) >= least and requests.prefix is None and fits and _is_here()
 
 
 def expect(num_requests: int) -> None:
@@ -59,15 +56,24 @@ def serve_compiled(
     kv_block_tokens: int,
     router: Router | None,
     stopping: EarlyStopping | None,
+    handover: Handover | None = None,
 ) -> ServingRun | None:
     """As :func:`~meshplan.planner.serving.simulation.compiled.serve.serve`; None: to be simulated in Python."""
-    if not pays(requests, len(members), router):
+    if not pays(requests, len(members)):
         return None
     try:
         from meshplan.planner.serving.simulation.compiled.serve import serve  # optional
     except (ImportError, OSError, RuntimeError):  # installed, but not for this system; or nowhere to keep its code
         return None
-    return serve(requests, members, served, kv_block_tokens=kv_block_tokens, router=router, stopping=stopping)
+    return serve(
+        requests,
+        members,
+        served,
+        kv_block_tokens=kv_block_tokens,
+        router=router,
+        stopping=stopping,
+        handover=handover,
+    )
 
 
 @lru_cache(maxsize=1)
