@@ -1,14 +1,8 @@
-"""Functions that become machine code at their first call, and stay on disk for later processes.
-
-Numba compiles a function anew when the file that it stands in has changed. What it calls from other files lies inside
-its code, constants too: code that is older than any file of the serving planner is deleted before it can be loaded.
-"""
+"""Functions that become machine code at their first call, and stay on disk for later processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -16,11 +10,9 @@ from llvmlite.ir import Constant
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
+from meshplan.planner.serving.simulation.compiled.stored import SOURCES, drop_outdated
+
 F = TypeVar("F", bound=Callable[..., object])
-# What compiled functions call and the constants that they hold stand below it.
-SOURCES = Path(__file__).parents[2]
-# Numba's files beside the sources: the index of a function and its code.
-STORED = "__pycache__/*.nb[ic]"
 
 
 def machine_code(function: F) -> F:
@@ -29,15 +21,6 @@ def machine_code(function: F) -> F:
     An index beyond the end of an array raises, as in Python.
     """
     return cast(F, numba.njit(cache=True, boundscheck=True, fastmath=False)(function))
-
-
-def drop_outdated(sources: Path) -> None:
-    """Delete code that was compiled before the newest change of a source file below a folder."""
-    newest = max((path.stat().st_mtime for path in sources.rglob("*.py")), default=0.0)
-    for stored in sources.rglob(STORED):
-        with suppress(OSError):  # gone already, or not ours: then Numba keeps its code elsewhere
-            if stored.stat().st_mtime < newest:
-                stored.unlink()
 
 
 @intrinsic

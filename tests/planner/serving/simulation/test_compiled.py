@@ -38,7 +38,8 @@ def both(
     requests = random_requests(**load)  # type: ignore[arg-type]
     found = []
     for least in (math.inf, 0):
-        monkeypatch.setattr(choice, "LEAST_TO_LOAD", least)
+        for name in ("LEAST_TO_LOAD", "LEAST_STORED", "LEAST_TOGETHER"):
+            monkeypatch.setattr(choice, name, least)
         monkeypatch.setattr(choice, "LEAST_LOADED", least)
         try:
             found.append(simulate_system(requests, system, stopping))
