@@ -18,9 +18,10 @@ F = TypeVar("F", bound=Callable[..., object])
 def machine_code(function: F) -> F:
     """Compile with Numba: without reordered arithmetic, so that every figure is that of the same line in Python.
 
-    An index beyond the end of an array raises, as in Python.
+    An index beyond the end of an array raises, as in Python. Every call is inlined: the arrays of a run are passed as a
+    hundred and fifty numbers, which took seven eighths of its time (2026-11-28).
     """
-    return cast(F, numba.njit(cache=True, boundscheck=True, fastmath=False)(function))
+    return cast(F, numba.njit(cache=True, boundscheck=True, fastmath=False, forceinline=True)(function))
 
 
 @intrinsic
