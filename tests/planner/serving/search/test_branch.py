@@ -26,8 +26,8 @@ from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.search import families, search_serving
 from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, HighestRate, judge
 from meshplan.planner.serving.search.trials import Trial, Verdict
-from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.serving.search.workers import price_worker, priced_workers
+from meshplan.planner.serving.simulation.run import ServingRun
 
 NUM_REQUESTS = 60
 QUESTIONS: dict[str, dict[str, Any]] = {
