@@ -27,7 +27,7 @@ those of balanced routing, which nobody measured, are the law's corrected so as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, sparse_from_row
+from meshplan.catalogs.surfaces.known_times import KnownTimes
 from meshplan.catalogs.surfaces.time_tables import STEP, smooth_maximum
 
 SURFACES = SurfaceFile("expert_surfaces.json", key=("device", "quantization", "framework"))
@@ -116,6 +117,7 @@ class ExpertSurface:
         new_shape_median_error: the same on a random fifth of the shapes, of which a fit had seen nothing.
         new_shape_p90_error: 90th percentile of the same.
         source: citation.
+        known: what it was asked before.
     """
 
     device: str
@@ -133,6 +135,7 @@ class ExpertSurface:
     new_shape_median_error: float
     new_shape_p90_error: float
     source: str
+    known: KnownTimes = field(default_factory=KnownTimes, repr=False)
 
     @property
     def has_balanced(self) -> bool:
@@ -168,6 +171,9 @@ class ExpertSurface:
         return np.asarray(np.exp(between))
 
     def _at(self, shape: ExpertShape, skew: float, tokens: FloatArray, *, by_choice: bool = False) -> FloatArray:
+        return self.known.of(self._time_s, shape=shape, skew=skew, tokens=tokens, by_choice=by_choice)
+
+    def _time_s(self, shape: ExpertShape, skew: float, tokens: FloatArray, by_choice: bool) -> FloatArray:
         log_times = _curve(self, shape, skew, by_choice)
         inside = np.clip(tokens, TOKENS[0], TOKENS[-1])
         growth = self.base_s(shape, skew, np.atleast_1d(np.maximum(tokens, TOKENS[0]))) / self.base_s(

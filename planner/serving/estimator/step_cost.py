@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Slowdown:
         return np.asarray(np.interp(tokens, self.tokens, self.factor))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepCost:
     """Iteration times of one worker; see the module's text for the notation.
 
@@ -112,6 +113,14 @@ class StepCost:
     admission_steps: float = 0.0
     tokens_per_step: float = 1.0
     verified_tokens: int = 1
+
+    @cached_property
+    def _decode_fixed_s(self) -> FloatArray:
+        return np.array(self.decode_fixed_s)
+
+    @cached_property
+    def _decode_context_s(self) -> FloatArray:
+        return np.array(self.decode_context_s)
 
     @property
     def max_num_seqs(self) -> int:
@@ -246,7 +255,7 @@ class StepCost:
         seconds = seconds + _at(self.experts_s, -(-(num_seqs * verified + prompt_tokens) // self.pipeline_parallel))
         has_prompts = num_prompts > 0
         seconds = seconds + np.where(has_prompts, self.prefill_fixed_s + self.prefill_pair_s * (pairs / spread), 0.0)
-        decodes = _at(self.decode_fixed_s, num_seqs) + _at(self.decode_context_s, num_seqs) * context
+        decodes = _at(self._decode_fixed_s, num_seqs) + _at(self._decode_context_s, num_seqs) * context
         seconds = seconds + np.where(num_seqs > 0, decodes, 0.0)
         if self.front_end_s:
             spared = self._spared_beside_prompts_s(seconds, num_seqs, context)
@@ -256,10 +265,10 @@ class StepCost:
 
     def _spared_beside_prompts_s(self, seconds: FloatArray, num_seqs: IntArray, context: FloatArray) -> FloatArray:
         """What :meth:`_beside_prompts_s` takes off, at most: as much as from decodes of the shortest context."""
-        batch, slope = -(-num_seqs // self.concurrent_batches), _at(self.decode_context_s, num_seqs)
+        batch, slope = -(-num_seqs // self.concurrent_batches), _at(self._decode_context_s, num_seqs)
         decodes = _at(self.dense_s, batch * self.verified_tokens) + _at(self.outputs_s, batch)
         decodes = decodes + _at(self.experts_s, -(-num_seqs * self.verified_tokens // self.pipeline_parallel))
-        decodes = decodes + _at(self.decode_fixed_s, num_seqs) + slope * (num_seqs * self.shortest_context)
+        decodes = decodes + _at(self._decode_fixed_s, num_seqs) + slope * (num_seqs * self.shortest_context)
         prompts = seconds - decodes - slope * (context - num_seqs * self.shortest_context)
         streamed = num_seqs * self.front_end_s
         alone = np.maximum(decodes**OVERLAP_POWER - streamed**OVERLAP_POWER, 0.0) ** (1.0 / OVERLAP_POWER)
@@ -271,7 +280,7 @@ def longer(seconds: FloatArray, least_s: float | FloatArray) -> FloatArray:
     return np.asarray((seconds**OVERLAP_POWER + least_s**OVERLAP_POWER) ** (1.0 / OVERLAP_POWER))
 
 
-def _at(table: Sequence[float], index: IntArray) -> FloatArray:
+def _at(table: Sequence[float] | FloatArray, index: IntArray) -> FloatArray:
     """Entries of a table, those beyond its end as there."""
     if isinstance(table, Table):
         return table.at(index)

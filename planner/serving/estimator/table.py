@@ -23,7 +23,7 @@ class Table(Sequence[float]):
         most: last argument.
     """
 
-    __slots__ = ("_head", "_knots", "_most", "_seconds")
+    __slots__ = ("_head", "_knots", "_line", "_most", "_seconds")
 
     def __init__(self, knots: FloatArray, seconds: FloatArray, most: int) -> None:
         rising = np.maximum.accumulate(seconds)
@@ -32,6 +32,7 @@ class Table(Sequence[float]):
         self._head: list[float] = values.tolist()
         self._knots: list[float] = knots.tolist()
         self._seconds: list[float] = rising.tolist()
+        self._line = np.array(self._knots), np.array(self._seconds)
         self._most = most
 
     def __len__(self) -> int:
@@ -63,7 +64,7 @@ class Table(Sequence[float]):
 
     def at(self, index: IntArray) -> FloatArray:
         """Entries at many arguments, those beyond the last as there."""
-        found = np.interp(index, self._knots, self._seconds)
+        found = np.interp(index, *self._line)
         return np.asarray(np.where(index > 0, found, 0.0))
 
     def whole(self) -> FloatArray:
@@ -72,7 +73,7 @@ class Table(Sequence[float]):
         found[: len(self._head)] = self._head
         index = np.arange(len(self._head), self._most + 1, dtype=np.float64)
         if len(index):
-            knots, seconds = np.array(self._knots), np.array(self._seconds)
+            knots, seconds = self._line
             above = np.searchsorted(knots, index, side="right")
             inside = np.minimum(above, len(knots) - 1)
             share = (index - knots[inside - 1]) / (knots[inside] - knots[inside - 1])

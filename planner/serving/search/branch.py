@@ -65,6 +65,9 @@ MORE_TIED = 6
 TIE = RATE_TOLERANCE
 # Rates that differ by less are one rate.
 SAME = 1e-9
+# A deployment is tried at the rate that would equal the incumbent once it is worse by this much: a rate of equal score
+# is better by up to SAME, so that of several deployments each else outdoes the others by as little, without end.
+LEAST_WORSE = 1e-6
 # Steps towards the rate of a given score: power grows with less than the 0.7th power of the rate, 0.7^60 < SAME.
 MOST_STEPS = 60
 
@@ -337,7 +340,8 @@ class Branch:
     def _narrow(self, bound: float, item: Bracket) -> None:
         """One more simulation of a deployment whose highest rate is searched for."""
         search, equal = item.search, self._rate_of(item, self.incumbent)
-        untried = search.met_per_s * (1.0 + SAME) < equal < search.violated_per_s or not search.num_runs
+        is_worse = not search.met_per_s or self._score_at(item, search.met_per_s) > self.incumbent * (1.0 + LEAST_WORSE)
+        untried = (is_worse and search.met_per_s < equal < search.violated_per_s) or not search.num_runs
         search.narrow(equal if equal > 0.0 and untried else None)
         self._note(bound, item)
 

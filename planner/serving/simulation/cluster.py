@@ -28,7 +28,7 @@ from meshplan.planner.serving.problem.config import EngineLimits, Role, Router
 from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.simulation.arrivals import check_requests
 from meshplan.planner.serving.simulation.compiled.choice import serve_compiled
-from meshplan.planner.serving.simulation.compiled.member import Member
+from meshplan.planner.serving.simulation.compiled.member import Handover, Member
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.engine import (
     KV_BLOCK_TOKENS,
@@ -168,16 +168,45 @@ def _servable(requests: Requests, system: ServingSystem) -> BoolArray:
 def _compiled(
     requests: Requests, system: ServingSystem, served: BoolArray, stopping: EarlyStopping | None
 ) -> ServingRun | None:
-    """A long run of mixed workers in machine code; None where that is not for it."""
-    if any(pool.role is not Role.MIXED or pool.tier is not None for pool in system.pools):
+    """A long run in machine code; None where that is not for it."""
+    if any(pool.tier is not None for pool in system.pools):
         return None
     members = [
-        Member(cost=pool.cost, limits=pool.limits, kv_capacity_tokens=pool.kv_capacity_tokens, weight=pool.weight)
+        Member(
+            cost=pool.cost,
+            limits=pool.limits,
+            kv_capacity_tokens=pool.kv_capacity_tokens,
+            role=pool.role,
+            weight=pool.weight,
+        )
         for pool in system.pools
         for _ in range(pool.num_workers)
     ]
-    block, router = system.kv_block_tokens, system.router
-    return serve_compiled(requests, members, served, kv_block_tokens=block, router=router, stopping=stopping)
+    return serve_compiled(
+        requests,
+        members,
+        served,
+        kv_block_tokens=system.kv_block_tokens,
+        router=system.router,
+        stopping=stopping if requests.concurrency is None else None,
+        handover=_handover(system),
+    )
+
+
+def _handover(system: ServingSystem) -> Handover | None:
+    """How KV caches reach workers that only decode; None where there are none."""
+    link = system.link
+    if link is None or len(system.pools) == 1:
+        return None
+    return Handover(
+        kv_bytes_per_token=link.kv_bytes_per_token,
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+        latency_s=link.latency_s,
+        reads_prompt_s_per_token=link.reads_prompt_s_per_token,
+        is_shared=link.is_shared,
+        holds_slots=link.holds_slots,
+        hides_first_token=system.first_token_from_decode,
+    )
 
 
 def _check_system(system: ServingSystem) -> None:

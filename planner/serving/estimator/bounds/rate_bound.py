@@ -184,7 +184,7 @@ def least_tpot_s(cost: StepCost, work: Work, counts: IntArray, request_s: FloatA
     least = least_token_s(cost, work, counts)
     wait = np.zeros(len(counts))
     if work.role is Role.MIXED:
-        full = _iterations(cost, work, counts, in_flight=False)
+        full = _iterations(cost, work, counts, in_flight=False, fullest=True)
         batches = np.minimum(counts, cost.concurrent_batches)
         number = np.ceil(counts * work.new_tokens / (batches * full.tokens[:, 0, -1]))
         number = np.maximum(number, -(-counts // batches) * (work.new_tokens > full.tokens[:, 0, -1]))
@@ -247,6 +247,7 @@ def _iterations(
     in_flight: bool,
     shares: FloatArray = SHARES,
     batches: int | None = None,
+    fullest: bool = False,
 ) -> Iterations:
     """Iterations with prompts that n requests allow.
 
@@ -257,9 +258,12 @@ def _iterations(
         in_flight: prompts and decodes are together no more than n.
         shares: decodes over the most.
         batches: in flight with prompts; None: as many as n allows.
+        fullest: only those with most decodes that fill the budget: one share and one kind.
     """
     prompt, verified, in_all = work.new_tokens, cost.verified_tokens, cost.concurrent_batches
     kinds = np.concatenate([PARTS * prompt, WHOLE * prompt, [cost.graphed_tokens, work.budget]])
+    if fullest:
+        shares, kinds = shares[:1], kinds[-1:]
     shape = (len(counts), len(shares), len(kinds))
     most = np.broadcast_to(counts[:, None, None].astype(np.float64), shape)
     most_batches = np.minimum(counts, in_all) if batches is None else np.full(len(counts), batches)

@@ -73,3 +73,13 @@ def fullest_pairs(m: Memory, worker: Any) -> float:
         if prompts[rank] > 0:
             pairs = max(pairs, m.rank_pairs[worker.number, rank] / min(prompts[rank], worker.pipeline))
     return pairs
+
+
+@machine_code
+def least_running(m: Memory, worker: Any) -> int:
+    """The rank with the fewest requests, the first of equals."""
+    found, running = 0, m.ranks[worker.number, RUNNING]
+    for rank in range(1, worker.num_ranks):
+        if running[rank] < running[found]:
+            found = rank
+    return found

@@ -11,7 +11,7 @@ from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.serving.problem.config import Router
 from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.simulation.compiled.events import queue_all, run_alone, run_together
-from meshplan.planner.serving.simulation.compiled.member import Member
+from meshplan.planner.serving.simulation.compiled.member import Handover, Member
 from meshplan.planner.serving.simulation.compiled.memory import (
     LEAST_CONNECTIONS,
     LEAST_LOADED,
@@ -50,23 +50,31 @@ def serve(
     kv_block_tokens: int,
     router: Router | None,
     stopping: EarlyStopping | None,
+    handover: Handover | None = None,
 ) -> ServingRun:
-    """Serve requests of open arrivals by mixed workers, or a closed loop by one.
+    """Serve requests of open arrivals or of a closed loop by mixed workers, or by prefill and decode workers.
 
     Args:
         requests: checked; prefixes are not looked up: each request finds its ``cached_tokens``.
-        members: the workers.
+        members: the workers; those that prefill before those that decode.
         served: [n] whether a request can be served at all.
         kv_block_tokens: tokens of a block of KV cache.
         router: how requests reach the workers; None: there is one worker and no router.
-        stopping: stops a run that is certain to violate an SLO.
+        stopping: stops a run of open arrivals that is certain to violate an SLO.
+        handover: how KV caches reach workers that only decode; None where there are none.
 
     Raises:
         SloViolatedError: the run was stopped early.
     """
     code = NONE if router is None else _ROUTERS[router]
     memory = memory_of(
-        requests, members, served=served, kv_block_tokens=kv_block_tokens, router=code, pauses=router is not None
+        requests,
+        members,
+        served=served,
+        kv_block_tokens=kv_block_tokens,
+        router=code,
+        pauses=router is not None,
+        handover=handover,
     )
     is_open = requests.concurrency is None
     moments = stopping.moments(requests.arrival_s) if stopping is not None and is_open else []

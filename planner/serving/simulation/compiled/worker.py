@@ -1,4 +1,4 @@
-"""One engine instance: :class:`~meshplan.planner.serving.simulation.worker.Worker` with role MIXED, compiled.
+"""One engine instance: :class:`~meshplan.planner.serving.simulation.worker.Worker`, compiled.
 
 The rules and their numbers are there; a change of one is made here too, and
 ``tests/planner/serving/simulation/test_compiled.py`` holds both to the same bits.
@@ -34,17 +34,20 @@ from meshplan.planner.serving.simulation.compiled.batch import (
     steps_to_reach,
     youngest_decoding,
 )
+from meshplan.planner.serving.simulation.compiled.handover import first_decoded, forget_with_kv, gap, take_with_kv
 from meshplan.planner.serving.simulation.compiled.heaps import pop, push_timed
 from meshplan.planner.serving.simulation.compiled.jit import machine_code
 from meshplan.planner.serving.simulation.compiled.memory import (
     DECODE,
     DECODE_CONTEXT,
     DECODE_FIXED,
+    DECODE_ONLY,
     DENSE,
     EXPERTS,
     FINISHING,
     NONE,
     OUTPUTS,
+    PREFILL,
     PREFILL_DONE,
     PREFILL_LENGTH,
     PREFILL_RANK,
@@ -55,25 +58,26 @@ from meshplan.planner.serving.simulation.compiled.memory import (
 
 @machine_code
 def submit(m: Memory, worker: Any, number: int) -> None:
-    """Queue a request by its time of arrival, after those of the same time."""
+    """Queue a request by the time at which it comes (``queued_s``), after those of the same time."""
     request = m.requests[number]
+    request.following = NONE
     if worker.is_caching:
         request.found_tokens = request.cached_tokens
     if worker.head == NONE:
         worker.head = worker.tail = number
-    elif request.arrival_s >= m.requests[worker.tail].arrival_s:
+    elif request.queued_s >= m.requests[worker.tail].queued_s:
         m.requests[worker.tail].following = number
         worker.tail = number
-    elif request.arrival_s < m.requests[worker.head].arrival_s:
+    elif request.queued_s < m.requests[worker.head].queued_s:
         request.following = worker.head
         worker.head = number
     else:
         before = worker.head
-        while m.requests[m.requests[before].following].arrival_s <= request.arrival_s:
+        while m.requests[m.requests[before].following].queued_s <= request.queued_s:
             before = m.requests[before].following
         request.following = m.requests[before].following
         m.requests[before].following = number
-    worker.next_arrival = m.requests[worker.head].arrival_s
+    worker.next_arrival = m.requests[worker.head].queued_s
     worker.wake_s = max(worker.clock, worker.next_arrival) if is_idle(worker) else worker.clock
 
 
@@ -84,10 +88,16 @@ def is_idle(worker: Any) -> bool:
 
 
 @machine_code
+def waits_for_slots(worker: Any) -> bool:
+    """Every slot is that of a request whose KV cache is on its way."""
+    return worker.num_sending >= worker.slots and worker.num_decoding == 0 and worker.num_prefilling == 0
+
+
+@machine_code
 def has_room(m: Memory) -> bool:
     """Whether the records of one more iteration fit."""
     ledger, most = m.ledger[0], m.pauses.shape[2]
-    return ledger.num_records < len(m.records) and ledger.num_gaps + 2 * most < len(m.gaps)
+    return ledger.num_records < len(m.records) and ledger.num_gaps + 3 * most < len(m.gaps)
 
 
 @machine_code
@@ -104,14 +114,16 @@ def run(m: Memory, worker: Any, until_s: float, lazily: bool) -> bool:
                 return True
             worker.clock = worker.next_arrival
             continue
-        if worker.clock >= until_s:
-            worker.wake_s = worker.clock
+        if worker.clock >= until_s or waits_for_slots(worker):
+            worker.wake_s = math.inf if waits_for_slots(worker) else worker.clock
             return True
         if is_waiting(worker):
             admit(m, worker, worker.num_decoding == 0 and worker.num_prefilling == 0 and worker.num_ready == 0)
         n = worker.num_decoding
         if n > 0 and worker.context + n * (worker.speed + worker.block) > worker.room:
             _make_room(m, worker)
+        if worker.num_ready > 0 and worker.role == DECODE_ONLY:
+            take_with_kv(m, worker)
         started = (worker.num_prefilling > 0 or worker.num_ready > 0) and _prefill(m, worker)
         if not started and not _decode(m, worker, until_s, lazily):
             return True
@@ -123,14 +135,14 @@ def run(m: Memory, worker: Any, until_s: float, lazily: bool) -> bool:
 
 @machine_code
 def _accept(m: Memory, worker: Any) -> None:
-    while worker.head != NONE and m.requests[worker.head].arrival_s <= worker.clock:
+    while worker.head != NONE and m.requests[worker.head].queued_s <= worker.clock:
         request = m.requests[worker.head]
         if worker.is_open:
             become_ready(m, worker, request.rank)
         else:
             arrive(m, worker, request.rank)
         worker.head = request.following
-    worker.next_arrival = math.inf if worker.head == NONE else m.requests[worker.head].arrival_s
+    worker.next_arrival = math.inf if worker.head == NONE else m.requests[worker.head].queued_s
 
 
 @machine_code
@@ -170,7 +182,11 @@ def _preempt(m: Memory, worker: Any, rank: int) -> None:
     request = m.requests[number]
     forget_end(m, worker, number)
     request.generated = request.output_length - (request.target - worker.grown)
-    request.last_token_s = _last_token_s(m, worker, request.joined_s)
+    request.has_kv = 0
+    if forget_with_kv(m, worker, number):
+        request.last_token_s = request.first_token_s
+    else:
+        request.last_token_s = _last_token_s(m, worker, request.joined_s)
     remove(m, worker, number)
 
 
@@ -207,12 +223,12 @@ def _prefill(m: Memory, worker: Any) -> bool:
         tokens += chunk
         prefill_on(m, worker, rank, chunk, done)
         batch[PREFILL_DONE, place] = done + chunk
-    ready, slots = m.queues[worker.number, READY], worker.slots - worker.num_decoding
+    ready, slots = m.queues[worker.number, READY], worker.slots - worker.num_decoding - worker.num_sending
     while worker.num_ready > 0 and worker.num_prefilling < slots:
         number = m.requests[ready[0]].by_rank
         request = m.requests[number]
         length = request.input_length + request.generated
-        if not _fits(m, worker, length):
+        if request.has_kv or not _fits(m, worker, length):
             break
         done = min(request.found_tokens, length - 1)
         rank = emptiest(m, worker, batch_budget, length - done)
@@ -290,15 +306,6 @@ def _record(
 
 
 @machine_code
-def _gap(m: Memory, worker: Any, seconds: float, count: float) -> None:
-    """Write down a gap between tokens that is longer than one iteration."""
-    ledger = m.ledger[0]
-    row = m.gaps[ledger.num_gaps]
-    row[0], row[1], row[2] = worker.number, seconds, count
-    ledger.num_gaps += 1
-
-
-@machine_code
 def _pause(m: Memory, worker: Any, since_s: float, count: int) -> None:
     """Requests wait for the prefill of others from now on."""
     m.pauses[worker.number, 0, worker.num_pauses] = since_s
@@ -313,11 +320,11 @@ def _end_prefill(m: Memory, worker: Any, n: int, num_prompts: int, tokens: int) 
     end = worker.clock = start + seconds
     worker.num_iterations += 1
     worker.polled = worker.num_iterations
-    gaps = worker.num_decoding
-    kv = worker.context - gaps + worker.prompt_blocks * worker.block
+    gaps = worker.num_decoding - worker.num_with_kv
+    kv = worker.context - worker.num_decoding + worker.prompt_blocks * worker.block
     _record(m, worker, start, 1 if n > 0 else 0, n, kv, tokens, seconds, gaps if n > 0 else 0)
     if n > 0:
-        _grow(worker, 1)
+        _grow(m, worker, 1)
     elif gaps > 0 and worker.num_pauses == 0:
         _pause(m, worker, start, gaps)
     before, batch, place = worker.num_decoding, m.batches[worker.number], 0
@@ -344,8 +351,8 @@ def _first_token(m: Memory, worker: Any, number: int, end: float) -> None:
     if request.first_token_s == math.inf:
         request.first_token_s = end
     elif request.last_token_s < math.inf:
-        _gap(m, worker, end - request.last_token_s, 1.0)
-    if request.generated >= request.output_length:
+        gap(m, worker, end - request.last_token_s, 1.0)
+    if request.generated >= request.output_length or worker.role == PREFILL:
         _leave(m, worker, number, end)
     else:
         join(m, worker, number, request.generated)
@@ -356,22 +363,24 @@ def _leave(m: Memory, worker: Any, number: int, end: float) -> None:
     m.requests[number].finish_s = end
     leave_rank(m, worker, number)
     worker.has_left = 1
+    if worker.holds_slots and m.requests[number].output_length > 1:
+        worker.num_sending += 1
     ledger = m.ledger[0]
-    if ledger.is_closed and ledger.position < len(m.order):  # its successor
-        following = m.order[ledger.position]
-        ledger.position += 1
-        m.requests[following].arrival_s = end + m.requests[following].think_s
-        submit(m, worker, following)
     if worker.pauses:
         push_timed(m.leaving_s, m.leaving, ledger.num_leaving, end, number * len(m.workers) + worker.number)
         ledger.num_leaving += 1
+    elif ledger.is_closed and ledger.num_started < len(m.order):  # its successor
+        following = m.order[ledger.num_started]
+        ledger.num_started += 1
+        m.requests[following].arrival_s = m.requests[following].queued_s = end + m.requests[following].think_s
+        submit(m, worker, following)
 
 
 @machine_code
 def _decode(m: Memory, worker: Any, until_s: float, lazily: bool) -> bool:
     """Decode until the next event; False where a lazy run would reach beyond its end."""
     n, context, speed, start = worker.num_decoding, worker.context, worker.speed, worker.clock
-    steps = steps_to_finish(m, worker)
+    steps = 1 if worker.num_with_kv > 0 else steps_to_finish(m, worker)
     pauses = m.pauses[worker.number]
     is_paused = worker.num_pauses > 0 and (worker.num_pauses > 1 or pauses[0, 0] != start)
     if is_paused:
@@ -397,22 +406,24 @@ def _decode(m: Memory, worker: Any, until_s: float, lazily: bool) -> bool:
         end = start + steps * (first + half * (steps - 1))
     worker.clock = end
     kv = context - n + worker.prompt_blocks * worker.block
-    _record(m, worker, start, steps, n, kv, 0, first, 0 if is_paused else n)
+    _record(m, worker, start, steps, n, kv, 0, first, 0 if is_paused else n - worker.num_with_kv)
     if is_paused:
         for place in range(worker.num_pauses):
-            _gap(m, worker, end - pauses[0, place], pauses[1, place])
+            gap(m, worker, end - pauses[0, place], pauses[1, place])
     worker.num_pauses = 0
     worker.num_iterations += steps
-    _grow(worker, steps)
+    _grow(m, worker, steps)
     _finish(m, worker)
     return True
 
 
 @machine_code
-def _grow(worker: Any, steps: int) -> None:
+def _grow(m: Memory, worker: Any, steps: int) -> None:
     worker.context += worker.num_decoding * worker.speed * steps
     worker.steps += steps
     worker.grown = worker.steps if worker.is_plain else given(worker, worker.steps)
+    if worker.num_with_kv > 0:
+        first_decoded(m, worker)
 
 
 @machine_code

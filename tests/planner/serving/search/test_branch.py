@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,8 +24,10 @@ from meshplan.planner.serving.search.branch import TIE, Branch, Simulated, simul
 from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of
 from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.search import families, search_serving
-from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, judge
+from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, HighestRate, judge
+from meshplan.planner.serving.search.trials import Trial, Verdict
 from meshplan.planner.serving.search.workers import price_worker, priced_workers
+from meshplan.planner.serving.simulation.run import ServingRun
 
 NUM_REQUESTS = 60
 QUESTIONS: dict[str, dict[str, Any]] = {
@@ -355,3 +357,35 @@ def test_a_search_whose_time_is_over_prices_no_more_workers(catalog: Catalog, mo
     assert not priced
     assert search_serving(problem)[0].assignment is not None
     assert priced["worker"] > 0
+
+
+class BracketsClosedError(Exception):
+    """The first deployment's highest rate is known."""
+
+
+def test_deployments_that_equal_the_incumbent_take_no_turns(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Energy hardly falls with the rate: to equal the incumbent to nine digits moves a rate by more than that."""
+    problem = problem_of(
+        catalog,
+        model="llama-3.1-70b",
+        cluster={"nodes": [{"type": "dgx-h100", "count": 2}]},
+        workload={"input_length": 2000, "output_length": 500},
+        slo={"ttft_p99_s": 3.0, "tpot_p95_s": 0.05},
+        objective="energy",
+    )
+    most_runs = 25
+
+    def attempt(search: HighestRate, rate_per_s: float, *_: object) -> Trial:
+        assert search.num_runs <= most_runs
+        share = rate_per_s / (0.85 * search.most)
+        interval_s = {slo: (0.0, share * slo.limit_s) for slo in problem.slos}
+        verdict = Verdict.MET if share <= 1.0 else Verdict.OPEN
+        return Trial(verdict=verdict, run=cast(ServingRun, search), interval_s=interval_s, num_requests=1)
+
+    def judged(_: HighestRate) -> None:
+        raise BracketsClosedError
+
+    monkeypatch.setattr(HighestRate, "_attempt", attempt)
+    monkeypatch.setattr(HighestRate, "judged", judged)
+    with pytest.raises(BracketsClosedError):
+        search_serving(problem)

@@ -38,7 +38,8 @@ def both(
     requests = random_requests(**load)  # type: ignore[arg-type]
     found = []
     for least in (math.inf, 0):
-        monkeypatch.setattr(choice, "LEAST_TO_LOAD", least)
+        for name in ("LEAST_TO_LOAD", "LEAST_STORED", "LEAST_TOGETHER"):
+            monkeypatch.setattr(choice, name, least)
         monkeypatch.setattr(choice, "LEAST_LOADED", least)
         try:
             found.append(simulate_system(requests, system, stopping))
@@ -79,12 +80,14 @@ def assert_same(one: ServingRun | str, other: ServingRun | str) -> None:
     num_priorities=st.sampled_from([1, 1, 3]),
     caches=st.booleans(),
     graphed=st.sampled_from([0, 40]),
-    workers=st.sampled_from([1, 1, 2, 3]),
-    kinds=st.booleans(),
+    # of one kind, and whether another stands beside them
+    workers=st.tuples(st.sampled_from([1, 1, 2, 3]), st.booleans()),
     router=st.sampled_from(list(Router)),
     limit_s=st.sampled_from([None, None, 0.5, 5.0]),
     # in flight, s to the next request, s between the first ones
     loop=st.sampled_from([None, None, (1, 0.0, 0.0), (3, 0.03, 0.0), (3, 0.03, 0.2), (20, 0.0, 0.0), (20, 0.0, 0.013)]),
+    # workers that prefill, of their own link, keeping slots meanwhile, and whether the other worker answers the client
+    apart=st.sampled_from([None, None, (1, False, False, True), (2, True, True, True), (3, False, True, False)]),
 )
 def test_every_bit_is_the_same(
     seed: int,
@@ -102,15 +105,13 @@ def test_every_bit_is_the_same(
     num_priorities: int,
     caches: bool,
     graphed: int,
-    workers: int,
-    kinds: bool,
+    workers: tuple[int, bool],
     router: Router,
     limit_s: float | None,
     loop: tuple[int, float, float] | None,
+    apart: tuple[int, bool, bool, bool] | None,
 ) -> None:
     concurrency, think_s, ramp_s = loop or (None, 0.0, 0.0)
-    if concurrency is not None:  # machine code knows closed loops of one worker
-        workers, kinds = 1, False
     random = np.random.default_rng(seed)
     cost = replace(
         linear_cost(
@@ -135,9 +136,21 @@ def test_every_bit_is_the_same(
         prefix_caching=caches,
         admission=admission,
     )
-    pool = SimulatedPool(cost=cost, limits=limits, kv_capacity_tokens=blocks * block, num_workers=workers)
+    pool = SimulatedPool(cost=cost, limits=limits, kv_capacity_tokens=blocks * block, num_workers=workers[0])
     other = replace(pool, limits=replace(limits, max_num_seqs=2 * slots), num_workers=1, weight=3)
-    system = ServingSystem(pools=(pool, other) if kinds else (pool,), router=router, kv_block_tokens=block)
+    system = ServingSystem(pools=(pool, other) if workers[1] else (pool,), router=router, kv_block_tokens=block)
+    if apart is not None:
+        prefill = replace(other, num_workers=apart[0], weight=1, role=Role.PREFILL)
+        link = KvLink(
+            kv_bytes_per_token=1e6,
+            bandwidth_bytes_per_s=float(random.choice([1e8, 1e10])),
+            latency_s=float(random.choice([0.0, 1e-3])),
+            reads_prompt_s_per_token=float(random.choice([0.0, 1e-5])),
+            is_shared=apart[1],
+            holds_slots=apart[2],
+        )
+        pools = (prefill, replace(pool, role=Role.DECODE))
+        system = replace(system, pools=pools, link=link, first_token_from_decode=apart[3])
     slos = [] if limit_s is None else [Slo(metric="ttft", percentile="p95", limit_s=limit_s)]
     slos += [Slo(metric="tpot", percentile="mean", limit_s=slo.limit_s / 50) for slo in slos]
     with pytest.MonkeyPatch.context() as patch:
@@ -182,14 +195,13 @@ def test_what_machine_code_does_not_know_is_left_to_python(monkeypatch: pytest.M
     link = KvLink(kv_bytes_per_token=1e5, bandwidth_bytes_per_s=1e9)
     requests = random_requests(1, 40)
     shared = replace(requests, prefix=np.zeros(40, dtype=np.int64))
-    assert simulate_system(requests, ServingSystem(pools=apart, link=link)).is_served.all()
     loop, ramp = random_requests(1, 40, concurrency=3), random_requests(1, 40, concurrency=3, ramp_s=0.1)
-    assert simulate_system(loop, ServingSystem(pools=(pool,))).is_served.all()
-    for workers in (1, 2):
-        assert simulate_system(shared, ServingSystem(pools=(replace(pool, num_workers=workers),))).is_served.all()
-    for known, workers in ((requests, 2), (loop, 1), (ramp, 1)):
-        with pytest.raises(AssertionError):
-            simulate_system(known, ServingSystem(pools=(replace(pool, num_workers=workers),)))
+    one, two = (ServingSystem(pools=(replace(pool, num_workers=workers),)) for workers in (1, 2))
+    for system in (one, two, ServingSystem(pools=apart, link=link)):
+        assert simulate_system(shared, system).is_served.all()
+        for known in (requests, loop, ramp):
+            with pytest.raises(AssertionError):
+                simulate_system(known, system)
 
 
 @pytest.mark.parametrize("most", [1, 700, 5000])
