@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.serving.problem.requests import DEFAULT_NUM_REQUESTS, Arrival, Requests, ServingWorkload
-from meshplan.planner.serving.problem.workload.lengths import LengthDistribution
+from meshplan.planner.serving.problem.workload.lengths import LengthDistribution, shared_tokens
 
 # Requests in a closed loop, per request in flight: the rule of the public serving benchmarks of 2025.
 REQUESTS_PER_CONCURRENCY = 10
@@ -209,9 +209,7 @@ def _lengths(
 
 
 def _cached(inputs: NDArray[np.int64], share: float, tokens: int | None) -> NDArray[np.int64] | None:
-    if tokens is not None:
-        return np.minimum(inputs, tokens)
-    return np.floor(inputs * share).astype(np.int64) if share > 0.0 else None
+    return shared_tokens(inputs, share, tokens) if share > 0.0 or tokens is not None else None
 
 
 def _arrivals(rng: np.random.Generator, workload: ServingWorkload, num: int) -> NDArray[np.float64]:

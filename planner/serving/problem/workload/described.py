@@ -20,12 +20,15 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.problem.workload.blocks import Blocks
-from meshplan.planner.serving.problem.workload.lengths import LengthDistribution
+from meshplan.planner.serving.problem.workload.lengths import LengthDistribution, shared_tokens
 from meshplan.planner.serving.problem.workload.spec import LengthsSpec, ServingWorkloadSpec
 
 SEED = 0
 # Requests that are drawn of conversations where nobody says how many: 80 lie beyond the 99th percentile.
 NUM_REQUESTS = 8192
+# Turns are drawn for a tenth more time than the number that is asked for takes, and some conversations more, so that
+# they suffice wherever they fall.
+ROOM, ROOM_TURNS = 1.1, 50
 # Tokens of a block by which conversations share: engines' blocks have 16, and four of them are found as well.
 SESSION_BLOCK_TOKENS = 64
 
@@ -86,13 +89,6 @@ def lengths_of(asked: ServingWorkloadSpec, name: str) -> LengthDistribution:
     return LengthDistribution(shares=(0.0, 1.0), tokens=(asked.length_ratio * nominal, nominal))
 
 
-def shared_tokens(inputs: IntArray, share: float, prefix_tokens: int | None) -> IntArray:
-    """[n] Tokens of each prompt that are a prefix which others have, too."""
-    if prefix_tokens is not None:
-        return np.minimum(inputs, prefix_tokens)
-    return np.floor(inputs * share).astype(np.int64)
-
-
 def staged_arrivals(rng: np.random.Generator, stages: Sequence[tuple[int, float]]) -> FloatArray:
     """Arrivals, s, of Poisson processes one after the other, given the numbers of their requests.
 
@@ -111,13 +107,12 @@ def _conversations(asked: ServingWorkloadSpec, rng: np.random.Generator) -> Requ
     """Turns in order of arrival, those that conversations had before the first one that is counted left out."""
     sessions = asked.sessions
     assert sessions is not None  # noqa: S101  (the caller looked)
-    before_s = (sessions.turns - 1) * sessions.gap_s
-    if asked.stages is not None:
-        stages = [(one.request_rate_per_s, one.duration_s) for one in asked.stages]
-    else:
+    num, stages = None, [(one.request_rate_per_s, one.duration_s) for one in asked.stages or ()]
+    if not stages:
+        num = asked.num_requests or NUM_REQUESTS
         rate = asked.request_rate_per_s or 1.0
-        stages = [(rate, (asked.num_requests or NUM_REQUESTS) / rate)]
-    span_s = sum(seconds for _, seconds in stages)
+        stages = [(rate, (ROOM * num + ROOM_TURNS * sessions.turns) / rate)]
+    before_s, span_s = (sessions.turns - 1) * sessions.gap_s, sum(seconds for _, seconds in stages)
     begun = [(stages[0][0], before_s), *stages]
     counts = [(max(round(rate * seconds / sessions.turns), 1), seconds) for rate, seconds in begun]
     first_s = staged_arrivals(rng, counts) - before_s
@@ -129,12 +124,22 @@ def _conversations(asked: ServingWorkloadSpec, rng: np.random.Generator) -> Requ
     drawn = Drawn(new=inputs, answers=outputs, prefix=prefixes, prefix_tokens=asked.prefix_tokens or 0)
     order = np.argsort(arrivals, axis=None, kind="stable")
     times = arrivals.ravel()[order]
-    counted = order[(times >= 0.0) & (times <= span_s)]
-    session, turn = np.divmod(counted, sessions.turns)
+    return _counted(drawn, arrivals.ravel(), order[(times >= 0.0) & (times <= span_s)][:num])
+
+
+def _counted(drawn: Drawn, arrival_s: FloatArray, counted: IntArray) -> Requests:
+    """Some turns as requests.
+
+    Args:
+        drawn: all turns of all conversations.
+        arrival_s: of each, conversation after conversation.
+        counted: numbers of the turns among these, in order of arrival.
+    """
+    session, turn = np.divmod(counted, drawn.new.shape[1])
     prompts, answers = drawn.prompts[session, turn], drawn.answers[session, turn]
     blocks = _blocks(drawn, session, prompts, answers)
     return Requests(
-        arrival_s=arrivals.ravel()[counted],
+        arrival_s=arrival_s[counted],
         input_length=prompts,
         output_length=answers,
         cached_tokens=blocks.found_at_most(prompts),

@@ -99,3 +99,10 @@ def histogram_lengths(counts: Sequence[int], *, least: float, most: float) -> Le
     shares = [share for i in range(len(filled)) for share in (reached[i], reached[i + 1])]
     tokens = [float(edge) for i in filled for edge in (edges[i], edges[i + 1])]
     return LengthDistribution(shares=tuple(float(share) for share in shares), tokens=tuple(tokens))
+
+
+def shared_tokens(inputs: IntArray, share: float, prefix_tokens: int | None) -> IntArray:
+    """[n] Tokens of each prompt that are a prefix which others have, too."""
+    if prefix_tokens is not None:
+        return np.minimum(inputs, prefix_tokens)
+    return np.floor(inputs * share).astype(np.int64)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.database.repository import Catalog
@@ -118,6 +118,7 @@ def test_conversations_grow_by_what_was_said() -> None:
     requests = described_requests(workload(sessions={"turns": 5, "gap_s": 20.0}, num_requests=4000))
     assert requests is not None
     assert requests.blocks is not None
+    assert len(requests) == 4000
     assert set(requests.input_length.tolist()) == {500, 1100, 1700, 2300, 2900}
     rate = (len(requests) - 1) / (requests.arrival_s[-1] - requests.arrival_s[0])
     assert rate == pytest.approx(4.0, rel=0.1)
@@ -129,6 +130,17 @@ def test_conversations_grow_by_what_was_said() -> None:
     said = requests.input_length[later & (np.arange(len(requests)) > 2000)] - 500
     assert (found <= said).all()
     assert (said - found < SESSION_BLOCK_TOKENS).mean() > 0.95  # but for turns whose earlier ones came before the run
+
+
+@given(st.integers(1, 400), st.integers(2, 30), st.floats(0.1, 500.0), st.floats(0.1, 200.0))
+@settings(max_examples=60, deadline=None)
+def test_as_many_turns_come_as_are_asked_for(num: int, turns: int, gap_s: float, rate: float) -> None:
+    asked = workload(request_rate_per_s=rate, sessions={"turns": turns, "gap_s": gap_s}, num_requests=num)
+    requests = described_requests(asked)
+    assert requests is not None
+    assert len(requests) == num
+    assert (np.diff(requests.arrival_s) >= 0.0).all()
+    assert requests.arrival_s[0] >= 0.0
 
 
 def test_conversations_share_a_prefix_too() -> None:
