@@ -41,8 +41,9 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
     Returns:
         ``pareto`` (closed form, including points that violate SLOs), ``num_running``, ``useful_batch``, ``sensitivity``
         (the chosen deployment under other requests), ``most_passed_on_per_s`` (requests/s that its API servers let
-        pass; where there are some), ``experts`` where the question says how they are routed, and,
-        where a rate is given, ``max_request_rate_per_s`` within the SLOs.
+        pass; where there are some), ``prefixes`` (shares of prompt tokens: found in the run, and at most by caches
+        without limit) where requests say what they share, ``experts`` where the question says how they are routed,
+        and, where a rate is given, ``max_request_rate_per_s`` within the SLOs.
     """
     last = chosen.candidate.parts[-1][0]
     passed, messages = slowest_front_ends(problem.site, chosen.candidate.config, problem.workload)
@@ -69,6 +70,8 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
         "what_if_simulated": _shapes(problem, chosen, seed),
         **_idle(problem, chosen),
     }
+    if (share := chosen.judged.metrics.found_share) is not None:
+        found["prefixes"] = {"found": share, "most": problem.workload.prefix_hit_rate}
     if between_s:
         found["most_passed_on_per_s"] = 1.0 / between_s
     if last.placed.role is not Role.PREFILL:

@@ -232,6 +232,11 @@ class _SoundAnswer(Section):
     encode_s: Number
 
 
+class _Prefixes(Section):
+    found: Number
+    most: Number
+
+
 class _Answer(Section):
     pareto: tuple[_Point, ...] = ()
     num_running: Number = 0.0
@@ -247,6 +252,7 @@ class _Answer(Section):
     experts: tuple[_Experts, ...] = ()
     max_request_rate_per_s: Number | None = None
     most_passed_on_per_s: Number | None = None
+    prefixes: _Prefixes | Nothing = Nothing()
     speculation: _SpeculationAnswer | Nothing = Nothing()
     kv_stores: tuple[_KvStore, ...] = ()
     images: _ImagesAnswer | Nothing = Nothing()

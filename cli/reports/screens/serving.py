@@ -75,5 +75,5 @@ def _pool_bars(plan: Plan) -> list[str]:
 
 def _kept(plan: Plan, width: int) -> str:
     """How sure the SLOs are, and how much more the deployment bears."""
-    words = " ".join(text for text in (certainty.kept_text(plan), advice.most_rate_text(plan)) if text)
+    words = " ".join(text for text in (certainty.kept_text(plan), advice.bears_text(plan)) if text)
     return paragraph(words, width) if words else ""

@@ -36,6 +36,19 @@ def most_rate_text(plan: Plan) -> str:
     return "" if most is None else f"This deployment stays clearly within every SLO up to {rate_text(most)}."
 
 
+def prefixes_text(plan: Plan) -> str:
+    """How much of prompts is found in caches, where requests say what they share."""
+    shares = (plan.answer or {}).get("prefixes")
+    if not shares:
+        return ""
+    return f"Caches hold {percent(shares['found'])} of the prompts' tokens, at most {percent(shares['most'])} could be."
+
+
+def bears_text(plan: Plan) -> str:
+    """What the deployment bears beyond its load, and what its caches find."""
+    return " ".join(text for text in (most_rate_text(plan), prefixes_text(plan)) if text)
+
+
 def front_end_text(plan: Plan, width: int) -> str:
     """That API servers decide the rate, and what lets them do less; empty where they hardly do."""
     passed = (plan.answer or {}).get("most_passed_on_per_s")
@@ -71,8 +84,8 @@ def sensitivity_section(plan: Plan, width: int) -> str:
         Column(key="broken", title="violates", derive=lambda row: ", ".join(row["broken"]) or "nothing"),
     )
     text = rendered_rows(rows, columns, Format.TABLE, width=width)
-    most = most_rate_text(plan)
-    return text + paragraph(most, width) if most else text
+    bears = bears_text(plan)
+    return text + paragraph(bears, width) if bears else text
 
 
 # --- Pareto front -----------------------------------------------------------------------------------------------------

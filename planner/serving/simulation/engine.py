@@ -177,7 +177,14 @@ def finished(requests: Requests, state: RequestState, workers: list[Worker]) -> 
         first_token_s=np.array(state.first_token_s),
         finish_s=finish,
         workers=tuple(worker_run(worker) for worker in workers),
+        found_tokens=np.array(state.found_tokens) if _knows_what_is_found(state, workers) else None,
     )
+
+
+def _knows_what_is_found(state: RequestState, workers: list[Worker]) -> bool:
+    """Whether requests say what they share, and no second worker looks for it again."""
+    is_said = state.prefix is not None or state.block_tokens > 0
+    return is_said and all(worker.role is not Role.DECODE for worker in workers)
 
 
 def worker_run(worker: Worker) -> WorkerRun:

@@ -73,6 +73,7 @@ class Metrics:
         mean_in_flight: requests between arrival and last token, over time.
         mean_decoding: decoding requests of a worker, over the time in which it works.
         mean_queued: requests that no worker runs, over time.
+        found_share: of prompt tokens, that workers held; None where nothing says which requests share what.
     """
 
     latencies: Mapping[str, Latency]
@@ -86,6 +87,7 @@ class Metrics:
     mean_in_flight: float
     mean_decoding: float
     mean_queued: float
+    found_share: float | None = None
 
     def value(self, slo: Slo) -> float:
         """The latency that an SLO limits, s."""
@@ -118,7 +120,15 @@ def summarize(run: ServingRun, *, num_devices: int = 1) -> Metrics:
         mean_in_flight=in_flight,
         mean_decoding=_over(sum(_integral(w, w.segments.num_decoding) for w in run.workers), busy_s),
         mean_queued=max(in_flight - _over(running, duration), 0.0),
+        found_share=_found_share(run),
     )
+
+
+def _found_share(run: ServingRun) -> float | None:
+    if run.found_tokens is None:
+        return None
+    prompts = int(run.input_length[run.is_served].sum())
+    return _over(float(run.found_tokens[run.is_served].sum()), float(prompts))
 
 
 def steady_window_s(run: ServingRun, num_running: int) -> tuple[float, float] | None:

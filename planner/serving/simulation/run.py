@@ -148,6 +148,7 @@ class ServingRun:
         first_token_s: [n] when its first token was seen by the client.
         finish_s: [n] when its last token was seen by the client.
         workers: one record for each worker.
+        found_tokens: [n] prompt tokens that its worker held; None where nothing says which requests share what.
     """
 
     arrival_s: FloatArray
@@ -158,6 +159,7 @@ class ServingRun:
     first_token_s: FloatArray
     finish_s: FloatArray
     workers: tuple[WorkerRun, ...]
+    found_tokens: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -170,6 +172,7 @@ class ServingRun:
         start = np.array([self.arrival_s[first]])
         return ServingRun(
             **{name: getattr(self, name)[first:] for name in columns},
+            found_tokens=None if self.found_tokens is None else self.found_tokens[first:],
             workers=tuple(
                 replace(worker, segments=worker.segments[worker.segments.start_s >= start]) for worker in self.workers
             ),

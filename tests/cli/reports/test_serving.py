@@ -279,3 +279,25 @@ def test_what_clients_send_is_in_no_interval() -> None:
     inside = next(column for column in measured_columns() if column.key == "inside")
     assert inside.derive is not None
     assert [inside.derive(row) for row in (sent, found, {**found, "inside": False})] == ["–", "yes", "no"]
+
+
+def test_conversations_are_planned_for_a_router_that_finds_them_and_say_what_caches_hold(
+    meshplan: Command, tmp_path: Path
+) -> None:
+    """Described in a spec, they are told in the question, in the answer and in the launch files."""
+    spec = tmp_path / "chat.yaml"
+    spec.write_text(
+        SPEC.replace(
+            "input_length: 1000, output_length: 100, request_rate_per_s: 10, num_requests: 200",
+            "input_lengths: {p50: 300, p90: 900, max: 2000}, output_length: 100, request_rate_per_s: 10, "
+            "num_requests: 600, sessions: {turns: 4, gap_s: 10}",
+        )
+        + "fixed: {tensor_parallel: 1, num_workers: 2}\nconstraints: {target: vllm}\n"
+    )
+    done = meshplan("plan", str(spec), "--out", str(tmp_path / "serve"))
+    assert done.code == 0, done.err
+    words = " ".join(done.out.split())
+    assert "460 (1 … 2,000) tokens in, 100 out, conversations of 4 turns 10.00 s apart, 10 requests/s" in words
+    assert re.search(r"Caches hold \d+\.\d% of the prompts' tokens, at most \d+\.\d% could be\.", words)
+    assert "--policy cache_aware" in (tmp_path / "serve" / "router.sh").read_text()
+    assert "--max-model-len 9472" in (tmp_path / "serve" / "mixed_args.txt").read_text().replace("\n", " ")

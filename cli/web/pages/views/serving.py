@@ -99,7 +99,7 @@ def sentences(plan: Plan) -> Iterator[str]:
     rate = plan.predicted["requests_per_s"].value
     cost = "" if dollars is None else f" at {format_usd(dollars.value)} for {report.million_text(plan)}"
     yield f"It answers {rate:.3g} requests a second{cost}."
-    kept = " ".join(text for text in (certainty.kept_text(plan), advice.most_rate_text(plan)) if text)
+    kept = " ".join(text for text in (certainty.kept_text(plan), advice.bears_text(plan)) if text)
     if kept:
         yield kept
 

@@ -15,6 +15,7 @@ from meshplan.planner.serving.problem.workload.blocks import Blocks
 from meshplan.planner.serving.problem.workload.described import described_requests
 from meshplan.planner.serving.problem.workload.spec import ServingWorkloadSpec
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.serving.simulation.metrics import summarize
 from meshplan.planner.serving.simulation.prefix_cache import BlockCache, empty_cache
 from meshplan.planner.serving.simulation.request_state import RequestState
 
@@ -112,3 +113,15 @@ def test_a_router_sends_a_turn_to_the_worker_that_holds_the_last_one(role: str) 
         run = simulate_system(requests, ServingSystem(pools=pools, router=router, link=link))
         waits[router] = float(np.mean(run.first_token_s - run.arrival_s))
     assert waits[Router.PREFIX_AWARE] < waits[Router.LEAST_LOADED]
+
+
+def test_a_run_tells_what_its_caches_found() -> None:
+    """With room for all of it every block that came before; no figure where nothing says what is shared."""
+    requests = requests_of(conversations(3))
+    limits = EngineLimits(max_num_seqs=8, max_batched_tokens=512, prefix_caching=True)
+    pool = SimulatedPool(cost=linear_cost(most_seqs=8, most_tokens=512), limits=limits, kv_capacity_tokens=10**6)
+    apart = replace(requests, arrival_s=10.0 * requests.arrival_s)
+    found = summarize(simulate_system(apart, ServingSystem(pools=(pool,)))).found_share
+    assert found == pytest.approx(requests.cached_share)
+    told = replace(apart, blocks=None)
+    assert summarize(simulate_system(told, ServingSystem(pools=(pool,)))).found_share is None
