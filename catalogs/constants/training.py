@@ -388,10 +388,6 @@ class Calibration:
         """
         return self.way_error_p90.get(kind, {}).get("", {}).get(way, self.error_p90[kind])
 
-    def with_time(self, **constants: Constant) -> Calibration:
-        """A copy with other time constants."""
-        return replace(self, time=replace(self.time, **constants))
-
     def to_document(self) -> dict[str, Any]:
         """Plain JSON, all constants by name; what only some sets have is left out elsewhere."""
         of_some = ("by_kernels", "model_time", "model_error_p90", "way_error_p90", "start_error_p90")

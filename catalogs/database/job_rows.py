@@ -90,13 +90,6 @@ class Job:
         """Seconds from submission to the start of the last attempt, or to now."""
         return ((self.started_at or self.finished_at or self.read_at) - self.submitted_at).total_seconds()
 
-    @property
-    def ran_s(self) -> float:
-        """Seconds of the last attempt, up to its end or to now; 0 where nobody has begun."""
-        if self.started_at is None:
-            return 0.0
-        return ((self.finished_at or self.read_at) - self.started_at).total_seconds()
-
 
 class clock(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
     """Seconds since 1970, UTC, by the clock of the database, when the statement reaches it."""

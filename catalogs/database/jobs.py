@@ -189,7 +189,9 @@ class Jobs:
         return {state: found.get(state, 0) for state in JobState}
 
     def ahead_of(self, job: Job) -> int:
-        """How many waiting jobs will be claimed before this one."""
+        """How many waiting jobs will be claimed before this one; 0 of one that does not wait."""
+        if job.state is not JobState.QUEUED:
+            return 0
         query = sa.select(sa.func.count()).where(jobs.c.state == JobState.QUEUED, jobs.c.number < job.number)
         with reading(self.engine) as connection:
             return int(connection.execute(query).scalar_one())

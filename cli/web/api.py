@@ -187,8 +187,9 @@ def job_document(job: Job) -> dict[str, Any]:
 
 
 def _told(job: Job, service: Service) -> dict[str, Any]:
-    """A job alone: with how many clients want its answer."""
-    return {**job_document(job), "num_askers": len(service.jobs.askers(job.job_id))}
+    """A job alone: with how many clients want its answer, and how many jobs wait before it."""
+    askers = len(service.jobs.askers(job.job_id))
+    return {**job_document(job), "num_askers": askers, "num_ahead": service.jobs.ahead_of(job)}
 
 
 def _time(moment: datetime | None) -> str | None:

@@ -62,6 +62,7 @@ JOB: Mapping[str, Any] = {
         "plan": {"type": ["string", "null"], "description": "where the plan lies"},
         "problem": {"anyOf": [{"$ref": "#/components/schemas/Problem"}, {"type": "null"}]},
         "num_askers": {"type": "integer", "description": "clients that want its answer"},
+        "num_ahead": {"type": "integer", "minimum": 0, "description": "jobs that wait before it, while it waits"},
     },
 }
 MEASURED: Mapping[str, Any] = {

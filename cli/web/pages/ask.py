@@ -163,7 +163,7 @@ def get_job(job_id: str, request: Request, service: Using) -> Response:
         if not is_good(answer):
             return problem_page(request, content(answer))
         return page(request, "answer.html", plan=content(answer), is_stored=False, host=request.url.netloc)
-    view = job_view(job, is_asker=client_of(request) in service.jobs.askers(job_id))
+    view = _view(job, request, service)
     return page(request, "job.html", job=view, events=f"{PREFIX}/jobs/{job_id}/events")
 
 
@@ -175,9 +175,15 @@ def post_cancel(job_id: str, fields: Fields, request: Request, service: Using) -
     return RedirectResponse(f"/jobs/{job_id}", _SEE_OTHER)
 
 
+def _view(job: Job, request: Request, service: Service) -> dict[str, Any]:
+    """A job as the one who looks may see it."""
+    is_asker = client_of(request) in service.jobs.askers(job.job_id)
+    return job_view(job, is_asker=is_asker, num_ahead=service.jobs.ahead_of(job))
+
+
 @router.get("/jobs/{job_id}/progress")
 def get_progress(job_id: str, request: Request, service: Using) -> Response:
     """A job as its page shows it, for a script that has heard of a change."""
     job = _job(job_id, service)
-    view = job_view(job, is_asker=client_of(request) in service.jobs.askers(job_id))
+    view = _view(job, request, service)
     return respond(document_answer({**view, "is_finished": job_document(job)["finished_at"] is not None}))

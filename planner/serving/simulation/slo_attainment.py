@@ -1,11 +1,11 @@
-"""A run held against what is asked of it: SLOs that it violates, requests within every limit, and whether it keeps pace
-with the rate at which requests arrive.
+"""A run held against what is asked of it: how far off its SLOs are, requests within every limit, and whether it keeps
+pace with the rate at which requests arrive.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,6 @@ from meshplan.planner.serving.simulation.metrics import (
     NUM_BATCHES,
     QUANTILES,
     Latency,
-    Metrics,
     confidence_interval,
     itl,
     itl_interval,
@@ -42,12 +41,6 @@ INCREMENTS_T = 3.355
 # in 100 with none; none that has 2 % too little was said to keep pace. Of the longest all with a twentieth to spare are
 # shown to keep it (93 % under uneven gaps), and all with a twentieth too little not to.
 LEAST_GROWTH = 0.01
-
-
-def violations(metrics: Metrics, slos: Iterable[Slo]) -> tuple[tuple[Slo, float], ...]:
-    """The violated SLOs with their latencies, s. A rejected request violates all; an undefined latency (0) none."""
-    found = ((slo, metrics.value(slo)) for slo in slos)
-    return tuple((slo, value) for slo, value in found if metrics.num_rejected or not slo.is_met(value))
 
 
 def worst_ratio(run: ServingRun, slos: Sequence[Slo]) -> float:

@@ -13,6 +13,7 @@ from core_cases import DENSE, configured, machine_with, problem_of
 from gpu_runs import measured_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_constants import with_time
 
 from meshplan.catalogs.constants.power import PowerConstants, power_calibration
 from meshplan.catalogs.database.repository import Catalog
@@ -46,7 +47,7 @@ def test_a_device_that_waits_more_draws_less(recompute: str) -> None:
     problem = problem_of(DENSE)
     drawn = []
     for overhead in (0.0, 0.1, 1.0, 1e12):
-        slower = replace(problem, calibration=problem.calibration.with_time(step_overhead_s=overhead))
+        slower = replace(problem, calibration=with_time(problem.calibration, step_overhead_s=overhead))
         priced = price(slower, configured(slower, data_parallel=8, activation_recompute=recompute))
         drawn.append(watts(slower, priced))
     assert drawn == sorted(drawn, reverse=True)

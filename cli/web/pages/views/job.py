@@ -7,6 +7,7 @@ from typing import Any
 
 from meshplan.catalogs.database.job_rows import Job, JobState
 from meshplan.cli.reports.quantities import percent
+from meshplan.planner.core.text import counted
 
 _WORDS = {
     JobState.QUEUED: "waiting for a worker",
@@ -20,12 +21,13 @@ _VERBS = {"training": "Train", "serving": "Serve", "gpu-allocation": "A fleet fo
 _OTHERS = "Others wait for this search, so it goes on; its answer will stand at this address."
 
 
-def job_view(job: Job, *, is_asker: bool = True) -> dict[str, Any]:
+def job_view(job: Job, *, is_asker: bool = True, num_ahead: int = 0) -> dict[str, Any]:
     """What the page of a job shows.
 
     Args:
         job: as it stands.
         is_asker: whether the one who looks has asked; others cannot stop it.
+        num_ahead: jobs that wait before it.
     """
     reported = dict(job.progress or {})
     incumbent, bound, unit = reported.get("incumbent"), reported.get("bound"), str(reported.get("unit", ""))
@@ -35,6 +37,8 @@ def job_view(job: Job, *, is_asker: bool = True) -> dict[str, Any]:
     spec: Mapping[str, Any] = job.document.get("spec", {})
     kind = str(spec.get("kind", ""))
     words = _WORDS[job.state]
+    if num_ahead:
+        words = f"{words}, {counted(num_ahead, 'question')} before it"
     if job.cancel_asked and not job.is_finished:
         words = "stopping: the best plan so far is kept"
     return {

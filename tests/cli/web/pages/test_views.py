@@ -16,12 +16,14 @@ from page_cases import ROOT, SERVING
 from starlette.testclient import TestClient
 from web_cases import HERE, ended
 
+from meshplan.catalogs.database.jobs import Jobs
 from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.cli.web.app import create_app
 from meshplan.cli.web.pages import site
 from meshplan.cli.web.pages.views import ask, charts, evidence
 from meshplan.cli.web.pages.views.answer import answer_view
+from meshplan.cli.web.pages.views.job import job_view
 from meshplan.cli.web.settings import Settings
 from meshplan.planner.core.plan import PLAN_ID_LENGTH, Plan, digest
 from meshplan.planner.service import make_plan
@@ -332,3 +334,20 @@ def test_what_if_moves_what_it_says(client: TestClient, plans: dict[str, str]) -
     for wrong in ("price=-1", "price=nan", "batch=1e9", "price=x"):
         assert client.get(f"/plans/{plans['small']}/what-if/figures?{wrong}").status_code == 422
     assert client.get(f"/plans/{plans['mapping']}/what-if").status_code == 422
+
+
+def test_a_question_that_waits_says_how_many_come_first(tmp_path: Path) -> None:
+    jobs = Jobs(Catalog.open(f"sqlite:///{tmp_path / 'jobs.sqlite'}").engine)
+    asked = [jobs.submit({"spec": SERVING}, kind="serving", digest=name) for name in "abc"]
+    words = [job_view(job, num_ahead=jobs.ahead_of(job))["words"] for job in asked]
+    assert words == [
+        "waiting for a worker",
+        "waiting for a worker, 1 question before it",
+        "waiting for a worker, 2 questions before it",
+    ]
+
+
+def test_the_api_says_how_many_come_first(client: TestClient) -> None:
+    job = client.post("/api/v1/plans?seed=971", json=SERVING).json()["job_id"]
+    client.delete(f"/api/v1/jobs/{job}")
+    assert ended(client, job)["num_ahead"] == 0

@@ -10,6 +10,7 @@ import pytest
 from core_cases import machine_with
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from training_constants import with_time
 
 from meshplan.catalogs.constants.training import Calibration, TimeConstants
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
@@ -182,9 +183,9 @@ def test_deduplication_never_sends_more(size: int, stride: int, copies: float) -
 def test_a_candidate_can_be_priced_under_many_constants() -> None:
     """A fit takes its derivatives so."""
     efficiency = np.array([0.5, 0.7, 1.0])
-    many = replace(links(), calibration=EXACT.with_time(network_efficiency=efficiency, scale_up_efficiency=efficiency))
+    many = replace(links(), calibration=with_time(EXACT, network_efficiency=efficiency, scale_up_efficiency=efficiency))
     each = [
-        replace(links(), calibration=EXACT.with_time(network_efficiency=e, scale_up_efficiency=e))
+        replace(links(), calibration=with_time(EXACT, network_efficiency=e, scale_up_efficiency=e))
         for e in efficiency.tolist()
     ]
     waits = np.array([8.0])

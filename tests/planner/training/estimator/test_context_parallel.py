@@ -19,6 +19,7 @@ from core_cases import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_constants import with_time
 
 from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
 from meshplan.catalogs.models.layers.recurrent import Mixer
@@ -111,7 +112,7 @@ def test_recurrent_layers_exchange_heads_whatever_the_style_of_attention(style: 
 def test_a_gather_moves_what_a_ring_moves_and_hides_nothing() -> None:
     """Three passes over keys and values either way; without overlap and latency the two are alike."""
     problem = question(**NO_LATENCY)
-    bare = replace(problem, calibration=problem.calibration.with_time(context_parallel_overlap=0.0))
+    bare = replace(problem, calibration=with_time(problem.calibration, context_parallel_overlap=0.0))
     assert exchange_s(bare, split(bare, "all-gather")) == pytest.approx(exchange_s(bare, split(bare, "ring")))
     assert exchange_s(problem, split(problem, "all-gather")) > exchange_s(problem, split(problem, "ring"))
 
@@ -139,7 +140,7 @@ def test_the_two_dimensional_style_ends_in_its_parts(
 def test_heads_stay_inside_a_node_and_the_ring_crosses() -> None:
     """16 ranks over two nodes: the all-to-all of 8 neighbours is that of one node, the ring has one step."""
     problem = question(devices=16, **NO_LATENCY)
-    bare = replace(problem, calibration=problem.calibration.with_time(context_parallel_overlap=0.0))
+    bare = replace(problem, calibration=with_time(problem.calibration, context_parallel_overlap=0.0))
     time = bare.calibration.time
     tokens = 32768 / 16
     sent = 2 * 2.0 * tokens * (2 * 16 + 2 * 8) * 128 * (7 / 8) / (450e9 * time.scale_up_efficiency)

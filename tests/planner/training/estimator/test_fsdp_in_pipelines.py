@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from core_cases import DENSE, configured, machine_with, problem_of
+from training_constants import with_time
 
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.problem import TrainingProblem
@@ -22,7 +23,7 @@ def question(*, is_fsdp: bool = True) -> TrainingProblem:
     problem = problem_of(
         DENSE, num_devices=devices, global_batch_size=DATA * MICRO_BATCHES, machine=machine_with(devices)
     )
-    calibration = problem.calibration.with_time(fully_sharded_overlap=0.0, data_parallel_window=0.0)
+    calibration = with_time(problem.calibration, fully_sharded_overlap=0.0, data_parallel_window=0.0)
     recipe = replace(
         calibration.recipe,
         weight_bytes=FP32,
@@ -87,7 +88,7 @@ def test_parameters_are_gathered_as_often_as_the_run_says() -> None:
 
     def moved(gathers: str) -> float:
         switched = practised(problem, gathers=gathers)
-        switched = replace(switched, calibration=switched.calibration.with_time(data_parallel_s_per_rank=0.0))
+        switched = replace(switched, calibration=with_time(switched.calibration, data_parallel_s_per_rank=0.0))
         return price(switched, config).breakdown_s[TRANSFERS]
 
     each, kept, once = (moved(gathers) for gathers in GATHERS)

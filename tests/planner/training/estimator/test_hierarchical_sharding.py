@@ -11,6 +11,7 @@ import pytest
 from core_cases import DENSE, LATENT, MOE, configured, machine_with, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_constants import with_time
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.exchange.collectives import CommunicationModel
@@ -32,7 +33,7 @@ def question(shape: ModelShape = DENSE, *, devices: int = 32, overlap: float = 0
         shape, num_devices=devices, global_batch_size=devices, machine=machine_with(devices, **machine)
     )
     # Transfers show in full, so that they can be compared.
-    return replace(problem, calibration=problem.calibration.with_time(fully_sharded_overlap=overlap))
+    return replace(problem, calibration=with_time(problem.calibration, fully_sharded_overlap=overlap))
 
 
 def sharded(problem: TrainingProblem, **choices: Any) -> TrainingConfig:
@@ -289,6 +290,6 @@ def test_replicated_experts_are_reduced_in_shards_of_their_own() -> None:
 def test_adapters_are_synchronised_in_one_bucket() -> None:
     """No growth with the ranks: it comes from the many buckets of a whole model."""
     problem = problem_of(DENSE, num_devices=8, global_batch_size=32, phase=Phase.LORA)
-    slow = replace(problem, calibration=problem.calibration.with_time(data_parallel_s_per_rank=1.0))
+    slow = replace(problem, calibration=with_time(problem.calibration, data_parallel_s_per_rank=1.0))
     config = configured(problem, data_parallel=8, data_parallel_shard=8, zero_stage=1)
     assert price(slow, config).step_s == pytest.approx(price(problem, config).step_s)

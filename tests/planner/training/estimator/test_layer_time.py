@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_cases import DENSE, MOE, configured, machine_with, problem_of
+from training_constants import with_time
 
 from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes, known_times
 from meshplan.planner.training.estimator.priced import candidates_of, training_model
@@ -61,7 +62,7 @@ def test_another_choice_is_another_layer(change: dict[str, Any]) -> None:
 def test_another_machine_or_other_constants_are_not_mistaken() -> None:
     problem = problem_of(DENSE, num_devices=8, global_batch_size=8)
     slower = replace(problem, machine=machine_with(8, scale_up_bytes_per_s=1e9))
-    costly = replace(problem, calibration=problem.calibration.with_time(host_s_per_layer=1.0))
+    costly = replace(problem, calibration=with_time(problem.calibration, host_s_per_layer=1.0))
     times = []
     for asked in (problem, slower, problem, costly):
         model = model_of(asked, tensor_parallel=2)
@@ -73,7 +74,7 @@ def test_another_machine_or_other_constants_are_not_mistaken() -> None:
 
 def test_many_constants_of_one_candidate_are_priced_each_time() -> None:
     problem = problem_of(DENSE, num_devices=8, global_batch_size=8)
-    many = problem.calibration.with_time(host_s_per_layer=np.linspace(1e-5, 1e-3, 1000))
+    many = with_time(problem.calibration, host_s_per_layer=np.linspace(1e-5, 1e-3, 1000))
     model = model_of(replace(problem, calibration=many), tensor_parallel=2)
     (kind,) = model.candidates.split.kinds
     assert known_times(model, kind) is not known_times(model, kind)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from core_cases import DENSE, HYBRID, LATENT, MOE, configured, problem_of
+from training_constants import with_time
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.priced import price
@@ -51,7 +52,7 @@ def test_a_single_expert_of_a_device_is_no_group() -> None:
     seconds = []
     for lost in (1.0, 0.5):
         problem = problem_of(MOE, num_devices=MOE.moe.num_experts)
-        problem = replace(problem, calibration=problem.calibration.with_time(expert_gemm_efficiency=lost))
+        problem = replace(problem, calibration=with_time(problem.calibration, expert_gemm_efficiency=lost))
         degrees = {"data_parallel": MOE.moe.num_experts}
         seconds.append(
             [part_s(problem, "experts", expert_parallel=MOE.moe.num_experts // local, **degrees) for local in (1, 2)]

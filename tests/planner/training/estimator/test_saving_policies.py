@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from core_cases import DENSE, configured, problem_of
+from training_constants import with_time
 
 from meshplan.planner.training.estimator.exchange.collectives import UNHIDDEN_SHARE
 from meshplan.planner.training.estimator.priced import Priced, price
@@ -19,7 +20,7 @@ SHAPE = replace(DENSE, vocab_size=8)
 
 def on_jax(**recipe: bool) -> TrainingProblem:
     problem = problem_of(SHAPE)
-    calibration = problem.calibration.with_time(data_parallel_s_per_rank=0.0)
+    calibration = with_time(problem.calibration, data_parallel_s_per_rank=0.0)
     laid_out = replace(calibration.recipe, recomputes_only_needed=True, **recipe)
     return replace(problem, calibration=replace(calibration, recipe=laid_out))
 

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+import training_constants
 from core_cases import DENSE, LATENT, MOE, assert_rows_see_no_other, configured, machine_with, problem_of, questions
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
 from hypothesis import assume, given, settings
@@ -34,7 +35,7 @@ def step_s(problem: TrainingProblem, config: TrainingConfig) -> float:
 
 
 def with_time(problem: TrainingProblem, **constants: float) -> TrainingProblem:
-    return replace(problem, calibration=problem.calibration.with_time(**constants))
+    return replace(problem, calibration=training_constants.with_time(problem.calibration, **constants))
 
 
 @pytest.mark.parametrize("recompute", ["none", "block"])

@@ -9,6 +9,7 @@ import pytest
 from core_cases import DENSE, MOE, machine_with, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_constants import with_time
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.priced import price
@@ -42,7 +43,7 @@ def question(shape: ModelShape, memory_bytes: float, *, asked: bool = True, **fi
         fixed={**PINNED, **fixed},
         search_over=(NAME,) if asked else (),
     )
-    return replace(problem, calibration=problem.calibration.with_time(fully_sharded_overlap=0.2))
+    return replace(problem, calibration=with_time(problem.calibration, fully_sharded_overlap=0.2))
 
 
 def mixes(config: TrainingConfig) -> list[TrainingConfig]:
