@@ -12,7 +12,8 @@ from meshplan.planner.core.text import counted
 from meshplan.planner.serving.problem.requests import Arrival, Images, Requests, Sampling, ServingWorkload, Task
 from meshplan.planner.serving.problem.trace import BLOCK_TOKENS, read_trace
 from meshplan.planner.serving.problem.workload.described import described_requests, lengths_of
-from meshplan.planner.serving.problem.workload.spec import ImagesSpec, ServingWorkloadSpec
+from meshplan.planner.serving.problem.workload.lengths import LengthDistribution
+from meshplan.planner.serving.problem.workload.spec import ImagesSpec, LengthsSpec, ServingWorkloadSpec
 
 # Share of prompt tokens that may be found, below all of them: one is always computed.
 MOST_SHARED = 0.999
@@ -58,17 +59,22 @@ def asked_workload(
         concurrency=asked.concurrency,
         burstiness=asked.burstiness,
         num_requests=asked.num_requests or (None if trace is None else len(trace)),
-        input_lengths=None if asked.input_lengths is None else asked.input_lengths.distribution,
-        output_lengths=None if asked.output_lengths is None else asked.output_lengths.distribution,
+        input_lengths=_drawn_anew(asked.input_lengths, trace),
+        output_lengths=_drawn_anew(asked.output_lengths, trace),
         prefix_hit_rate=_shared(asked) if trace is None else trace.cached_share,
-        prefix_tokens=asked.prefix_tokens,
-        num_prefixes=asked.num_prefixes,
+        prefix_tokens=asked.prefix_tokens if trace is None else None,
+        num_prefixes=asked.num_prefixes if trace is None else None,
         trace=trace,
         images=images,
         sound_frames=sound_frames,
         sampling=None if asked.sampling is None else Sampling(**asked.sampling.model_dump()),
         task=task,
     )
+
+
+def _drawn_anew(lengths: LengthsSpec | None, trace: Requests | None) -> LengthDistribution | None:
+    """Lengths that every run draws for itself; a recording has its own, and so have stages and conversations."""
+    return None if lengths is None or trace is not None else lengths.distribution
 
 
 def _images(asked: ImagesSpec | None, shape: ModelShape, problems: Problems) -> Images | None:

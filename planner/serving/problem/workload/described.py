@@ -29,8 +29,9 @@ NUM_REQUESTS = 8192
 # Turns are drawn for a tenth more time than the number that is asked for takes, and some conversations more, so that
 # they suffice wherever they fall.
 ROOM, ROOM_TURNS = 1.1, 50
-# Tokens of a block by which conversations share: engines' blocks have 16, and four of them are found as well.
-SESSION_BLOCK_TOKENS = 64
+# Tokens of a block by which conversations share: engines' blocks have 16, and four of them are found as well; longer
+# ones where there would be more of them than these.
+SESSION_BLOCK_TOKENS, MOST_BLOCKS = 64, 500_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +121,8 @@ def _conversations(asked: ServingWorkloadSpec, rng: np.random.Generator) -> Requ
     arrivals = first_s[:, None] + np.concatenate([np.zeros((len(first_s), 1)), np.cumsum(gaps, axis=1)], axis=1)
     lengths = (lengths_of(asked, name) for name in ("input_length", "output_length"))
     inputs, outputs = (one.at(rng.random(arrivals.shape)) for one in lengths)
-    prefixes = np.zeros(len(first_s), dtype=np.int64) if asked.prefix_tokens is None else _prefixes(asked, rng, first_s)
-    drawn = Drawn(new=inputs, answers=outputs, prefix=prefixes, prefix_tokens=asked.prefix_tokens or 0)
+    prefix = rng.integers(0, asked.num_prefixes or 1, len(first_s))
+    drawn = Drawn(new=inputs, answers=outputs, prefix=prefix, prefix_tokens=asked.prefix_tokens or 0)
     order = np.argsort(arrivals, axis=None, kind="stable")
     times = arrivals.ravel()[order]
     return _counted(drawn, arrivals.ravel(), order[(times >= 0.0) & (times <= span_s)][:num])
@@ -147,22 +148,15 @@ def _counted(drawn: Drawn, arrival_s: FloatArray, counted: IntArray) -> Requests
     )
 
 
-def _prefixes(asked: ServingWorkloadSpec, rng: np.random.Generator, first_s: FloatArray) -> IntArray:
-    return rng.integers(0, asked.num_prefixes or 1, len(first_s))
-
-
 def _blocks(drawn: Drawn, session: IntArray, prompts: IntArray, answers: IntArray) -> Blocks:
     """Whole blocks of each turn: those of its prefix, which others share, then those of its conversation."""
-    each = SESSION_BLOCK_TOKENS
+    each = max(SESSION_BLOCK_TOKENS, -(-int((prompts + answers).sum()) // MOST_BLOCKS))
     shared = drawn.prefix_tokens // each
     whole, of_prompt = (prompts + answers) // each, prompts // each
-    longest = int(whole.max(initial=0)) + 1
+    ends = np.cumsum(whole)
+    place = np.arange(int(whole.sum())) - np.repeat(ends - whole, whole)  # of a block in its request
     # Names: prefixes first, then as many for each conversation as the longest one has.
-    start = (int(drawn.prefix.max(initial=0)) + 1) * shared
-    names = []
-    for one, count in zip(session.tolist(), whole.tolist(), strict=True):
-        own = start + one * longest
-        prefix = int(drawn.prefix[one]) * shared
-        names += [prefix + i for i in range(min(shared, count))]
-        names += [own + i for i in range(shared, count)]
-    return Blocks(names=np.array(names, dtype=np.int64), ends=np.cumsum(whole), of_prompt=of_prompt, tokens_each=each)
+    first = (int(drawn.prefix.max(initial=0)) + 1) * shared
+    own = np.repeat(first + session * (int(whole.max(initial=0)) + 1), whole)
+    names = np.where(place < shared, np.repeat(drawn.prefix[session] * shared, whole), own) + place
+    return Blocks(names=names, ends=ends, of_prompt=of_prompt, tokens_each=each)

@@ -263,13 +263,18 @@ class ServingWorkloadSpec(SpecModel):
             raise ValueError("sessions need request_rate_per_s, of all turns together (or stages)")
         if self.sessions is not None and self.prefix_hit_rate:
             raise ValueError("sessions share what was said before, and prefix_tokens at most: no prefix_hit_rate")
-        if self.stages is not None and self.num_drawn > MAX_DRAWN:
-            raise ValueError(f"stages bring {self.num_drawn:,} requests; at most {MAX_DRAWN:,} are simulated")
+        if self.num_drawn > MAX_DRAWN:
+            brings = "stages" if self.sessions is None else "conversations, those that have begun before them included,"
+            raise ValueError(f"{brings} bring {self.num_drawn:,} requests; at most {MAX_DRAWN:,} are drawn")
 
     @property
     def num_drawn(self) -> int:
-        """Requests of all stages."""
-        return sum(one.num_requests for one in self.stages or ())
+        """Requests of all stages, and those of conversations that begin before the first that is counted."""
+        num = sum(one.num_requests for one in self.stages or ())
+        if self.sessions is None:
+            return num
+        rate = self.stages[0].request_rate_per_s if self.stages else self.request_rate_per_s or 0.0
+        return num + (self.num_requests or 0) + round(rate * (self.sessions.turns - 1) * self.sessions.gap_s)
 
     def _check_burstiness(self) -> None:
         """Gaps between arrivals are drawn at a rate, given or to be found, alone."""

@@ -15,7 +15,7 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.problem.trace import read_trace
-from meshplan.planner.serving.problem.workload.described import SESSION_BLOCK_TOKENS, described_requests
+from meshplan.planner.serving.problem.workload.described import MOST_BLOCKS, SESSION_BLOCK_TOKENS, described_requests
 from meshplan.planner.serving.problem.workload.spec import LengthsSpec, ServingWorkloadSpec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.simulation.arrivals import make_requests
@@ -132,7 +132,7 @@ def test_conversations_grow_by_what_was_said() -> None:
     assert (said - found < SESSION_BLOCK_TOKENS).mean() > 0.95  # but for turns whose earlier ones came before the run
 
 
-@given(st.integers(1, 400), st.integers(2, 30), st.floats(0.1, 500.0), st.floats(0.1, 200.0))
+@given(st.integers(1, 400), st.integers(2, 30), st.floats(0.1, 100.0), st.floats(0.1, 50.0))
 @settings(max_examples=60, deadline=None)
 def test_as_many_turns_come_as_are_asked_for(num: int, turns: int, gap_s: float, rate: float) -> None:
     asked = workload(request_rate_per_s=rate, sessions={"turns": turns, "gap_s": gap_s}, num_requests=num)
@@ -160,9 +160,11 @@ def test_conversations_share_a_prefix_too() -> None:
         ({"stages": [{"request_rate_per_s": 1, "duration_s": 10}]}, "leave request_rate_per_s and num_requests out"),
         (
             {"request_rate_per_s": None, "stages": [{"request_rate_per_s": 1e6, "duration_s": 1e6}]},
-            "at most 1,000,000 are simulated",
+            "at most 1,000,000 are drawn",
         ),
         ({"request_rate_per_s": None, "sessions": {"turns": 3, "gap_s": 1}}, "sessions need request_rate_per_s"),
+        ({"request_rate_per_s": 1e5, "sessions": {"turns": 900, "gap_s": 1e6}}, "at most 1,000,000 are drawn"),
+        ({"num_requests": 9_000_000, "sessions": {"turns": 3, "gap_s": 1}}, "at most 1,000,000 are drawn"),
         ({"sessions": {"turns": 3, "gap_s": 1}, "prefix_hit_rate": 0.5}, "no prefix_hit_rate"),
         ({"sessions": {"turns": 3, "gap_s": 1}, "burstiness": 2, "arrival": "gamma"}, "leave concurrency and arrival"),
         ({"prefix_tokens": 10, "prefix_hit_rate": 0.5}, "not both"),
@@ -174,6 +176,25 @@ def test_conversations_share_a_prefix_too() -> None:
 def test_what_excludes_each_other_is_said(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         read_serving_spec(question(**fields))
+
+
+def test_long_conversations_have_longer_blocks() -> None:
+    asked = workload(input_length=30_000, sessions={"turns": 40, "gap_s": 5.0}, num_requests=500)
+    requests = described_requests(asked)
+    assert requests is not None
+    assert requests.blocks is not None
+    assert len(requests.blocks.names) <= MOST_BLOCKS
+    assert requests.blocks.tokens_each > SESSION_BLOCK_TOKENS
+
+
+def test_the_mean_of_a_workload_is_that_of_its_requests(catalog: Catalog) -> None:
+    """Of conversations whole prompts, not their new tokens."""
+    lengths = {"p50": 300, "max": 900}
+    asked = question(input_length=None, input_lengths=lengths, sessions={"turns": 8, "gap_s": 30.0})
+    found = resolve_serving(read_serving_spec(asked), catalog, Path()).problem.workload
+    assert found.trace is not None
+    assert found.mean_lengths == (pytest.approx(found.trace.input_length.mean()), pytest.approx(100.0))
+    assert found.mean_lengths[0] > 1000
 
 
 def test_conversations_longer_than_the_model_are_refused(catalog: Catalog) -> None:
