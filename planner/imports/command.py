@@ -24,6 +24,7 @@ from meshplan.planner.imports.own_servers import OwnServers, own_servers
 from meshplan.planner.imports.reading import Assumption, Given, Launch, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
 from meshplan.planner.imports.shell import Script, Statement, read_script
+from meshplan.planner.imports.sources.benchmarks import stated_load
 from meshplan.planner.imports.spec import Answers, Imported, complete
 from meshplan.planner.imports.wrappers import expanded, located, with_flags
 
@@ -81,6 +82,10 @@ def read_inputs(
         known = "; ".join(f"{one.name}: {one.summary}" for one in SOURCES)
         raise _refused(f"{_unknown(given, where)} ({known}); name its kind with --from NAME")
     reading = found.read(given)
+    if reading.kind == "serving" and given.load is not None:
+        reading.workload |= given.load.workload
+        reading.source_flags |= {f"workload.{name}": words for name, words in given.load.said_by.items()}
+        reading.left_out += given.load.left_out
     reading.assumed += notes
     reading.unread = [where(entry) for entry in reading.unread]
     reading.problems = [_with_variable(one) for one in reading.problems]
@@ -191,6 +196,7 @@ def _given(
         loose=tuple(loose),
         num_replicas=1 if statement is None else statement.num_replicas,
         servers=found.servers,
+        load=stated_load(script.statements),
     )
     return given, notes, script.unknown, located(found.text, 1 if statement is None else statement.line)
 

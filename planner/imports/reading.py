@@ -55,6 +55,21 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatedLoad:
+    """The load that a benchmark sends.
+
+    Args:
+        workload: keys of a serving spec's ``workload``.
+        said_by: these keys → what states them.
+        left_out: what has no key there.
+    """
+
+    workload: Mapping[str, Any]
+    said_by: Mapping[str, str]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """What a source reads.
 
@@ -66,6 +81,7 @@ class Given:
         loose: arguments that belong to no flag.
         num_replicas: how often a manifest starts the command.
         servers: what ``workers.txt`` of ours says of them.
+        load: what a benchmark beside a server sends.
     """
 
     arguments: Arguments = field(default_factory=dict)
@@ -75,6 +91,7 @@ class Given:
     loose: tuple[str, ...] = ()
     num_replicas: int = 1
     servers: OwnServers | None = None
+    load: StatedLoad | None = None
 
 
 @dataclass(slots=True)
@@ -93,6 +110,7 @@ class Reading:
         idle: flags on which no plan depends.
         left_out: what is understood and has no field in a spec.
         problems: contradictions, and values that cannot be meant.
+        workload: keys of a serving spec's ``workload`` that a benchmark states.
         model: name or path as written; empty where only sizes are known.
         model_arguments: flags that describe the model, to find it by.
         num_positions: tokens that the model is built to read, 0 where nothing states it; to choose among models of
@@ -110,6 +128,7 @@ class Reading:
     idle: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    workload: dict[str, Any] = field(default_factory=dict)
     model: str = ""
     model_arguments: Arguments = field(default_factory=dict)
     num_positions: int = 0

@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 
 _AS_STATED = ("kv_cache", "mig", "mps", "power_caps_w")
 _SERVING_WORKLOAD = ("input_length", "output_length", "concurrency")
+_LENGTHS = ("input_length", "output_length")
+# What says the same as each of these keys of a workload.
+_SAYS_AS_WELL = {
+    "input_length": ("input_length", "input_lengths", "prefix_tokens", "num_prefixes"),
+    "output_length": ("output_length", "output_lengths"),
+    "concurrency": ("concurrency", "request_rate_per_s", "arrival", "burstiness", "num_requests"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +156,26 @@ def _complete_training(reading: Reading, num_devices: int | None) -> None:
 
 
 def _complete_serving(reading: Reading, answers: Answers, model: str | None, catalog: Catalog) -> None:
-    """What the checkpoint is for; the load, which no command states, is a problem where no answer does."""
+    """What the checkpoint is for; the load is a problem where neither a benchmark nor an answer states it."""
     _task(reading, model, catalog)
+    _answered_load(reading, answers)
     for name in _workload_of(reading):
-        if getattr(answers, name) is None:
+        if not any(key in reading.workload for key in _SAYS_AS_WELL[name]):
             reading.report(f"workload.{name}", f"no command line states it: give --{name.replace('_', '-')}")
+
+
+def _answered_load(reading: Reading, answers: Answers) -> None:
+    """The user's answers in place of what a benchmark states."""
+    for name, others in _SAYS_AS_WELL.items():
+        value = getattr(answers, name)
+        if value is None or (name == "output_length" and "task" in reading.values):
+            continue
+        for other in others:
+            reading.workload.pop(other, None)
+            reading.source_flags.pop(f"workload.{other}", None)
+        reading.workload[name] = value
+    if reading.workload.get("arrival") == "gamma" and "request_rate_per_s" not in reading.workload:
+        del reading.workload["arrival"]
 
 
 def _training_part(reading: Reading, spec: dict[str, Any], nodes: NodeType, catalog: Catalog) -> None:
@@ -176,11 +198,11 @@ def _training_part(reading: Reading, spec: dict[str, Any], nodes: NodeType, cata
 
 def _serving_part(reading: Reading, answers: Answers, spec: dict[str, Any], nodes: NodeType, catalog: Catalog) -> None:
     """Adds workload, formats, objective and pinned choices of serving to a spec."""
-    shape, longest = _known_shape(spec["model"], catalog), (answers.input_length or 0) + (answers.output_length or 0)
+    shape, longest = _known_shape(spec["model"], catalog), sum(_longest(reading.workload, name) for name in _LENGTHS)
     take_memory_share(reading, shape, nodes.device, context=longest)
     if nodes.prices:
         _objective(reading, spec)
-    spec["workload"] = {name: getattr(answers, name) for name in _workload_of(reading)}
+    spec["workload"] = dict(reading.workload)
     if "task" in reading.values:
         spec["workload"] = {"task": reading.values["task"], **spec["workload"]}
     if "quantization" in reading.values:
@@ -189,6 +211,11 @@ def _serving_part(reading: Reading, answers: Answers, spec: dict[str, Any], node
     spec["constraints"] = {"target": reading.target}
     spec["fixed"] = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
     read_serving_spec(spec)
+
+
+def _longest(workload: Mapping[str, Any], name: str) -> int:
+    """Tokens of the longest prompt or answer; 0 where nothing states it."""
+    return int(workload.get(name) or workload.get(f"{name}s", {}).get("max") or 0)
 
 
 def _known_shape(model: str | None, catalog: Catalog) -> ModelShape | None:
