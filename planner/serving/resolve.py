@@ -35,7 +35,7 @@ from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, Serv
 from meshplan.planner.serving.problem.quantization import Quantization, checkpoint_formats, named_formats
 from meshplan.planner.serving.problem.requests import ServingWorkload
 from meshplan.planner.serving.problem.spec import ServingSpec
-from meshplan.planner.serving.problem.speculation import speculation_options
+from meshplan.planner.serving.problem.speculation import computed_cost, speculation_options
 from meshplan.planner.serving.problem.weight_tiers import Separation, Tiering
 from meshplan.planner.serving.problem.workload.asked import asked_workload
 
@@ -94,6 +94,7 @@ def resolve_serving(
     recipe = engine_recipes()[rules.name]
     own = workload.own_load(shape.slug)
     calibrations = _calibrations(spec, catalog, recipe.constants_name, machines, own)
+    draft = _draft_shape(spec, catalog)
     problem = ServingProblem(
         shape=shape,
         machines=machines,
@@ -105,8 +106,9 @@ def resolve_serving(
         recipe=recipe,
         calibrations=calibrations,
         quantizations=formats,
-        speculation=None if spec.speculation is None else spec.speculation.value,
-        speculation_options=_speculation_options(spec, shape, problems),
+        speculation=_stated_drafts(spec, shape, draft),
+        speculation_options=_speculation_options(spec, shape, draft, problems),
+        draft_shape=draft,
         kv_tier=None if spec.kv_tier is None else spec.kv_tier.value,
         kv_stores=() if spec.kv_tier is None else tuple(spec.kv_tier.choose or ()),
         kv_connector=spec.kv_connector or KvConnector.NIXL,
@@ -163,7 +165,28 @@ def _limits(spec: ServingSpec) -> ServingLimits:
     )
 
 
-def _speculation_options(spec: ServingSpec, shape: ModelShape, problems: Problems) -> tuple[Speculation, ...]:
+def _draft_shape(spec: ServingSpec, catalog: Catalog) -> ModelShape | None:
+    """The draft model, where one is named that the catalog has; heads of EAGLE are none."""
+    asked = spec.speculation
+    methods = () if asked is None else (asked.method, *(asked.choose or ()))
+    if asked is None or asked.draft_model is None or (methods != (None,) and "draft_model" not in methods):
+        return None
+    name = catalog.model_name(asked.draft_model)
+    return None if name is None else catalog.model_shape(name.slug)
+
+
+def _stated_drafts(spec: ServingSpec, shape: ModelShape, draft: ModelShape | None) -> Speculation | None:
+    """Drafts as the spec states them; a draft model of the catalog brings its cost."""
+    asked = spec.speculation
+    stated = None if asked is None else asked.value
+    if asked is None or stated is None or draft is None or asked.draft_cost is not None:
+        return stated
+    return replace(stated, draft_cost=computed_cost(shape, "draft_model", stated.num_draft_tokens, draft))
+
+
+def _speculation_options(
+    spec: ServingSpec, shape: ModelShape, draft: ModelShape | None, problems: Problems
+) -> tuple[Speculation, ...]:
     """Methods and depths of drafts to choose from; those are left out that the model or the spec has no drafts for."""
     asked = spec.speculation
     if asked is None or asked.choose is None:
@@ -173,8 +196,11 @@ def _speculation_options(spec: ServingSpec, shape: ModelShape, problems: Problem
         problems.say("speculation.choose", f"mtp: {shape.name} has no prediction layers")
     if {"eagle3", "draft_model"} <= set(methods):
         problems.say("speculation.choose", "eagle3 and draft_model need a checkpoint each: ask one at a time")
+    if "draft_model" in methods and asked.draft_cost is None and draft is None:
+        missing = f"{asked.draft_model} is not in the catalog: say what one step of it takes over one of the model"
+        problems.say("speculation.draft_cost", missing)
     problems.check()
-    return speculation_options(shape, asked.acceptance_profile, methods, asked.draft_cost)
+    return speculation_options(shape, asked.acceptance_profile, methods, asked.draft_cost, draft)
 
 
 def _calibrations(

@@ -34,6 +34,22 @@ NO_CACHE_TOKENS = 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftMemory:
+    """What drafts take of one device (:mod:`.draft_memory`).
+
+    Args:
+        weights_bytes: of what makes them.
+        kv_bytes_per_token: of each token that the model's cache holds.
+    """
+
+    weights_bytes: float = 0.0
+    kv_bytes_per_token: float = 0.0
+
+
+NO_DRAFTS = DraftMemory()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
     """Memory of the fullest device of a worker.
 
@@ -157,6 +173,7 @@ def worker_memory(
     experts: ExpertRouting | None = None,
     encoder_bytes: float = 0.0,
     padding: ExpertPadding = NO_PADDING,
+    drafts: DraftMemory = NO_DRAFTS,
 ) -> WorkerMemory:
     """Memory of one worker.
 
@@ -171,9 +188,11 @@ def worker_memory(
         encoder_bytes: weights of the vision encoder on a device of the first stage.
         padding: of experts, by the engine on this device
             (:meth:`~meshplan.planner.serving.problem.engines.rules.EngineRules.expert_padding`).
+        drafts: what makes them, beside the model.
     """
     copies = copies_of(experts, layout)
-    weights = encoder_bytes + weights_bytes(shape, quantization, layout, expert_copies=copies, padding=padding)
+    weights = encoder_bytes + drafts.weights_bytes
+    weights += weights_bytes(shape, quantization, layout, expert_copies=copies, padding=padding)
     t = layout.tensor_parallel
     width = max(shape.intermediate_size, _expert_width(shape)) / t
     tokens = min(limits.max_batched_tokens, 2**16)
@@ -198,7 +217,7 @@ def worker_memory(
     )
     states /= max(context, 1.0)
     kept = full * window_share(shape, context) / layout.context_parallel + states
-    per_token = kept / layout.pipeline_parallel
+    per_token = kept / layout.pipeline_parallel + drafts.kv_bytes_per_token / layout.context_parallel
     rank_tokens = max(budget - weights - workspace, 0.0) / per_token
     return WorkerMemory(
         weights_bytes=weights,

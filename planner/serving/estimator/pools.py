@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.planner.serving.estimator.draft_memory import draft_memory
 from meshplan.planner.serving.estimator.encoders.sound import windows_of_an_iteration
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
 from meshplan.planner.serving.estimator.host.front_end import NO_FRONT_END, FrontEnd
@@ -129,6 +130,7 @@ def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemo
         experts=site.experts,
         encoder_bytes=encoder_bytes(site.shape, workload.images, pool.layout),
         padding=expert_padding(site.recipe.engine, pool.quantization, site.machine(pool).device),
+        drafts=draft_memory(site.drafter, site.shape, pool.quantization, pool.layout),
     )
     if site.separation is not None:
         memory = site.separation.memory(memory, site.shape, pool)

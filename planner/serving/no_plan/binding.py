@@ -15,6 +15,7 @@ from typing import Any
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.core.text import counted
+from meshplan.planner.serving.estimator.draft_memory import draft_memory
 from meshplan.planner.serving.estimator.memory import worker_memory
 from meshplan.planner.serving.problem.config import Layout, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
@@ -182,6 +183,7 @@ def _missing(
         context=held,
         experts=problem.experts,
         padding=problem.rules.expert_padding(quantization, device),
+        drafts=draft_memory(problem.drafter, problem.shape, quantization, layout),
     )
     cache = held * memory.kv_bytes_per_token
     needed = memory.weights_bytes + memory.workspace_bytes + cache

@@ -20,6 +20,7 @@ from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
+from meshplan.planner.serving.problem.speculation import Drafter, drafter_of
 from meshplan.planner.serving.problem.weight_tiers import Separation, Tiering
 
 # Share of a worker's highest rate that may be planned: a queue without headroom never empties.
@@ -93,6 +94,7 @@ class Site:
         power: constants of the devices' power by load, which say what a power limit slows.
         tiering: weights in host memory; None where all lie on the devices.
         separation: MLPs or experts on devices of their own; None where they never are.
+        drafter: where drafts come from; None without any.
     """
 
     shape: ModelShape
@@ -103,6 +105,7 @@ class Site:
     power: PowerConstants = field(default_factory=lambda: power_calibration().constants)
     tiering: Tiering | None = None
     separation: Separation | None = None
+    drafter: Drafter | None = None
 
     def machine(self, pool: Pool) -> Machine:
         """The machine of a pool, cut as the pool's devices are."""
@@ -126,6 +129,7 @@ class ServingProblem:
         quantizations: formats to choose from.
         speculation: None without a draft.
         speculation_options: methods and depths of drafts to choose from, or none of them; empty: nothing to choose.
+        draft_shape: the draft model, where one is named that the catalog has.
         kv_tier: second KV cache tier of mixed workers; None without one.
         kv_stores: where such a tier may lie, in the size that the plan finds; empty: nothing to choose.
         kv_connector: what moves caches between workers that prefill and that decode.
@@ -151,6 +155,7 @@ class ServingProblem:
     quantizations: tuple[Quantization, ...]
     speculation: Speculation | None = None
     speculation_options: tuple[Speculation, ...] = ()
+    draft_shape: ModelShape | None = None
     kv_tier: KvTier | None = None
     kv_stores: tuple[str, ...] = ()
     kv_connector: KvConnector = KvConnector.NIXL
@@ -200,7 +205,13 @@ class ServingProblem:
             power=self.power.constants,
             tiering=self.tiering,
             separation=self.separation,
+            drafter=self.drafter,
         )
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Where drafts come from; None without any."""
+        return drafter_of(self.speculation, self.shape, self.draft_shape)
 
     def engine_limits(self, device: Device, role: Role = Role.MIXED) -> EngineLimits:
         """The engine's own limits on a device, with the share of its memory that is pinned for a role."""

@@ -61,7 +61,9 @@ class SpeculationSpec(SpecModel):
     )
 
     draft_model: str | None = Field(
-        default=None, min_length=1, description="checkpoint of the draft, for the launcher files"
+        default=None,
+        min_length=1,
+        description="checkpoint of the draft, for launcher files; if the catalog has it, its memory and cost count",
     )
 
     @model_validator(mode="after")
@@ -89,8 +91,11 @@ class SpeculationSpec(SpecModel):
         for method, yields in held.items():
             if wrong := [drafted for drafted, gained in yields.items() if gained > drafted + 1]:
                 raise ValueError(f"profile.{method}.{wrong[0]}: a step of {wrong[0]} drafts yields at most one more")
-        if "draft_model" in self.choose and self.draft_cost is None:
-            raise ValueError("draft_cost is missing: what one step of the draft model takes over one of the model")
+        if "draft_model" in self.choose and self.draft_cost is None and self.draft_model is None:
+            raise ValueError(
+                "draft_cost is missing: what one step of the draft model takes over one of the model (or name a "
+                "draft_model that the catalog has)"
+            )
         return self
 
     @property

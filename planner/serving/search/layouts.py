@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.serving.estimator.draft_memory import draft_memory
 from meshplan.planner.serving.estimator.encoders.vision import encoder_bytes
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
@@ -251,6 +252,7 @@ def _placed(
         experts=problem.experts,
         encoder_bytes=encoder_bytes(problem.shape, problem.workload.images, layout),
         padding=problem.rules.expert_padding(quantization, machine.device),
+        drafts=draft_memory(problem.drafter, problem.shape, quantization, layout),
     )
     if memory.kv_capacity_tokens < held * ranks:
         return None
