@@ -193,12 +193,7 @@ def worker_memory(
     copies = copies_of(experts, layout)
     weights = encoder_bytes + drafts.weights_bytes
     weights += weights_bytes(shape, quantization, layout, expert_copies=copies, padding=padding)
-    t = layout.tensor_parallel
-    width = max(shape.intermediate_size, _expert_width(shape)) / t
-    tokens = min(limits.max_batched_tokens, 2**16)
-    live = BYTES_16_BIT * tokens * (LIVE_HIDDEN_TENSORS * shape.hidden_size + shape.mlp_matrices * width)
-    logits = LOGITS_BYTES * limits.max_num_seqs / layout.attention_data_parallel * shape.output_columns / t
-    workspace = FIXED_BYTES + live + logits
+    t, workspace = layout.tensor_parallel, _workspace_bytes(shape, layout, limits)
     budget = limits.memory_fraction * device.usable_memory_bytes
     if shape.bidirectional:
         fits = weights + workspace <= budget
@@ -226,6 +221,15 @@ def worker_memory(
         budget_bytes=budget,
         kv_capacity_tokens=int(rank_tokens * caches(experts, layout)),
     )
+
+
+def _workspace_bytes(shape: ModelShape, layout: Layout, limits: EngineLimits) -> float:
+    """Activations of the largest iteration, logits, and what a process holds besides."""
+    width = max(shape.intermediate_size, _expert_width(shape)) / layout.tensor_parallel
+    tokens = min(limits.max_batched_tokens, 2**16)
+    live = BYTES_16_BIT * tokens * (LIVE_HIDDEN_TENSORS * shape.hidden_size + shape.mlp_matrices * width)
+    running = limits.max_num_seqs / layout.attention_data_parallel
+    return FIXED_BYTES + live + LOGITS_BYTES * running * shape.output_columns / layout.tensor_parallel
 
 
 def share_of_device(memory: WorkerMemory, share: float, of: str) -> float:
