@@ -31,7 +31,7 @@ TRACE_SUFFIXES = (".csv.gz", ".csv")
 def recorded_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> dict[str, Requests]:
     """The traces that rows name, by their type; those whose file is not in the folder are left out.
 
-    A file is TYPE.csv, or any that has the type in its name.
+    A file is TYPE.csv, or else the first that has the type in its name.
     """
     if folder is None:
         return {}
@@ -40,7 +40,8 @@ def recorded_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> d
     files = sorted(path for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES)) if folder.is_dir() else []
     found = {}
     for kind in sorted(wanted):
-        matching = [path for path in files if kind in path.name]
+        exactly = [path for path in files if _stem(path.name) == kind]
+        matching = exactly or [path for path in files if kind in path.name]
         if matching:
             found[kind] = read_trace(matching[0])
     return found
@@ -49,9 +50,12 @@ def recorded_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> d
 def _trace_name(workload: Mapping[str, Any]) -> str | None:
     """The kind of a trace, or its file's name without what all files end in; None without a trace."""
     named = workload.get("trace_type") or workload.get("trace")
-    if not isinstance(named, str):
-        return None
-    return next((named.removesuffix(end) for end in TRACE_SUFFIXES if named.endswith(end)), named)
+    return _stem(named) if isinstance(named, str) else None
+
+
+def _stem(name: str) -> str:
+    """The name of a trace's file without its ending."""
+    return next((name.removesuffix(end) for end in TRACE_SUFFIXES if name.endswith(end)), name)
 
 
 def observed_workload(
