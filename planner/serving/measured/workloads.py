@@ -155,7 +155,13 @@ def _replayed(asked: Section, arrival: Arrival, trace: Requests | None, name: st
     if asked.states("prefix_reuse_fraction") and trace.cached_tokens is None:
         share = min(asked.number("prefix_reuse_fraction"), 1.0)
         trace = replace(trace, cached_tokens=np.floor(trace.input_length * share).astype(np.int64))
-    recorded = (len(trace) - 1) / float(trace.arrival_s[-1] - trace.arrival_s[0])
+    span_s = float(trace.arrival_s[-1] - trace.arrival_s[0])
+    if span_s <= 0.0:
+        raise UnsupportedError(
+            f"the requests of the trace {shown(name)} all arrive at once, so that they have no rate; such a run is one "
+            f"of arrival {Arrival.ALL_AT_ONCE.value} with num_requests {len(trace)} and its lengths"
+        )
+    recorded = (len(trace) - 1) / span_s
     served = replace(
         trace,
         arrival_s=(trace.arrival_s - trace.arrival_s[0]) * recorded / rate,
