@@ -87,9 +87,9 @@ def validate(
         raise SpecError.at(files, "no measured run is in it; one JSON object a line", of=ROWS)
     catalog = open_catalog(db)
     if from_points is not None:
-        if requests is not None:
-            message = "compares with the constants of the catalog; give it without --from-points"
-            raise SpecError.at("--requests", message)
+        for option in (name for name, path in (("--plot", plot), ("--requests", requests)) if path is not None):
+            message = "shows predictions with the constants of the catalog; give it without --from-points"
+            raise SpecError.at(option, message)
         from meshplan.cli.reports.measured.own_points import show_points
 
         show_points(rows, catalog, form, worst, traces, num_points=from_points, seed=seed, sample=sample, jobs=jobs)
