@@ -23,6 +23,7 @@ MOST_NUMBERED = 32
 _CELL, _SMALL_CELL, _CELL_NAMES = 56, 12, 110
 _LIGHT, _DARK = (255, 255, 255), (8, 48, 107)
 _HEADING_SIZE = 15
+_ROUNDING = 1e-9  # by which a mark may lie beyond the end of its axis
 _STYLE = (
     "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse}"
     "td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:left}.n{text-align:right}"
@@ -39,6 +40,7 @@ class Axis:
     low: float
     high: float
     log: bool = False
+    marks: tuple[float, ...] = (1.0,)  # of each decade of a logarithmic axis
 
     @classmethod
     def log_over(cls, values: Collection[float]) -> Axis:
@@ -51,6 +53,18 @@ class Axis:
         low = math.floor(math.log10(min(values, default=1.0)))
         return cls(10.0**low, 10.0 ** max(low + 1, math.ceil(math.log10(max(values, default=1.0)))), log=True)
 
+    @classmethod
+    def marked(cls, values: Collection[float]) -> Axis:
+        """The logarithmic axis around positive values from mark to mark, these being 1, 2 and 5 times powers of ten.
+
+        Of more than two decades only the powers of ten are marked.
+        """
+        whole, marks = cls.decades(values), (1.0, 2.0, 5.0)
+        places = cls(whole.low, whole.high, log=True, marks=marks).ticks()
+        low = max(place for place in places[:-1] if place <= max(min(values, default=1.0), whole.low))
+        high = min(place for place in places if place > low and place >= min(max(values, default=1.0), whole.high))
+        return cls(low, high, log=True, marks=marks if high < 100.0 * low else (1.0,))
+
     def __call__(self, value: float) -> float:
         """Where a value is, 0 … 1."""
         if self.high <= self.low:
@@ -62,21 +76,31 @@ class Axis:
         return min(1.0, max(0.0, share))
 
     def ticks(self, steps: int = 5) -> list[float]:
-        """Values to mark: every decade, or ``steps`` equal steps."""
+        """Values to mark: the marks of every decade, or ``steps`` equal steps."""
         if self.log:
-            return [10.0**decade for decade in range(round(math.log10(self.low)), round(math.log10(self.high)) + 1)]
+            decades = range(math.floor(math.log10(self.low)) - 1, math.ceil(math.log10(self.high)) + 1)
+            ends = self.low * (1.0 - _ROUNDING), self.high * (1.0 + _ROUNDING)
+            places = [10.0**decade * mark for decade in decades for mark in self.marks]
+            return [place for place in places if ends[0] <= place <= ends[1]]
         return [self.low + (self.high - self.low) * step / steps for step in range(steps + 1)]
 
 
 class Drawing:
-    """An SVG picture that grows shape by shape; attributes are SVG's, with ``_`` for ``-``; ``hint`` is a tooltip."""
+    """An SVG picture that grows shape by shape; attributes are SVG's, with ``_`` for ``-``; ``hint`` is a tooltip.
 
-    def __init__(self, width: float, height: float, *, title: str = "", font_size: float = 12) -> None:
+    ``title`` and ``description`` are what a screen reader says of it.
+    """
+
+    def __init__(
+        self, width: float, height: float, *, title: str = "", description: str = "", font_size: float = 12
+    ) -> None:
         self.width, self.height = width, height
         self._font_size = font_size
         self._shapes: list[str] = []
         if title:
             self._shapes.append(f"<title>{escape(title)}</title>")
+        if description:
+            self._shapes.append(f"<desc>{escape(description)}</desc>")
         self.rect(0, 0, width, height, fill="white")
 
     def __str__(self) -> str:

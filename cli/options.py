@@ -48,6 +48,15 @@ ScriptOption = Annotated[
     ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that are already there.")]
+TracesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--traces",
+        metavar="DIR",
+        help="Traces that serving runs replayed, TYPE.csv or TYPE.jsonl[.gz].",
+        show_default=False,
+    ),
+]
 # NumPy's generators take no negative seed, a service none of more than 32 bits.
 SeedOption = Annotated[
     int,

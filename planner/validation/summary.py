@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.plan import Interval
 
 # Plans whose measured times differ by less are equal for all purposes (run-to-run noise).
@@ -182,21 +183,39 @@ def summarise(rows: Sequence[ValidatedRow]) -> list[MetricSummary]:
 
 
 def _summary(group: str, metric: str, rows: Sequence[ValidatedRow]) -> MetricSummary:
-    errors = np.array([row.error[metric] for row in rows])
-    measured = np.array([row.measured[metric] for row in rows])
-    low = np.array([row.predicted[metric].low for row in rows])
-    high = np.array([row.predicted[metric].high for row in rows])
-    predicted = np.array([row.predicted[metric].value for row in rows])
+    predicted = [row.predicted[metric] for row in rows]
+    return errors_summary(
+        group,
+        metric,
+        errors=np.array([row.error[metric] for row in rows]),
+        measured=np.array([row.measured[metric] for row in rows]),
+        predicted=np.array([interval.value for interval in predicted]),
+        low=np.array([interval.low for interval in predicted]),
+        high=np.array([interval.high for interval in predicted]),
+    )
+
+
+def errors_summary(
+    group: str,
+    metric: str,
+    *,
+    errors: FloatArray,
+    measured: FloatArray,
+    predicted: FloatArray,
+    low: FloatArray,
+    high: FloatArray,
+) -> MetricSummary:
+    """The summary of [n] predictions, at least one: their errors, measured values, and intervals from low to high."""
     return MetricSummary(
         group=group,
         metric=metric,
-        n=len(rows),
+        n=len(errors),
         mape=float(np.mean(np.abs(errors))),
         median_ape=float(np.median(np.abs(errors))),
         signed_median=float(np.median(errors)),
         p90_ape=float(np.quantile(np.abs(errors), 0.9)),
         interval_coverage=float(np.mean((measured >= low) & (measured <= high))),
-        spearman=spearman(predicted, measured) if len(rows) >= MIN_GROUP else None,
+        spearman=spearman(predicted, measured) if len(errors) >= MIN_GROUP else None,
     )
 
 

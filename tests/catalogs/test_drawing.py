@@ -25,6 +25,30 @@ def test_axes_are_linear_or_logarithmic_and_end_at_their_ends() -> None:
     assert Axis(0, 10).ticks(2) == [0.0, 5.0, 10.0]
 
 
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.021, 0.04], [0.02, 0.05]),
+        ([0.05, 0.05], [0.05, 0.1]),
+        ([1.0], [1.0, 2.0]),
+        ([3.0, 90.0], [2.0, 5.0, 10.0, 20.0, 50.0, 100.0]),
+        ([3.0, 210.0], [10.0, 100.0]),
+        ([0.03, 15.0], [0.1, 1.0, 10.0]),
+        ([], [1.0, 2.0]),
+    ],
+)
+def test_a_marked_axis_ends_next_to_its_values(values: list[float], ticks: list[float]) -> None:
+    axis = Axis.marked(values)
+    assert axis.ticks() == pytest.approx(ticks)
+    assert all(axis.low <= value <= axis.high for value in values)
+
+
+def test_a_picture_may_say_what_it_shows() -> None:
+    root = parsed(Drawing(10, 10, title="a", description="b < c"))
+    assert [child.tag for child in root][:2] == [f"{SVG}title", f"{SVG}desc"]
+    assert root.findtext(f"{SVG}desc") == "b < c"
+
+
 def test_text_and_attributes_are_escaped() -> None:
     drawing = Drawing(10, 10, title="<a>&")
     drawing.text(1, 2, "<script>", fill='"><x')

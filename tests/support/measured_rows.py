@@ -1,4 +1,4 @@
-"""A published training run as a row of a file of measured runs, for tests to change."""
+"""A training run and a serving run as rows of a file of measured runs, for tests to change."""
 
 from __future__ import annotations
 
@@ -32,4 +32,17 @@ TRAINING_ROW: dict[str, Any] = {
     },
     "workload": {"sequence_length": 4096},
     "measured": {"iteration_s": 1.0},
+}
+
+# A server of one device that was sent a recording.
+SERVING_ROW: dict[str, Any] = {
+    "id": "served-1",
+    "task": "serving",
+    "model": {**TRAINING_ROW["model"], "name": "small"},
+    "hardware": {"device": "h100-sxm-80gb", "num_devices": 1},
+    "precision": "bf16",
+    "framework": {"name": "vLLM", "version": "0.19.0"},
+    "parallelism": {"tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 1},
+    "workload": {"arrival": "trace", "disaggregated": False, "trace": "chat.csv", "request_rate_per_s": 10.0},
+    "measured": {"ttft_s": 0.02, "tpot_s": 0.004, "latency_s": 0.2},
 }

@@ -11,7 +11,7 @@ import typer
 
 from meshplan.cli.database import open_catalog
 from meshplan.cli.observed import log
-from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, TracesOption
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
@@ -91,10 +91,6 @@ ScratchOption = Annotated[
     typer.Option(
         "--from-scratch", help="Fit all sets anew from the literature's constants; default: refine the catalog's."
     ),
-]
-TracesOption = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Traces that serving runs replayed, named TYPE.csv[.gz].", show_default=False),
 ]
 HoldOutOption = Annotated[
     HoldOut | None,

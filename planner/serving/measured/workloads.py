@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,13 +26,20 @@ VARIED_MARK = "vary between 0.8 and 1.0"
 DEFAULT_NUM_REQUESTS = 1000
 # Arrivals whose requests a row may describe one by one, or by their distribution.
 DRAWN = (Arrival.POISSON, Arrival.ALL_AT_ONCE)
-TRACE_SUFFIXES = (".csv.gz", ".csv")
+CSV_SUFFIXES = (".csv.gz", ".csv")
+TRACE_SUFFIXES = (*CSV_SUFFIXES, ".jsonl.gz", ".jsonl")
+# The rate that a load generator is told and the one of the n gaps that it drew differ by a share of 1/√n, the relative
+# standard deviation of a Poisson count; by more than three of these only in one of 370 runs.
+NOMINAL_DEVIATIONS = 3.0
 
 
 def recorded_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> dict[str, Requests]:
     """The traces that rows name, by their type; those whose file is not in the folder are left out.
 
-    A file is TYPE.csv, or any that has the type in its name.
+    A file is TYPE.csv or TYPE.jsonl, or else the first CSV that has the type in its name.
+
+    Raises:
+        SpecError: malformed lines, or times of answers that are out of order.
     """
     if folder is None:
         return {}
@@ -40,18 +48,22 @@ def recorded_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> d
     files = sorted(path for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES)) if folder.is_dir() else []
     found = {}
     for kind in sorted(wanted):
-        matching = [path for path in files if kind in path.name]
+        exactly = [path for path in files if _stem(path.name) == kind]
+        matching = exactly or [path for path in files if kind in path.name and path.name.endswith(CSV_SUFFIXES)]
         if matching:
-            found[kind] = read_trace(matching[0])
+            found[kind] = read_trace(matching[0], with_answers=True)
     return found
 
 
 def _trace_name(workload: Mapping[str, Any]) -> str | None:
     """The kind of a trace, or its file's name without what all files end in; None without a trace."""
     named = workload.get("trace_type") or workload.get("trace")
-    if not isinstance(named, str):
-        return None
-    return next((named.removesuffix(end) for end in TRACE_SUFFIXES if named.endswith(end)), named)
+    return _stem(named) if isinstance(named, str) else None
+
+
+def _stem(name: str) -> str:
+    """The name of a trace's file without its ending."""
+    return next((name.removesuffix(end) for end in TRACE_SUFFIXES if name.endswith(end)), name)
 
 
 def observed_workload(
@@ -133,7 +145,7 @@ USED = frozenset(
 
 
 def _drawn(requests: Requests) -> ServingWorkload:
-    """A workload of requests that were drawn as a row describes them."""
+    """A workload of requests one by one: recorded, or drawn as a row describes them."""
     return ServingWorkload(
         arrival=Arrival.TRACE,
         input_length=float(requests.input_length.mean()),
@@ -144,14 +156,27 @@ def _drawn(requests: Requests) -> ServingWorkload:
 
 
 def _replayed(asked: Section, arrival: Arrival, trace: Requests | None, name: str) -> ServingWorkload:
-    """The recorded requests at the row's rate, their lengths scaled to the means that the row states."""
-    rate = _rate(asked)
+    """The recorded requests at the row's rate, their lengths scaled to the means that the row states.
+
+    A recording of the row's own run is replayed as it came: it says when requests were answered, and the row's rate is
+    none or the one that its load generator was told.
+    """
     if trace is None:
         raise UnsupportedError(f"the trace {shown(name)} is not at hand (--traces DIR)")
     if asked.states("prefix_reuse_fraction") and trace.cached_tokens is None:
         share = min(asked.number("prefix_reuse_fraction"), 1.0)
         trace = replace(trace, cached_tokens=np.floor(trace.input_length * share).astype(np.int64))
-    recorded = (len(trace) - 1) / float(trace.arrival_s[-1] - trace.arrival_s[0])
+    span_s = float(trace.arrival_s[-1] - trace.arrival_s[0])
+    if span_s <= 0.0:
+        raise UnsupportedError(
+            f"the requests of the trace {shown(name)} all arrive at once, so that they have no rate; such a run is one "
+            f"of arrival {Arrival.ALL_AT_ONCE.value} with num_requests {len(trace)} and its lengths"
+        )
+    recorded = (len(trace) - 1) / span_s
+    if arrival is Arrival.TRACE and trace.answered is not None and _is_nominal(asked, recorded, len(trace) - 1):
+        return replace(_drawn(trace), request_rate_per_s=recorded)
+    rate = _rate(asked)
+    trace = replace(trace, answered=None)  # of a run at another rate
     served = replace(
         trace,
         arrival_s=(trace.arrival_s - trace.arrival_s[0]) * recorded / rate,
@@ -166,6 +191,12 @@ def _replayed(asked: Section, arrival: Arrival, trace: Requests | None, name: st
         num_requests=len(served),
         trace=served if arrival is not Arrival.TRACE else trace,
     )
+
+
+def _is_nominal(asked: Section, recorded: float, num_gaps: int) -> bool:
+    """Whether the rate of a row, if it states one, may be what a load generator was told that sent the recorded one."""
+    is_stated = asked.states("request_rate_per_s")
+    return not is_stated or abs(recorded / _rate(asked) - 1.0) <= NOMINAL_DEVIATIONS / math.sqrt(num_gaps)
 
 
 def _stretched(lengths: IntArray, mean: Any) -> IntArray:

@@ -60,6 +60,23 @@ class Arrival(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answered:
+    """When a measured server answered recorded requests, on the clock of their arrivals.
+
+    Args:
+        queued_s: [n] when its engine queued a request; None where nobody recorded that, and so below.
+        scheduled_s: [n] when the engine first ran it.
+        first_token_s: [n] when its first token came.
+        finished_s: [n] when its last token came.
+    """
+
+    queued_s: FloatArray | None = None
+    scheduled_s: FloatArray | None = None
+    first_token_s: FloatArray | None = None
+    finished_s: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Requests:
     """The requests of a run, in order of arrival; the same only as itself.
 
@@ -77,6 +94,7 @@ class Requests:
         priority: [n] smaller goes first; None where all are equal.
         finds_warm_caches: workers hold the prefixes when the run starts, as many as fit: those of a service that has
             run for long, not of a benchmark on fresh servers.
+        answered: when the server answered them that they were recorded at; no plan reads it. None where unknown.
     """
 
     arrival_s: FloatArray
@@ -89,6 +107,7 @@ class Requests:
     blocks: Blocks | None = None
     priority: IntArray | None = None
     finds_warm_caches: bool = False
+    answered: Answered | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)

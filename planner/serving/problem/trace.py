@@ -4,8 +4,8 @@ The first line of a CSV names the columns, in any order; JSON lines have them as
 non-decreasing), ``input_length`` and ``output_length`` (tokens, at least 1), and if known ``prefix`` (identity of a
 shared prefix; −1 without one), ``cached_tokens`` (of the prompt, at most all of it) and ``priority`` (smaller goes
 first). In place of those two ``hash_ids`` may name the blocks of each prompt, whole numbers between spaces or a list, a
-name for the same tokens after the same tokens (Mooncake's recordings: blocks of 512 tokens). Times of a recorded server
-(:data:`ANSWERED`) are read past.
+name for the same tokens after the same tokens (Mooncake's recordings: blocks of 512 tokens). Times of the server that
+was recorded (:data:`ANSWERED`, seconds on the clock of ``arrival_s``) are read past, unless they are asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import stat
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.untrusted.documents import DocumentError
 from meshplan.catalogs.untrusted.streams import named_rows
-from meshplan.planner.serving.problem.requests import Requests
+from meshplan.planner.serving.problem.requests import Answered, Requests
 from meshplan.planner.serving.problem.workload.blocks import Blocks
 
 ARRIVAL = "arrival_s"
@@ -32,7 +33,7 @@ HASHES = "hash_ids"
 OPTIONAL = ("prefix", "cached_tokens", "priority", HASHES)
 # Tokens of a block of ``hash_ids``: those of Mooncake's recordings (arXiv:2407.00079).
 BLOCK_TOKENS = 512
-# What a recording may say of the answers: not of the requests, so that it is read past.
+# What a recording may say of the answers, in the order in which it happens.
 ANSWERED = ("queued_s", "scheduled_s", "first_token_s", "finished_s")
 _TIMES = (ARRIVAL, *ANSWERED)
 # What recordings of others call a column of ours. They are not read: their units differ (Mooncake's are milliseconds).
@@ -59,12 +60,13 @@ _BETWEEN, _NAME = re.compile(r"[\s;,]+"), re.compile(r"[0-9]{1,40}")
 MOST = 2.0**53
 
 
-def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> Requests:
+def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS, *, with_answers: bool = False) -> Requests:
     """The requests of a file; asked again of the same file, as it last was, they are not read again.
 
     Args:
         path: of the file.
         block_tokens: tokens of a block, where it names blocks.
+        with_answers: also what it says of the answers; their times must then be in order.
 
     Raises:
         SpecError: unreadable, without requests, or with malformed lines: each with its number.
@@ -74,13 +76,13 @@ def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> Requests:
     except OSError as error:
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(state.st_mode):  # a pipe says something else each time
-        return _read.__wrapped__(path, (), block_tokens)
-    return _read(path, (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size), block_tokens)
+        return _read.__wrapped__(path, (), block_tokens, with_answers)
+    return _read(path, (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size), block_tokens, with_answers)
 
 
 # Of a study, one trace under many deployments: half a million requests take 4 s to read, and 12 MB to keep.
 @lru_cache(maxsize=1)
-def _read(path: Path, _state: tuple[int, ...], block_tokens: int) -> Requests:
+def _read(path: Path, _state: tuple[int, ...], block_tokens: int, with_answers: bool) -> Requests:
     where = f"the trace {path}"
     try:
         reader, first_line = named_rows(path)
@@ -88,7 +90,8 @@ def _read(path: Path, _state: tuple[int, ...], block_tokens: int) -> Requests:
         problems = _header_problems(header)
         if problems:
             raise SpecError(problems, of=where)
-        rows, problems = _rows(header, reader, first_line, block_tokens)
+        ordered = [name for name in _TIMES if with_answers and name in header]
+        rows, problems = _rows(header, reader, first_line, block_tokens, ordered)
     except (OSError, DocumentError) as error:
         raise _unreadable(path, error) from error
     if not rows and not problems:
@@ -102,7 +105,8 @@ def _read(path: Path, _state: tuple[int, ...], block_tokens: int) -> Requests:
     if blocks is not None:
         whole["cached_tokens"] = blocks.found_at_most(whole["input_length"])
     arrival_s = np.array(columns[ARRIVAL], dtype=float)
-    for array in (arrival_s, *whole.values()):
+    answered = {name: np.array(columns[name], dtype=float) for name in ordered if name != ARRIVAL}
+    for array in (arrival_s, *whole.values(), *answered.values()):
         array.flags.writeable = False  # others may hold the same requests
     return Requests(
         arrival_s=arrival_s,
@@ -112,6 +116,7 @@ def _read(path: Path, _state: tuple[int, ...], block_tokens: int) -> Requests:
         prefix=whole.get("prefix"),
         blocks=blocks,
         priority=whole.get("priority"),
+        answered=Answered(**answered) if answered else None,
     )
 
 
@@ -145,12 +150,13 @@ def _header_problems(header: Sequence[str]) -> list[Problem]:
 
 
 def _rows(
-    header: Sequence[str], lines: Iterable[list[str]], first_line: int, block_tokens: int
+    header: Sequence[str], lines: Iterable[list[str]], first_line: int, block_tokens: int, ordered: Sequence[str]
 ) -> tuple[list[tuple[Any, ...]], list[Problem]]:
-    """Values of every line in order of the header, and the problems."""
+    """Values of every line in order of the header, and the problems; ``ordered`` names times that follow each other."""
     rows: list[tuple[Any, ...]] = []
     problems: list[Problem] = []
     arrival, before = header.index(ARRIVAL), 0.0
+    successive = [((a, header.index(a)), (b, header.index(b))) for a, b in pairwise(ordered)]
     for number, line in enumerate(lines, start=first_line):
         if not line:
             continue
@@ -158,6 +164,12 @@ def _rows(
             row = _values(header, line, block_tokens)
             if row[arrival] < before:
                 raise ValueError(f"arrival_s is {row[arrival]:g}, after {before:g} on the line before; sort by arrival")
+            for (earlier, first), (later, then) in successive:
+                if row[then] < row[first]:
+                    raise ValueError(
+                        f"{later} is {row[then]:.10g}, before {earlier}, {row[first]:.10g}: give all times in seconds "
+                        "on the clock of arrival_s"
+                    )
         except ValueError as error:
             problems.append(Problem(path=f"line {number}", message=str(error)))
             if len(problems) == MAX_PROBLEMS:

@@ -195,7 +195,7 @@ def _replayed(workload: ServingWorkload, trace: Requests) -> Requests:
         columns = {name: getattr(trace, name) for name in COLUMNS}
         first: dict[str, Any] = {name: None if column is None else column[:num] for name, column in columns.items()}
         blocks = None if trace.blocks is None else trace.blocks.first(num)
-        trace = replace(trace, arrival_s=trace.arrival_s[:num], blocks=blocks, **first)
+        trace = replace(trace, arrival_s=trace.arrival_s[:num], blocks=blocks, answered=None, **first)
     return trace if workload.request_rate_per_s is None else scaled(trace, workload.request_rate_per_s)
 
 

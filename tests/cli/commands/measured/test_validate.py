@@ -52,6 +52,12 @@ def test_the_plot_has_a_point_per_step_time(meshplan: Command, runs: Path, tmp_p
     assert (tmp_path / "steps.svg").read_text().count("<title>") == 1
 
 
+def test_a_plot_that_would_not_be_written_is_refused(meshplan: Command, runs: Path, tmp_path: Path) -> None:
+    refused = meshplan("validate", runs, "--from-points", "1", "--jobs", "1", "--plot", tmp_path / "steps.svg")
+    assert refused.code == 2
+    assert "--plot: shows predictions with the constants of the catalog" in " ".join(refused.err.split())
+
+
 def test_curves_need_more_runs_than_points(meshplan: Command, runs: Path) -> None:
     refused = meshplan("validate", runs, "--from-points", "2", "--jobs", "1")
     assert refused.code == 2

@@ -99,6 +99,59 @@ def test_malformed_traces_are_refused_with_the_line(tmp_path: Path, text: str, n
     assert named in str(caught.value)
 
 
+ANSWERS = f"{HEAD},queued_s,scheduled_s,first_token_s,finished_s"
+
+
+def test_times_of_the_recorded_server_are_read_where_they_are_asked_for(tmp_path: Path) -> None:
+    path = written(tmp_path, f"{ANSWERS}\n0,9,5,0.25,0.5,1,3\n1,9,1,1,1,2,2\n")
+    assert read_trace(path).answered is None
+    answered = read_trace(path, with_answers=True).answered
+    assert answered is not None
+    columns = (answered.queued_s, answered.scheduled_s, answered.first_token_s, answered.finished_s)
+    assert [None if column is None else column.tolist() for column in columns] == [
+        [0.25, 1.0],
+        [0.5, 1.0],
+        [1.0, 2.0],
+        [3.0, 2.0],
+    ]
+
+
+def test_a_load_generator_may_record_fewer_times_as_json_lines(tmp_path: Path) -> None:
+    text = '{"finished_s": 2.5, "arrival_s": 0.5, "input_length": 9, "output_length": 5}\n'
+    answered = read_trace(written(tmp_path, text), with_answers=True).answered
+    assert answered is not None
+    assert answered.queued_s is answered.scheduled_s is answered.first_token_s is None
+    assert answered.finished_s is not None
+    assert answered.finished_s.tolist() == [2.5]
+    assert read_trace(written(tmp_path, f"{HEAD}\n0,9,5\n"), with_answers=True).answered is None
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("2,9,5,1.5,3,4,5", "line 3: queued_s is 1.5, before arrival_s, 2: give all times in seconds on the clock of"),
+        ("2,9,5,3,2.5,4,5", "line 3: scheduled_s is 2.5, before queued_s, 3"),
+        ("2,9,5,3,4,3.5,5", "line 3: first_token_s is 3.5, before scheduled_s, 4"),
+        ("2,9,5,3,4,5,4.5", "line 3: finished_s is 4.5, before first_token_s, 5"),
+    ],
+)
+def test_answers_out_of_order_are_refused_with_the_line_by_those_alone_who_ask_for_them(
+    line: str, named: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, f"{ANSWERS}\n0,9,5,0,0,1,3\n{line}\n")
+    with pytest.raises(SpecError) as refusal:
+        read_trace(path, with_answers=True)
+    assert named in str(refusal.value)
+    assert len(read_trace(path)) == 2
+
+
+@pytest.mark.parametrize(("word", "said"), [("nan", "'nan'"), ("inf", "'inf'"), ("", "''"), ("-1", "'-1'")])
+def test_answers_that_are_no_times_are_refused_with_the_line(word: str, said: str, tmp_path: Path) -> None:
+    path = written(tmp_path, f"{ANSWERS}\n0,9,5,0,0,{word},3\n")
+    with pytest.raises(SpecError, match=f"line 2: first_token_s is {said}: give a number of seconds"):
+        read_trace(path, with_answers=True)
+
+
 def test_every_problem_is_named_up_to_a_limit(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         read_trace(written(tmp_path, HEAD + "\n0,0,1" * 4 + "\n1,1,1\n0,x,1\n"))
