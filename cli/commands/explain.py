@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshplan.catalogs.errors import EXIT_INFEASIBLE
+from meshplan.catalogs.errors import EXIT_INFEASIBLE, SpecError
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument
 from meshplan.cli.render import Format, show_document, show_text, terminal_width
@@ -17,42 +17,77 @@ if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.cli.answers.plans import Choices
     from meshplan.planner.core.plan import Plan
+    from meshplan.planner.serving.power.budget import PowerBudget
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+MoreChoices = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CHOICE=VALUE]...", help="More choices for --instead.", show_default=False),
+]
+InsteadOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--instead",
+        metavar="CHOICE=VALUE",
+        help="Another choice, such as tensor_parallel=4 or tp=4; several may be given (see: catalog choices).",
+        show_default=False,
+    ),
+]
+TimelineOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.svg", help="Draw the plan's pipeline schedule, stage by stage.", show_default=False),
+]
+ParetoOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.html", help="Draw a serving plan's Pareto front as a page.", show_default=False),
+]
+PictureOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.html",
+        help="Draw the rank mapping: nodes by stage, the links between them, the path that decides.",
+        show_default=False,
+    ),
+]
+PowerBudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POWER",
+        help="How many copies of a serving plan a rack, row or site of so much power holds, such as 40kW.",
+        show_default=False,
+    ),
+]
+PowerRiskOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the windows of 1 s in which they may exceed it. Default: 0.001.",
+        show_default=False,
+    ),
+]
+HostPowerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POWER",
+        help="What a host draws beside its boards, such as 3kW. Default: boards alone are counted.",
+        show_default=False,
+    ),
+]
 
 
 @app.command()
 def explain(
     plan: PlanArgument,
-    more: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[CHOICE=VALUE]...", help="More choices for --instead.", show_default=False),
-    ] = None,
-    instead: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--instead",
-            metavar="CHOICE=VALUE",
-            help="Another choice, such as tensor_parallel=4 or tp=4; several may be given (see: catalog choices).",
-            show_default=False,
-        ),
-    ] = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw the plan's pipeline schedule, stage by stage.", show_default=False),
-    ] = None,
-    pareto: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", help="Draw a serving plan's Pareto front as a page.", show_default=False),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.html",
-            help="Draw the rank mapping: nodes by stage, the links between them, the path that decides.",
-            show_default=False,
-        ),
-    ] = None,
+    more: MoreChoices = None,
+    instead: InsteadOption = None,
+    timeline: TimelineOption = None,
+    pareto: ParetoOption = None,
+    picture: PictureOption = None,
+    power_budget: PowerBudgetOption = None,
+    power_risk: PowerRiskOption = None,
+    host_power: HostPowerOption = None,
     force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
@@ -61,7 +96,8 @@ def explain(
 
     With --instead: the best plan that makes the other choice, side by side. Exit code 3 when none fits.
     With --timeline: the pipeline schedule of a training plan as a picture; with --pareto: the front of a serving plan;
-    with --picture: the rank mapping and its links.
+    with --picture: the rank mapping and its links. With --power-budget: how many copies of a serving plan fit under a
+    power limit, at what risk, and what power limits of the boards cost that keep them below it.
     """
     from meshplan.cli.answers.plans import read_choices
     from meshplan.cli.stored import load_plan
@@ -69,17 +105,56 @@ def explain(
     catalog = open_catalog(db, or_shipped=True)
     made = load_plan(plan, catalog)
     choices = read_choices([*(instead or []), *(more or [])], made)
-    if timeline is not None:
+    base = Path(plan).parent if plan.endswith(".json") else Path()
+    limit = _power_budget(power_budget, power_risk, host_power, choices)
+    if limit is not None:
+        _explain_power(made, limit, catalog, form, base=base)
+    elif timeline is not None:
         _draw(made, catalog, timeline, form, force=force)
     elif pareto is not None:
         _draw_pareto(made, pareto, force=force)
     elif picture is not None:
-        base = Path(plan).parent if plan.endswith(".json") else Path()
         _draw_mapping(made, catalog, picture, form, base=base, force=force)
     elif choices:
         _explain_instead(made, choices, catalog, form)
     else:
         _explain(made, form)
+
+
+def _power_budget(budget: str | None, risk: float | None, host: str | None, choices: Choices) -> PowerBudget | None:
+    """The power budget that the options state; None where they state none.
+
+    Raises:
+        SpecError: options of a budget without one, or another question beside it.
+    """
+    if budget is None and risk is None and host is None:
+        return None
+    from meshplan.catalogs.units import Dimension, parse_quantity
+    from meshplan.planner.serving.power.budget import DEFAULT_RISK, PowerBudget
+
+    if budget is None:
+        option = "--power-risk" if risk is not None else "--host-power"
+        raise SpecError.at(option, "says nothing without --power-budget, such as 40kW", of="the question")
+    if choices:
+        message = "counts copies of the plan as it is: plan with the other choices, then ask of that plan"
+        raise SpecError.at("--power-budget", message, of="the question")
+    return PowerBudget(
+        budget_w=parse_quantity(budget, Dimension.W),
+        risk=DEFAULT_RISK if risk is None else risk,
+        host_w=None if host is None else parse_quantity(host, Dimension.W),
+    )
+
+
+def _explain_power(made: Plan, budget: PowerBudget, catalog: Catalog, form: Format, *, base: Path) -> None:
+    """How many copies of the plan the power budget holds."""
+    from meshplan.cli.reports.serving.power import power_report
+    from meshplan.planner.core.kinds import offered
+
+    found = offered(made, "power_budget", "power over time")(made, budget, catalog, base)
+    if form is Format.TABLE:
+        show_text(power_report(found, terminal_width()))
+    else:
+        show_document(found, form)
 
 
 def _draw(made: Plan, catalog: Catalog, path: Path, form: Format, *, force: bool) -> None:

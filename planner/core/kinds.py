@@ -13,6 +13,8 @@ optional, and a kind without one says so in an error that names those that have 
 ``replan(question, plan, …)``  the best plan without some nodes, and what it takes to get there
 ``predict(plan, workload, …)``  metric → interval of the plan's own configuration with other keys of the workload,
                               in the time that somebody waits who moves a slider
+``power_budget(plan, budget, …)``  document: how many copies of a plan a
+                              :class:`~meshplan.planner.serving.power.budget.PowerBudget` holds
 ``timeline``, ``mapping_view``, ``pareto_page``   pictures
 ``row_validator(…)``          of (all measured rows, catalog, folder of traces or None): the function that predicts
                               one row whose ``task`` is this kind; returns a ``ValidatedRow`` or raises

@@ -34,6 +34,7 @@ from meshplan.planner.validation.recorded import RecordedRun, Recording
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.models.shapes import ModelShape
+    from meshplan.planner.serving.power.budget import PowerBudget
 
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "instead",
     "pareto_page",
     "plan",
+    "power_budget",
     "predict",
     "recorded_run",
     "written_out",
@@ -174,6 +176,31 @@ def predict(made: Plan, workload: Mapping[str, float], catalog: Catalog) -> Mapp
     own = serving_config_from_document(made.config)
     problem = _as_chosen(asked, own)
     return predicted(problem, estimate_pinned(problem, own=own)[0])
+
+
+def power_budget(
+    made: Plan, budget: PowerBudget, catalog: Catalog, base: Path = Path(), *, seed: int = 0
+) -> dict[str, Any]:
+    """How many copies of a plan a power budget holds; see :func:`meshplan.planner.serving.power.budget.under_budget`.
+
+    Raises:
+        SpecError: the plan's load or boards say nothing of power over time, or no copy fits.
+    """
+    # start-up: no plan asks for it
+    from meshplan.planner.serving.power.budget import under_budget
+
+    own = serving_config_from_document(made.config)
+    shape = shape_from_document(made.provenance["model"])
+    problem = _as_chosen(_resolved(made.spec, catalog, base, shape).problem, own)
+    found = under_budget(
+        problem,
+        own,
+        budget,
+        requests_per_s=made.predicted["requests_per_s"].value,
+        num_hosts=len({host for host, _ in made.rank_table or ()}),
+        seed=seed,
+    )
+    return {"plan_id": made.plan_id, **found}
 
 
 def _as_chosen(problem: ServingProblem, config: ServingConfig) -> ServingProblem:

@@ -9,7 +9,7 @@ import numpy as np
 from meshplan.planner.cluster.power import DeviceWork
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.iteration import Worker
-from meshplan.planner.serving.estimator.power.work import iteration_work
+from meshplan.planner.serving.power.draw import segment_work
 from meshplan.planner.serving.simulation.metrics import steady_window_s
 from meshplan.planner.serving.simulation.run import Segments, ServingRun
 
@@ -46,18 +46,7 @@ def _inside(segments: Segments, start_s: float, end_s: float) -> FloatArray:
 def _work(worker: Worker, segments: Segments, start_s: float, end_s: float) -> DeviceWork:
     """Work between two times; iterations of a segment are spread evenly over it."""
     seconds = np.maximum(segments.end_s - segments.start_s, np.finfo(float).tiny)
-    inside = _inside(segments, start_s, end_s)
-    iterations = np.maximum(segments.steps, 1.0)
-    speed = 1.0 if worker.speculation is None else worker.speculation.tokens_per_step
-    grown = segments.num_decoding * speed * (iterations - 1.0) / 2.0
-    one = iteration_work(
-        worker,
-        decodes=segments.num_decoding,
-        cached_tokens=np.where(segments.num_decoding > 0, segments.kv_tokens + grown, 0.0),
-        prompt_tokens=segments.prompt_tokens,
-        num_prompts=segments.num_prefilling,
-    )
-    return one.times(iterations * inside / seconds).sum()
+    return segment_work(worker, segments).times(_inside(segments, start_s, end_s) / seconds).sum()
 
 
 def _total(parts: Sequence[DeviceWork]) -> DeviceWork:

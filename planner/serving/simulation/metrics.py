@@ -310,10 +310,10 @@ def series(run: ServingRun, *, num_bins: int) -> Series:
     for worker in run.workers:
         segments = worker.segments
         spans = (segments.start_s, segments.end_s)
-        decoding = decoding + _over_bins(edges, *spans, segments.num_decoding)
-        prefilling = prefilling + _over_bins(edges, *spans, segments.num_prefilling)
-        kv_tokens = kv_tokens + _over_bins(edges, *spans, segments.kv_tokens)
-    present = _over_bins(edges, run.arrival_s[served], run.finish_s[served], np.ones(np.count_nonzero(served)))
+        decoding = decoding + over_bins(edges, *spans, segments.num_decoding)
+        prefilling = prefilling + over_bins(edges, *spans, segments.num_prefilling)
+        kv_tokens = kv_tokens + over_bins(edges, *spans, segments.kv_tokens)
+    present = over_bins(edges, run.arrival_s[served], run.finish_s[served], np.ones(np.count_nonzero(served)))
     capacity = sum(worker.kv_capacity_tokens for worker in run.workers)
     return Series(
         end_s=edges[1:],
@@ -324,7 +324,7 @@ def series(run: ServingRun, *, num_bins: int) -> Series:
     )
 
 
-def _over_bins(edges: FloatArray, start: FloatArray, end: FloatArray, values: FloatArray) -> FloatArray:
+def over_bins(edges: FloatArray, start: FloatArray, end: FloatArray, values: FloatArray) -> FloatArray:
     """Integral over each bin of Σ values, each value counting from its start to its end."""
     times = np.concatenate((start, end))
     order = np.argsort(times, kind="stable")
