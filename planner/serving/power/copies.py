@@ -92,7 +92,7 @@ def most_copies(histogram: PowerHistogram, budget_w: float, risk: float) -> int:
         ValueError: the budget may hold more than :data:`MOST_COPIES`.
 
     >>> fair = PowerHistogram(least_w=1.0, width_w=1.0, shares=np.array([0.5, 0.5]))
-    >>> most_copies(fair, 6.0, 0.001), most_copies(fair, 6.0, 0.07)
+    >>> most_copies(fair, 6.0, 0.001), most_copies(fair, 6.0, 0.32)
     (3, 4)
     """
     never, always = copies_within(histogram.largest_w, budget_w), copies_within(histogram.least_w, budget_w) + 1

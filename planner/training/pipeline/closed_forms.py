@@ -74,8 +74,9 @@ class ClosedForm(NamedTuple):
     Args:
         bubble: (p, v) → β.
         in_flight: (p, v, stage) → micro-batches whose activations the stage holds, without the limit m.
-        error: largest relative distance of the closed form from the simulation that was seen over random stage times
-            (0.5 to 1.5 of each other, up to 16 stages); tests hold it.
+        error: largest relative distance of the closed form from the simulation that was seen over stage times of 0.5 to
+            1.5 of each other, up to 16 stages: random ones, for interleaved those that 15 minutes of hill climbing
+            found; tests hold it.
     """
 
     bubble: Callable[[int, int], float]
@@ -109,7 +110,7 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
     "none": ClosedForm(lambda p, v: 0.0, lambda p, v, stage: 1.0, 0.0),
     "gpipe": ClosedForm(lambda p, v: 1.0, lambda p, v, stage: np.inf, 0.0),
     "1f1b": ClosedForm(lambda p, v: 1.0, lambda p, v, stage: float(p - stage), 0.0),
-    "interleaved": ClosedForm(lambda p, v: 1.0 / v, _interleaved_in_flight, 0.04),
+    "interleaved": ClosedForm(lambda p, v: 1.0 / v, _interleaved_in_flight, 0.085),
     "zb-h1": ClosedForm(lambda p, v: ZB_1P_BUBBLE, lambda p, v, stage: float(p), 0.01),
     "zb-1p": ClosedForm(lambda p, v: ZB_1P_BUBBLE, lambda p, v, stage: float(p), 0.01),
     "zb-2p": ClosedForm(lambda p, v: ZB_2P_BUBBLE, lambda p, v, stage: float(2 * p - 1), 0.01),

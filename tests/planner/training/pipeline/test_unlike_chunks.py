@@ -102,3 +102,10 @@ def test_alternating_chunks_take_a_fifth_longer_than_their_sum() -> None:
     )
     found = unlike_chunks_s(chunks[..., None], 2.0 * chunks[..., None], np.array([m]))
     assert np.isclose(found[0] / closed[0], 1.21, atol=0.005)
+
+
+def test_of_two_groups_one_may_wait() -> None:
+    """Found at random: what the fourth group adds is not what the others do, so that the last two are averaged."""
+    forward = np.array([[1.0, 1.0, 3.0, 2.0], [3.0, 3.0, 2.0, 3.0]])
+    found = unlike_chunks_s(forward[..., None], 3.0 * forward[..., None], np.array([20]))
+    assert np.isclose(found[0], simulated_s(forward, 3.0 * forward, 20), rtol=5e-3)
